@@ -1,0 +1,107 @@
+"""How many supervised steps a round has: K_s of Eq. (8), adapted to how fast the two losses fall."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from semisfl.config import ControllerConfig
+
+# The published code asks for this much more progress of the semi-supervised loss.
+MARGIN = 1e-5
+
+
+@dataclass
+class _Round:
+    supervised: float
+    semi: float
+    lr: float
+    supervised_steps: int
+    cross_entity_steps: int
+
+
+class Controller:
+    """Lowers ``supervised_steps`` by ``step_decay`` when the semi-supervised loss falls faster.
+
+    ``normalised`` [published code]: every ``period`` rounds, over differences of ``window``-round
+    means divided by learning rate and steps; K_s <- round(max(K_s / alpha, K_min)).
+    ``raw`` [paper, Algorithm 1]: after every round, over plain differences;
+    K_s <- max(floor(K_s / alpha), floor(K_min)).
+    ``fixed``: never. In all, K_s never rises: a K_min above the first K_s leaves it as it is.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        supervised_steps: int,
+        cross_entity_steps: int,
+        labeled_share: float,
+    ) -> None:
+        self.config = config
+        self.supervised_steps = supervised_steps
+        self.cross_entity_steps = cross_entity_steps
+        self.min_supervised_steps = config.min_steps_factor * cross_entity_steps * labeled_share
+        self.semi_faster_share = 0.0
+        self._rounds: list[_Round] = []
+        self._seen = 0
+
+    def observe(self, supervised: float, semi: float, lr: float) -> None:
+        """Take in a round's mean losses f_s and f_u and set the next round's steps."""
+        if self.config.kind == "fixed":
+            return
+        self._rounds.append(_Round(supervised, semi, lr, self.supervised_steps, self.cross_entity_steps))
+        self._seen += 1
+        # One window more than a period: ten differences need eleven means.
+        del self._rounds[: -(self.config.period + self.config.window)]
+        {"normalised": self._decide_normalised, "raw": self._decide_raw}[self.config.kind]()
+
+    def _decide_normalised(self) -> None:
+        if self._seen % self.config.period:
+            return
+        semi_fell_faster = self._fall("semi", "cross_entity_steps") - self._fall("supervised", "supervised_steps")
+        self.semi_faster_share = float(np.mean(semi_fell_faster >= MARGIN))
+        if self.semi_faster_share >= 0.5:
+            lowered = max(self.supervised_steps / self.config.step_decay, self.min_supervised_steps)
+            self._lower(round(lowered))
+
+    def _decide_raw(self) -> None:
+        # Whole windows only, counted from round 0, so that a mean does not change once it is formed.
+        if self._seen < self.config.period:
+            return
+        semi_fell_faster = self._fall("semi") > self._fall("supervised")
+        self.semi_faster_share = float(np.mean(semi_fell_faster))
+        if self.semi_faster_share >= 0.5:
+            lowered = max(int(self.supervised_steps / self.config.step_decay), int(self.min_supervised_steps))
+            self._lower(lowered)
+
+    def _lower(self, steps: int) -> None:
+        self.supervised_steps = max(1, min(self.supervised_steps, steps))
+
+    def _means(self, name: str) -> np.ndarray:
+        window = self.config.window
+        complete = self._rounds[: len(self._rounds) - self._seen % window]
+        values = np.array([getattr(item, name) for item in complete])
+        values = values[len(values) % window :]
+        return values.reshape(-1, window).mean(1)[-(self.config.period // window + 1) :]
+
+    def _fall(self, loss: str, steps: str | None = None) -> np.ndarray:
+        """Previous minus next, per window; a unit of learning rate and step if ``steps`` is named."""
+        means = self._means(loss)
+        fall = means[:-1] - means[1:]
+        if steps is not None:
+            fall = fall / self._means("lr")[:-1] / self._means(steps)[:-1]
+        return fall
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "supervised_steps": self.supervised_steps,
+            "semi_faster_share": self.semi_faster_share,
+            "seen": self._seen,
+            "rounds": [list(vars(item).values()) for item in self._rounds],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.supervised_steps = int(state["supervised_steps"])
+        self.semi_faster_share = float(state["semi_faster_share"])
+        self._seen = int(state["seen"])
+        self._rounds = [_Round(a, b, c, int(d), int(e)) for a, b, c, d, e in state["rounds"]]

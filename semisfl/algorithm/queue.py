@@ -1,0 +1,137 @@
+"""The memory queue Q of recent teacher keys.
+
+``two_level`` is the paper's: labelled keys live in a ring of their own, filled only in the
+supervised phase, so that the many unlabelled keys never push them out; they are always eligible as
+positives. Empty slots are no references. ``single`` is the published code's: one ring for both,
+cleared after every round to zero vectors that still count in every denominator, and labelled keys
+are never positives of unlabelled anchors.
+
+Everything is updated in place and without host decisions, so a step that pushes can be recorded.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semisfl.algorithm.losses import References
+
+
+class Ring:
+    """The latest ``capacity`` rows pushed."""
+
+    def __init__(self, capacity: int, width: int, device: torch.device) -> None:
+        self.keys = torch.zeros(capacity, width, device=device)
+        self.labels = torch.full((capacity,), -1, dtype=torch.long, device=device)
+        self.flags = torch.zeros(capacity, dtype=torch.bool, device=device)
+        self.filled = torch.zeros(capacity, dtype=torch.bool, device=device)
+        self.next = torch.zeros(1, dtype=torch.long, device=device)
+
+    def push(self, keys: Tensor, labels: Tensor, flags: Tensor) -> None:
+        capacity = self.keys.shape[0]
+        count = min(keys.shape[0], capacity)
+        if count == 0:
+            return
+        slots = (self.next + torch.arange(count, device=keys.device)) % capacity
+        self.keys.index_copy_(0, slots, keys[-count:].to(self.keys.dtype))
+        self.labels.index_copy_(0, slots, labels[-count:])
+        self.flags[slots] = flags[-count:]
+        self.filled[slots] = True
+        self.next.add_(count).remainder_(capacity)
+
+    def clear(self) -> None:
+        self.keys.zero_()
+        self.labels.fill_(-1)
+        self.flags.zero_()
+        self.filled.zero_()
+        self.next.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("keys", "labels", "flags", "filled", "next")}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
+
+
+def _join(keys: Tensor, labels: Tensor, positive: Tensor, *rings: tuple[Ring, Tensor, Tensor]) -> References:
+    """The current keys, then each ring with its (positive, present) masks."""
+    return References(
+        torch.cat([keys.float(), *(ring.keys for ring, _, _ in rings)]),
+        torch.cat([labels, *(ring.labels for ring, _, _ in rings)]),
+        torch.cat([positive, *(mask for _, mask, _ in rings)]),
+        torch.cat([torch.ones_like(positive), *(present for _, _, present in rings)]),
+    )
+
+
+class TwoLevelQueue:
+    def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
+        self.labeled = Ring(capacity, width, device)
+        self.pseudo = Ring(capacity, width, device)
+
+    def push_labeled(self, keys: Tensor, labels: Tensor) -> References:
+        """The references of a labelled batch: its own keys and the labelled level before them."""
+        true = torch.ones_like(labels, dtype=torch.bool)
+        level = self.labeled
+        references = _join(keys, labels, true, (level, level.filled.clone(), level.filled.clone()))
+        level.push(keys, labels, true)
+        return references
+
+    def push_pseudo(self, keys: Tensor, labels: Tensor, confident: Tensor) -> References:
+        """The references of an unlabelled batch: its own keys and both levels before them."""
+        references = _join(
+            keys,
+            labels,
+            confident,
+            (self.labeled, self.labeled.filled.clone(), self.labeled.filled.clone()),
+            (self.pseudo, self.pseudo.flags.clone(), self.pseudo.filled.clone()),
+        )
+        self.pseudo.push(keys, labels, confident)
+        return references
+
+    def end_round(self) -> None:
+        """Both levels are kept."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"{level}.{name}": tensor
+            for level, ring in (("labeled", self.labeled), ("pseudo", self.pseudo))
+            for name, tensor in ring.state_dict().items()
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
+
+
+class SingleQueue:
+    def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
+        self.ring = Ring(capacity, width, device)
+        random = torch.randn(capacity, width, generator=torch.Generator().manual_seed(seed))
+        self.ring.keys.copy_(F.normalize(random, dim=1))
+
+    def push_labeled(self, keys: Tensor, labels: Tensor) -> References:
+        """Every slot is a reference, empty or not, and a positive if its label says so."""
+        every = torch.ones_like(self.ring.filled)
+        references = _join(keys, labels, torch.ones_like(labels, dtype=torch.bool), (self.ring, every, every))
+        self.ring.push(keys, labels, torch.zeros_like(labels, dtype=torch.bool))
+        return references
+
+    def push_pseudo(self, keys: Tensor, labels: Tensor, confident: Tensor) -> References:
+        """Every slot is a reference; a positive only if it was pushed as confident."""
+        every = torch.ones_like(self.ring.filled)
+        references = _join(keys, labels, confident, (self.ring, self.ring.flags.clone(), every))
+        self.ring.push(keys, labels, confident)
+        return references
+
+    def end_round(self) -> None:
+        self.ring.clear()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.ring.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.ring.load_state_dict(state)
+
+
+FeatureQueue = TwoLevelQueue | SingleQueue
+QUEUES: dict[str, type[TwoLevelQueue] | type[SingleQueue]] = {"two_level": TwoLevelQueue, "single": SingleQueue}

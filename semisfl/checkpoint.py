@@ -1,0 +1,98 @@
+"""Checkpoints: nested tensors and plain values in one safetensors file, written whole or not at all."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, said in one line."""
+
+
+def _flatten(state: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
+    """``state`` with each tensor moved to ``tensors`` and replaced by a reference."""
+    if isinstance(state, Tensor):
+        tensors[prefix] = state
+        return {"__tensor__": prefix}
+    if isinstance(state, dict):
+        return {key: _flatten(value, f"{prefix}/{key}", tensors) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_flatten(value, f"{prefix}/{index}", tensors) for index, value in enumerate(state)]
+    return state
+
+
+def _unflatten(plain: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(plain, dict):
+        if "__tensor__" in plain:
+            return tensors[plain["__tensor__"]]
+        return {key: _unflatten(value, tensors) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_unflatten(value, tensors) for value in plain]
+    return plain
+
+
+def digest(state: Any) -> str:
+    """A hash of everything in a nested state: names, types, shapes, bytes, plain values."""
+    tensors: dict[str, Tensor] = {}
+    plain = _flatten(state, "", tensors)
+    summary = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        summary.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        summary.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return summary.hexdigest()
+
+
+def snapshot(state: Any) -> Any:
+    """A copy that later steps cannot change."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: snapshot(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [snapshot(value) for value in state]
+    return state
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was."""
+    tensors: dict[str, Tensor] = {}
+    plain = _flatten(state, "", tensors)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"format": str(FORMAT), "state": json.dumps(plain, sort_keys=True), "digest": digest(state)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(save(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The state in ``path``, checked against its hash."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged ({error}); use another one, e.g. best.safetensors") from error
+    if metadata.get("format") != str(FORMAT):
+        raise CheckpointError(f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}")
+    state = _unflatten(json.loads(metadata["state"]), tensors)
+    if digest(state) != metadata.get("digest"):
+        raise CheckpointError(f"checkpoint {path} does not match its hash; use another one, e.g. best.safetensors")
+    return state

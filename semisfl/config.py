@@ -1,0 +1,291 @@
+"""What a run is, typed and validated. Every field has a default, a range and a line of explanation."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+METHODS = ("semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl")
+MethodName = Literal["semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
+Codec = Literal["fp32", "fp16", "bf16", "int8"]
+View = Literal["strong", "weak"]
+
+
+class ConfigError(ValueError):
+    """A mistake in a configuration, said in one line."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
+
+
+class PartitionConfig(Section):
+    kind: Literal["iid", "dirichlet", "folders"] = Field(
+        "dirichlet", description="how unlabelled images fall to clients; folders: as on disk"
+    )
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more uneven")
+
+
+class AugmentConfig(Section):
+    flip: bool = Field(True, description="flip half of the images left to right")
+    pad: int | None = Field(None, ge=0, description="crop after reflecting so many pixels; none: side // 8")
+    operations: int = Field(2, ge=0, le=8, description="RandAugment operations of a strong view")
+    cutout: int = Field(16, ge=0, description="side of the grey square of a strong view")
+
+
+class DataConfig(Section):
+    name: str = Field("digits", description="a named set or a path to images (file or folder)")
+    labeled: int = Field(40, ge=1, description="labelled images on the server, |D_l|")
+    size: int | None = Field(None, ge=8, description="resize images to this side; none: as they are")
+    partition: PartitionConfig = PartitionConfig()
+    augment: AugmentConfig = AugmentConfig()
+
+
+class ClientsConfig(Section):
+    total: int = Field(10, ge=1, description="clients, N")
+    active: int = Field(5, ge=1, description="clients drawn anew each round, |V_h|")
+    batch: int = Field(64, ge=1, description="unlabelled images a client and step, B_u")
+    steps: int = Field(50, ge=1, description="cross-entity (or local) steps a round, K_u")
+
+
+class ServerConfig(Section):
+    batch: int = Field(64, ge=1, description="labelled images a step, B_s")
+    steps: int = Field(100, ge=1, description="supervised steps in the first round, K_s")
+    pretrain_rounds: int = Field(0, ge=0, description="first rounds without clients")
+
+
+class ModelConfig(Section):
+    name: str = Field("cnn", description="a model of `semisfl list`")
+    cut: int | str | None = Field(
+        None, description="layer index or name where clients stop; none: after the last convolution block"
+    )
+    projector: Literal["mlp", "linear", "none"] = Field("mlp", description="projection head, w_p")
+    projection: int = Field(128, ge=1, description="length of a projected feature")
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(0.02, gt=0, description="learning rate at round 0, eta")
+    lr_min: float = Field(0.005, ge=0, description="learning rate the cosine ends at")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, reset each round")
+    nesterov: bool = Field(True, description="Nesterov's form of momentum")
+    weight_decay: float = Field(5e-4, ge=0, description="on every parameter")
+    horizon: int | None = Field(None, ge=1, description="rounds the cosine spans; none: rounds")
+
+
+class TeacherConfig(Section):
+    ema_decay: float = Field(0.99, ge=0, le=1, description="gamma of the teacher's moving average")
+    warmup: bool = Field(True, description="decay min(1 - 1/(t+1), gamma) [code]; false: gamma [paper]")
+    client: Literal["frozen", "ema"] = Field(
+        "frozen", description="teacher bottoms on clients: as sent [code], or averaged [paper's Eq.]"
+    )
+    client_batchnorm: Literal["batch", "running"] = Field(
+        "batch", description="statistics that clients' teacher bottoms use: batch [code] or running"
+    )
+
+
+class ControllerConfig(Section):
+    kind: Literal["normalised", "raw", "fixed"] = Field(
+        "normalised", description="adapts K_s: by rate- and step-normalised losses [code], raw [paper], never"
+    )
+    step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by it")
+    min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
+    period: int = Field(100, ge=2, description="rounds a decision looks back on")
+    window: int = Field(10, ge=1, description="rounds averaged into one observation")
+
+    @model_validator(mode="after")
+    def _whole_windows(self) -> "ControllerConfig":
+        if self.period % self.window or self.period < 2 * self.window:
+            raise ValueError(
+                f"controller.period = {self.period} must be a multiple (2 or more) of "
+                f"controller.window = {self.window}"
+            )
+        return self
+
+
+class SemiSFLConfig(Section):
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="tau")
+    confidence_rule: Literal[">=", ">"] = Field(">=", description="confident if conf >= tau [code] or > [paper]")
+    temperature: float = Field(0.2, gt=0, description="kappa of the contrastive terms")
+    supervised_contrast: bool = Field(True, description="the term T of the supervised loss")
+    clustering: bool = Field(True, description="the term C, clustering regularisation")
+    queue: Literal["two_level", "single"] = Field(
+        "two_level", description="memory queue: the paper's two levels, or the code's one cleared ring"
+    )
+    queue_size: int = Field(1024, ge=0, description="keys a level holds")
+    own_key: bool = Field(True, description="an image's own teacher key is a reference in T [code]")
+    server_pass: Literal["joint", "in_turn"] = Field(
+        "joint", description="same-step keys of all clients are references [code], or only one's own [paper]"
+    )
+    labeled_view: View = Field("strong", description="augmentation of labelled images")
+
+
+class SemiFLConfig(Section):
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a pseudo-label from here up")
+    mix_alpha: float = Field(0.75, gt=0, description="Beta(a, a) of the mixing weight")
+    global_momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's aggregation")
+    clip_norm: float = Field(1.0, gt=0, description="gradient norm limit, clients and server")
+
+
+class FedMatchConfig(Section):
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a sample from here up")
+    helpers: int = Field(2, ge=0, description="J, models of other clients a client is given")
+    refresh: int = Field(10, ge=1, description="rounds between two choices of helpers")
+    keep_helpers: bool = Field(True, description="helpers stay until the next choice; false: one round [code]")
+    psi_factor: float = Field(0.2, gt=0, description="psi starts as so much of sigma")
+    lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
+    lambda_i: float = Field(1.0, ge=0, description="weight of inter-client consistency")
+    lambda_a: float = Field(1.0, ge=0, description="weight of the agreement pseudo-label loss")
+    lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
+    lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
+    sparse: bool = Field(False, description="count only changed entries on the wire, as its authors do")
+    threshold: float = Field(1e-5, ge=0, description="a change or |psi| up to this is dropped")
+
+
+class FedSwitchConfig(Section):
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="tau")
+    rule: Literal["student", "difference"] = Field(
+        "student", description="switch on KL(mean p || uniform) of the student, or on student minus teacher"
+    )
+    iid_threshold: float = Field(0.5, description="beta: above it the student labels, at or below the teacher")
+    labeled_view: View = Field("weak", description="augmentation of labelled images")
+    controller: bool = Field(False, description="adapt K_s as SemiSFL does (FedSwitch-SL ablation)")
+
+
+class WireConfig(Section):
+    student_features: Codec = Field("fp32", description="how student features cross the wire")
+    teacher_features: Codec = Field("fp32", description="how teacher features cross the wire")
+    gradients: Codec = Field("fp32", description="how gradients cross the wire")
+    models: Codec = Field("fp32", description="how models cross the wire")
+
+
+class NetworkConfig(Section):
+    deadline: float = Field(60.0, gt=0, description="seconds without progress before a client is left out")
+    quorum: int = Field(1, ge=1, description="fewest clients a round goes on with")
+
+
+class RuntimeConfig(Section):
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
+    )
+    capture: bool = Field(True, description="record iterations as CUDA graphs")
+    deterministic: bool = Field(False, description="bit-identical repeats on a GPU, slower")
+    evaluate_every: int = Field(1, ge=1, description="rounds between two tests; the last round is tested")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
+
+
+class Config(Section):
+    method: MethodName = Field("semisfl", description="how to train")
+    rounds: int = Field(30, ge=1, description="H")
+    seed: int = Field(0, ge=0, description="every draw follows from it")
+    data: DataConfig = DataConfig()
+    clients: ClientsConfig = ClientsConfig()
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    controller: ControllerConfig = ControllerConfig()
+    semisfl: SemiSFLConfig = SemiSFLConfig()
+    semifl: SemiFLConfig = SemiFLConfig()
+    fedmatch: FedMatchConfig = FedMatchConfig()
+    fedswitch: FedSwitchConfig = FedSwitchConfig()
+    wire: WireConfig = WireConfig()
+    network: NetworkConfig = NetworkConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.clients.active > self.clients.total:
+            raise ValueError(
+                f"clients.active = {self.clients.active} exceeds clients.total = {self.clients.total}"
+            )
+        if self.network.quorum > self.clients.active:
+            raise ValueError(
+                f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}"
+            )
+        if self.optimizer.lr_min > self.optimizer.lr:
+            raise ValueError(
+                f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}"
+            )
+        return self
+
+
+def parse(values: dict[str, Any]) -> Config:
+    """A Config from nested plain values; mistakes become one ConfigError line naming the key."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The plain values in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
+    result = _copy(values)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {assignment!r} is not key=value, e.g. --set rounds=10")
+        *sections, leaf = key.strip().split(".")
+        target = result
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {assignment!r}: {section!r} is a value, not a section")
+        target[leaf] = _value(text.strip())
+    return result
+
+
+def _value(text: str) -> Any:
+    """A TOML value if it is one, else the text itself, so that quotes are optional."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return None if text == "none" else text
+
+
+def _copy(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copy(item) if isinstance(item, dict) else item for key, item in values.items()}
+
+
+def known_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += known_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def _one_line(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        key = ".".join(str(piece) for piece in item["loc"])
+        if item["type"] == "extra_forbidden":
+            parts.append(_unknown(key))
+        elif item["type"] == "value_error":
+            parts.append(str(item["ctx"]["error"]))
+        elif item["type"] == "literal_error":
+            parts.append(f"{key} = {item['input']!r} is not known; use {item['ctx']['expected']}")
+        else:
+            message = item["msg"].removeprefix("Input ")
+            parts.append(f"{key} = {item['input']!r}: {message[:1].lower()}{message[1:]}")
+    return "; ".join(dict.fromkeys(parts))
+
+
+def _unknown(key: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]!r}?" if near else "`semisfl show digits` lists all keys"
+    return f"unknown key {key!r}; {hint}"

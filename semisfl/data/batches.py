@@ -1,0 +1,177 @@
+"""A round's augmented batches: drawn at its start, made in few large calls, read step by step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semisfl import seeds
+from semisfl.data import augment
+from semisfl.data.augment import Augmentation, Normalizer
+
+ViewKind = Literal["weak", "strong", "plain"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Which images a view shows at each step, and what was drawn for each of them."""
+
+    view: ViewKind
+    indices: np.ndarray
+    """[steps, rows] into the images."""
+    draws: Any
+    """WeakDraws or StrongDraws with the same leading shape; None for plain images."""
+
+    def __getitem__(self, steps: slice) -> "Planned":
+        return Planned(self.view, self.indices[steps], None if self.draws is None else self.draws[steps])
+
+
+def plan(
+    augmentation: Augmentation,
+    view: ViewKind,
+    indices: np.ndarray,
+    size: tuple[int, int],
+    seed: int,
+    *purpose: int | str,
+) -> Planned:
+    """``view`` of the images ``indices`` [steps, rows], its draws a function of ``purpose``."""
+    rng = seeds.generator(seed, *purpose)
+    draw = {"weak": augmentation.draw_weak, "strong": augmentation.draw_strong}.get(view)
+    return Planned(view, indices, draw(rng, indices.shape, *size) if draw else None)
+
+
+def side_by_side(plans: list[Planned]) -> Planned:
+    """The same step of several clients as one batch."""
+    indices = np.concatenate([item.indices for item in plans], axis=1)
+    draws = [item.draws for item in plans]
+    if draws[0] is None:
+        return Planned(plans[0].view, indices, None)
+    return Planned(plans[0].view, indices, type(draws[0]).concatenate(draws, axis=1))
+
+
+def draw_batches(rng: np.random.Generator, count: int, steps: int, batch: int, least: int = 0) -> np.ndarray:
+    """Positions [steps, batch] in a list of ``count``: the list repeated until it suffices, shuffled.
+
+    The published code reads one such shuffle on across rounds; here every round has its own, so
+    that a round's draws do not depend on the rounds before. The shuffled pool holds at least
+    ``least`` entries (the server's always covers 100 steps in the published code).
+    """
+    need = max(steps * batch, least)
+    pool = np.tile(np.arange(count), -(-need // count))
+    return rng.permutation(pool)[: steps * batch].reshape(steps, batch)
+
+
+def split_views(
+    augmentation: Augmentation,
+    shard: np.ndarray,
+    size: tuple[int, int],
+    steps: int,
+    batch: int,
+    seed: int,
+    round_index: int,
+    client: int,
+) -> dict[str, Planned]:
+    """The strong and the weak view of one client's images in a split round."""
+    rng = seeds.generator(seed, "batches", round_index, client)
+    indices = shard[draw_batches(rng, len(shard), steps, batch)]
+    return {
+        "strong": plan(augmentation, "strong", indices, size, seed, "strong", round_index, client),
+        "weak": plan(augmentation, "weak", indices, size, seed, "weak", round_index, client),
+    }
+
+
+def make_view(images: Tensor, planned: Planned) -> Tensor:
+    """uint8 images of ``planned``, its leading shape flattened."""
+    index = torch.from_numpy(np.ascontiguousarray(planned.indices.reshape(-1))).to(images.device, non_blocking=True)
+    chosen = images.index_select(0, index)
+    if planned.view == "plain":
+        return chosen
+    apply = {"weak": augment.weak, "strong": augment.strong}[planned.view]
+    return apply(chosen, planned.draws.flatten())
+
+
+class RoundBatches:
+    """Batches of a round, behind a step counter that lives on the device.
+
+    ``whole``: all steps are made at the start, in buffers that stay in place, so that a recorded
+    step can read them. Otherwise they are made as needed, at most ``budget`` bytes at a time.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        augmentation: Augmentation,
+        normalizer: Normalizer,
+        dtype: torch.dtype,
+        *,
+        whole: bool,
+        budget: int = 256 * 2**20,
+    ) -> None:
+        self.images = images
+        self.augmentation = augmentation
+        self.normalizer = normalizer
+        self.dtype = dtype
+        self.whole = whole
+        self.budget = budget
+        self._counter = torch.zeros(1, dtype=torch.long, device=images.device)
+        self._views: dict[str, Tensor] = {}
+        self._extras: dict[str, Tensor] = {}
+        self._plans: Mapping[str, Planned] = {}
+        self._step = self._first = self._last = 0
+
+    def start(self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor] | None = None) -> None:
+        """Begin a round; ``extras`` are tensors [steps, ...] read along with the views."""
+        self._plans = plans
+        self._step = self._first = self._last = 0
+        self._counter.zero_()
+        for name, value in (extras or {}).items():
+            self._extras[name] = self._place(self._extras.get(name), value)
+        if self.whole:
+            self._make(0, self._steps)
+
+    @property
+    def _steps(self) -> int:
+        return len(next(iter(self._plans.values())).indices)
+
+    def _make(self, first: int, last: int) -> None:
+        for name, planned in self._plans.items():
+            made = make_view(self.images, planned[first:last])
+            made = made.view(last - first, -1, *made.shape[1:])
+            self._views[name] = self._place(self._views.get(name), made)
+        self._first, self._last = first, last
+
+    def _place(self, buffer: Tensor | None, value: Tensor) -> Tensor:
+        """``value`` in the buffer it had before, if it fits: recorded steps know that address."""
+        value = value.to(self.images.device)
+        if not self.whole:
+            return value
+        if buffer is None or buffer.shape[1:] != value.shape[1:] or len(buffer) < len(value):
+            return value.clone()
+        buffer[: len(value)].copy_(value)
+        return buffer
+
+    def get(self, name: str) -> Tensor:
+        """This step's images, normalised."""
+        if not self.whole and not self._first <= self._step < self._last:
+            row = sum(item.indices.shape[1] for item in self._plans.values()) * self.images[0].numel()
+            self._make(self._step, min(self._steps, self._step + max(1, self.budget // row)))
+        return self.normalizer(self._row(self._views[name], self._first), self.dtype)
+
+    def extra(self, name: str) -> Tensor:
+        return self.row_of(self._extras[name])
+
+    def row_of(self, tensor: Tensor) -> Tensor:
+        """The current step's row of any tensor [steps, ...]."""
+        return self._row(tensor, 0)
+
+    def _row(self, tensor: Tensor, first: int) -> Tensor:
+        if self.whole:
+            return tensor.index_select(0, self._counter)[0]
+        return tensor[self._step - first]
+
+    def advance(self) -> None:
+        self._step += 1
+        self._counter.add_(1)

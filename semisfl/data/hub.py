@@ -1,0 +1,140 @@
+"""Named data sets from the Hugging Face hub, or from a local copy with no network.
+
+A local copy is a ``save_to_disk`` directory, or a directory of parquet files named by their split
+(``train-00000-of-00001.parquet``), as the hub's repositories hold them. The package ``datasets``
+is an extra and imported only here.
+"""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from PIL import Image as PILImage
+
+from semisfl.data.packed import Rows, Source, open_image
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """Where the hub keeps a set."""
+
+    repository: str
+    config: str | None = None
+
+
+SETS = {
+    "cifar10": HubSet("uoft-cs/cifar10"),
+    "svhn": HubSet("ufldl-stanford/svhn", "cropped_digits"),
+    "stl10": HubSet("jxie/stl10"),  # with the 100,000 unlabelled images
+    # The paper names no class list; this public one has about 127,000 training images.
+    "image100": HubSet("clane9/imagenet-100"),
+}
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "labels")
+TEST_SPLITS = ("test", "validation")
+
+
+def is_copy(path: Path) -> bool:
+    """Whether a directory is a ``save_to_disk`` copy or holds parquet files."""
+    return path.is_dir() and ((path / "dataset_dict.json").exists() or bool(_parquet(path)))
+
+
+def copy(path: Path, config: str | None = None) -> Source:
+    """The set in a local copy; ``config`` chooses where a copy holds several."""
+    if config and (path / config).is_dir():
+        return copy(path / config)
+    if (path / "dataset_dict.json").exists():
+        files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
+        return Source(path.name, files, lambda: _rows(_library().load_from_disk(str(path))))
+    files = _parquet(path)
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        splits.setdefault(file.stem.split("-")[0], []).append(str(file))
+    return Source(
+        path.name, files, lambda: _rows(_library().load_dataset("parquet", data_files=splits))
+    )
+
+
+def _parquet(path: Path) -> tuple[Path, ...]:
+    """Parquet files here or one folder down, as in the hub's repositories."""
+    return tuple(sorted([*path.glob("*.parquet"), *path.glob("*/*.parquet")]))
+
+
+def download(name: str) -> Source:
+    """A named set from the hub, kept in the library's own cache."""
+    library, where = _library(), SETS[name]
+    try:
+        splits = library.load_dataset(where.repository, where.config)
+    except Exception as error:  # the network fails in the ways of three libraries
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{name} could not be fetched from the hub ({where.repository}: {reason}); "
+            "point SEMISFL_DATA at a local copy"
+        ) from error
+    files = {Path(part["filename"]) for held in splits.values() for part in held.cache_files}
+    return Source(name, tuple(sorted(files)), lambda: _rows(splits))
+
+
+def _library() -> ModuleType:
+    try:
+        library = importlib.import_module("datasets")
+        library.load_dataset  # noqa: B018  a folder called datasets would import just as well
+    except (ImportError, AttributeError):
+        raise ValueError(
+            "the package 'datasets' is not installed: pip install 'semisfl[datasets]', or point "
+            "SEMISFL_DATA at packed .npz files or image folders"
+        ) from None
+    return library
+
+
+def _rows(splits: Any) -> Rows:
+    """The splits of a set (name -> table) as rows: train, unlabelled, then test."""
+    test = next((name for name in TEST_SPLITS if name in splits), None)
+    if "train" not in splits or test is None:
+        raise ValueError(
+            f"the splits {', '.join(splits)} lack 'train', or one of {', '.join(TEST_SPLITS)}"
+        )
+    order = ["train", *(["unlabeled"] if "unlabeled" in splits else []), test]
+    image = _column(splits["train"], IMAGE_COLUMNS)
+    label = _column(splits["train"], LABEL_COLUMNS)
+    bytes_only = _library().Image(decode=False)  # so that our own allow-list of formats holds
+    tables = [splits[name].cast_column(image, bytes_only) for name in order]
+    labels = [
+        np.full(len(table), -1) if name == "unlabeled" else np.array(table[label][:], np.int64)
+        for name, table in zip(order, tables, strict=True)
+    ]
+    starts = np.cumsum([0, *(len(table) for table in tables)])
+
+    def place(row: int) -> tuple[int, int]:
+        table = int(np.searchsorted(starts, row, side="right")) - 1
+        return table, row - int(starts[table])
+
+    def open_row(row: int) -> PILImage.Image:
+        table, within = place(row)
+        cell = tables[table][within][image]
+        return open_image(cell["bytes"] or Path(cell["path"]))
+
+    known = getattr(splits["train"].features[label], "names", None)
+    return Rows(
+        names=[
+            f"{name} image {n}"
+            for name, t in zip(order, tables, strict=True)
+            for n in range(len(t))
+        ],
+        open=open_row,
+        labels=np.concatenate(labels),
+        trains=int(starts[-2]),
+        classes=tuple(known or map(str, range(int(labels[0].max()) + 1))),
+    )
+
+
+def _column(table: Any, names: tuple[str, ...]) -> str:
+    found = next((name for name in names if name in table.column_names), None)
+    if found is None:
+        raise ValueError(
+            f"none of the columns {', '.join(names)} is among {', '.join(table.column_names)}"
+        )
+    return found

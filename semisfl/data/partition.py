@@ -1,0 +1,210 @@
+"""Who holds what: the server's labelled images and every client's unlabelled ones.
+
+The rule is that of the published code (per class, in seeded order: the server's share first, then
+the clients'), with two declared divergences:
+
+- the published code rounds every share by itself and leaves the remainder unused; here cumulative
+  rounding assigns every image, so a partition is disjoint and complete, and the server gets
+  exactly as many labels as asked for;
+- the published code lets a client end up with nothing; here such a client takes one image from
+  the largest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from semisfl import seeds
+
+if TYPE_CHECKING:
+    from semisfl.data.sources import Dataset
+
+Kind = Literal["iid", "dirichlet"]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Sorted int64 index arrays into ``Dataset.images``."""
+
+    labeled: np.ndarray
+    clients: tuple[np.ndarray, ...]
+
+
+def split(
+    labels: np.ndarray,
+    *,
+    labeled: int,
+    clients: int,
+    kind: Kind,
+    alpha: float | None = None,
+    seed: int,
+    classes: int,
+) -> Partition:
+    """Deal images to the server and the clients; images of unknown label (-1) to clients only.
+
+    The labelled images depend on ``seed`` and ``labeled`` alone, not on the number of clients or
+    the skew, so that runs which differ in those share their labels.
+    """
+    labels = np.asarray(labels).astype(np.int64)
+    served = _stratified(labels, labeled, classes, seed)
+    _check_clients(len(labels), labeled, clients, classes)
+    shares = _shares(kind, alpha, clients, classes, seed)
+    hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for label, (_, rest) in enumerate(served):
+        # The same client would get the rounded-up share of every class if the order were fixed.
+        order = seeds.generator(seed, "partition", "order", label).permutation(clients)
+        bounds = np.rint(np.cumsum(shares[label, order])[:-1] * len(rest)).astype(np.int64)
+        for client, part in zip(order, np.split(rest, bounds), strict=True):
+            hands[client].append(part)
+
+    unknown = seeds.generator(seed, "partition", "unknown").permutation(np.flatnonzero(labels < 0))
+    for hand, part in zip(hands, np.array_split(unknown, clients), strict=True):
+        hand.append(part)
+
+    held = [np.concatenate(hand) for hand in hands]
+    _fill_empty(held)
+    return Partition(
+        labeled=np.sort(np.concatenate([mine for mine, _ in served])),
+        clients=tuple(np.sort(hand) for hand in held),
+    )
+
+
+def by_folder(dataset: Dataset, labeled: int, seed: int) -> Partition:
+    """Clients as the folders say; the server's labels are drawn from what no client holds.
+
+    Clients come in the order of ``dataset.clients``. Labelled images beyond ``labeled`` stay
+    unused: they lie on the server, so no client could train on them.
+    """
+    if not dataset.clients:
+        raise ValueError(
+            f"data set {dataset.name!r} has no client folders; use partition kind iid or dirichlet"
+        )
+    labels = dataset.labels.numpy().copy()
+    held = tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in dataset.clients.values())
+    labels[np.concatenate(held)] = -1
+    served = _stratified(labels, labeled, len(dataset.classes), seed)
+    mine = [part for part, _ in served]
+    return Partition(labeled=np.sort(np.concatenate([np.empty(0, np.int64), *mine])), clients=held)
+
+
+def _check_clients(images: int, labeled: int, clients: int, classes: int) -> None:
+    if clients < 1 or classes < 1:
+        raise ValueError(f"clients = {clients} and classes = {classes} must both be at least 1")
+    if clients > images - labeled:
+        raise ValueError(
+            f"clients = {clients} exceeds the {max(images - labeled, 0)} images left for them "
+            f"({images} images, {labeled} labelled on the server); use fewer clients or labels"
+        )
+
+
+def _iid(alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
+    return np.full((classes, clients), 1 / clients)
+
+
+def _dirichlet(alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
+    """s_ci = p_ic / sum_j p_jc with p_i ~ Dir(alpha 1_M): each client draws its mix of classes."""
+    if alpha is None or not 0 < alpha < np.inf:
+        raise ValueError(f"alpha = {alpha} is not a positive number; 0.1 is strongly skewed")
+    generator = seeds.generator(seed, "partition", "dirichlet")
+    wanted = generator.dirichlet(np.full(classes, alpha), size=clients).T
+    total = wanted.sum(axis=1, keepdims=True)
+    # At alpha = 0.01 draws underflow to 0; a class that nobody wants is dealt evenly.
+    return np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / clients)
+
+
+_SHARES: dict[str, Callable[[float | None, int, int, int], np.ndarray]] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+}
+
+
+def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
+    """[classes, clients]: which part of a class each client gets; rows sum to 1."""
+    if kind not in _SHARES:
+        raise ValueError(f"partition kind {kind!r} is unknown; known: {', '.join(_SHARES)}")
+    return _SHARES[kind](alpha, clients, classes, seed)
+
+
+def _stratified(
+    labels: np.ndarray, labeled: int, classes: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Per class, in seeded order: (the server's rows, the others)."""
+    if labels.size and labels.max() >= classes:
+        raise ValueError(f"label {labels.max()} is outside the {classes} classes")
+    counts = np.bincount(labels[labels >= 0], minlength=classes)
+    if labeled > counts.sum():
+        raise ValueError(
+            f"labeled = {labeled} exceeds the {counts.sum()} training images with a known label"
+        )
+    if labeled < classes:
+        raise ValueError(
+            f"labeled = {labeled} is below the {classes} classes; each needs at least one label"
+        )
+    parts = []
+    for label, take in enumerate(_apportion(counts, labeled)):
+        shuffle = seeds.generator(seed, "partition", "shuffle", label)
+        rows = shuffle.permutation(np.flatnonzero(labels == label))
+        parts.append((rows[:take], rows[take:]))
+    return parts
+
+
+def _apportion(counts: np.ndarray, total: int) -> np.ndarray:
+    """``total`` seats by class size: largest remainder, at least one for every class present."""
+    quota = counts * total / max(counts.sum(), 1)
+    seats: np.ndarray = np.maximum(np.floor(quota).astype(np.int64), np.minimum(counts, 1))
+    while seats.sum() < total:
+        seats[np.argmax(np.where(seats < counts, quota - seats, -np.inf))] += 1
+    while seats.sum() > total:  # many tiny classes were lifted to one
+        seats[np.argmax(np.where(seats > 1, seats - quota, -np.inf))] -= 1
+    return seats
+
+
+def _fill_empty(held: list[np.ndarray]) -> None:
+    for client, rows in enumerate(held):
+        if not rows.size:
+            richest = max(range(len(held)), key=lambda other: held[other].size)
+            held[client], held[richest] = held[richest][-1:], held[richest][:-1]
+
+
+def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
+    """A picture of who holds what: one column a holder, one row a class, area = images."""
+    from matplotlib.figure import Figure  # heavy, and only wanted here
+
+    labels = np.asarray(labels)
+    rows = [*classes, *(["unknown"] if (labels < 0).any() else [])]
+    holders = [partition.labeled, *partition.clients]
+    counts = np.stack(
+        [np.bincount(labels[held] % len(rows), minlength=len(rows)) for held in holders], axis=1
+    )
+    width = float(np.clip(2.5 + 0.3 * len(holders), 5, 16))
+    height = float(np.clip(2.2 + 0.3 * len(rows), 3.5, 24))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    totals, grid = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2, 0.3 * len(rows))])
+
+    places = np.arange(len(holders)) + np.where(np.arange(len(holders)) > 0, 0.5, 0)
+    colours = np.array(["tab:orange"] + ["tab:blue"] * len(partition.clients))
+    totals.bar(places, counts.sum(axis=0), color=colours, width=0.7)
+    totals.set_ylabel("images")
+    totals.spines[["top", "right"]].set_visible(False)
+
+    row, column = np.nonzero(counts)
+    # The largest bubble fills its cell, whose side is 0.3 inch, or less on crowded pictures.
+    side = 72 * min(0.3, (height - 2) / len(rows), (width - 1) / len(holders))
+    area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
+    grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
+    every = max(1, len(partition.clients) // 40)
+    shown = [0, *range(1, len(holders), every)]
+    names = ["server", *(str(client) for client in range(len(partition.clients)))]
+    grid.set_xticks(places[shown], [names[place] for place in shown], rotation=90)
+    grid.set_yticks(range(len(rows)), rows)
+    grid.set_xlim(-0.7, places[-1] + 0.7)
+    grid.set_ylim(len(rows) - 0.4, -0.6)
+    grid.set_xlabel("server's labels (orange) and clients by number (blue)")
+    grid.grid(alpha=0.25)
+    grid.set_axisbelow(True)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,253 @@
+"""What a method may ask of its clients, wherever they live.
+
+A *split* round is ``start_round``, then ``forward`` / ``backward`` once a step, then
+``finish_round``. A *full-model* round is one call of ``train``: every client runs the method's
+client half (`ClientWork`) and answers with tensors. Clients may fail to answer: what comes back
+names those who did, and everything downstream follows from that.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+
+State = dict[str, Tensor]
+Kind = Literal["model", "teacher", "features", "gradients"]
+Direction = Literal["down", "up"]
+
+
+class Traffic:
+    """Bytes that cross, or in simulation would cross, the wire: by kind, direction and client."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str, int]] = Counter()
+
+    def add(self, kind: Kind, direction: Direction, client: int, size: int) -> None:
+        self.counts[kind, direction, client] += size
+
+    def by_kind(self) -> dict[str, int]:
+        """``{"model_down": ..., "features_up": ...}``, over all clients."""
+        totals: Counter[str] = Counter()
+        for (kind, direction, _), size in self.counts.items():
+            totals[f"{kind}_{direction}"] += size
+        return dict(sorted(totals.items()))
+
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def state_dict(self) -> dict[str, int]:
+        return {f"{kind}/{direction}/{client}": size for (kind, direction, client), size in self.counts.items()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.counts.clear()
+        for key, size in state.items():
+            kind, direction, client = key.split("/")
+            self.counts[kind, direction, int(client)] = int(size)
+
+
+@dataclass(frozen=True)
+class SplitRound:
+    """What the server tells its clients at the start of a split round."""
+
+    index: int
+    active: tuple[int, ...]
+    steps: int
+    lr: float
+    bottom: State
+    teacher_bottom: State
+    teacher_for: frozenset[int] | None = None
+    """Clients whose weak features come from the teacher bottom; the others use their student
+    bottom and are sent no teacher. None: everyone is sent the teacher."""
+    teacher_decay: float | None = None
+    """EMA of the teacher bottom on the client after each of its steps; None: frozen."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """One step's features of every client that answered, concatenated in the order of ``clients``."""
+
+    student: Tensor
+    teacher: Tensor
+    clients: tuple[int, ...]
+    truth: Tensor | None = None
+    """True labels where a simulation knows them (-1 elsewhere): for statistics only."""
+
+    @property
+    def batch(self) -> int:
+        return self.student.shape[0] // len(self.clients)
+
+    @property
+    def owner(self) -> Tensor:
+        """For each row, the position in ``clients`` of the client it came from."""
+        positions = torch.arange(len(self.clients), device=self.student.device)
+        return positions.repeat_interleave(self.batch)
+
+
+@dataclass(frozen=True)
+class FullRound:
+    """What the server tells its clients at the start of a full-model round."""
+
+    index: int
+    active: tuple[int, ...]
+    steps: int
+    lr: float
+    send: Mapping[str, State]
+    """Named states every active client receives, e.g. ``{"student": ...}``."""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """How each named state is counted; ``model`` unless said."""
+    on_request: Mapping[str, State] = field(default_factory=dict)
+    """States a client downloads only if its work asks for them (`ClientRuntime.fetch`)."""
+    send_to: Mapping[int, Mapping[str, State]] = field(default_factory=dict)
+    """Further states for single clients."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values the client half reads."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one client answered: named states, plain numbers; ``states`` empty if it had nothing."""
+
+    client: int
+    states: Mapping[str, State]
+    numbers: Mapping[str, float]
+
+
+class ClientRuntime(Protocol):
+    """What a method's client half may use; the same on a device and in a simulation.
+
+    ``step`` must be free of host decisions that change between rounds (it may be recorded once
+    and replayed); anything it needs from ``start`` it gets through ``hold``.
+    """
+
+    client: int
+    round_index: int
+    steps: int
+    batch: int
+    count: int
+    """Images this client holds."""
+    settings: Mapping[str, Any]
+    device: torch.device
+    lr: Tensor
+
+    def model(self, name: str) -> nn.Module:
+        """A full model of this client's own called ``name``; its weights are what was last loaded."""
+        ...
+
+    def received(self, name: str) -> State | None:
+        """A state sent at the round's start, or None if this client was not sent it."""
+        ...
+
+    def fetch(self, name: str) -> State:
+        """Download a state of ``FullRound.on_request`` now (counted)."""
+        ...
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Host draws of this client, this round, this purpose."""
+        ...
+
+    def generator(self) -> torch.Generator:
+        """Device draws (dropout) of this client this round."""
+        ...
+
+    def predict(self, model: nn.Module, view: str) -> Tensor:
+        """Softmax of ``model`` in eval mode on one ``view`` ("weak" or "plain") of every local image."""
+        ...
+
+    def plan(self, name: str, view: str, indices: np.ndarray) -> None:
+        """``view`` ("weak", "strong", "plain") of local images ``indices`` [steps, batch], for ``batch_of``."""
+        ...
+
+    def batch_of(self, name: str) -> Tensor:
+        """This step's normalised images of a planned view."""
+        ...
+
+    def hold(self, name: str, value: Tensor) -> Tensor:
+        """Keep ``value`` in a buffer that stays in place between rounds."""
+        ...
+
+    def held(self, name: str) -> Tensor:
+        ...
+
+    def held_step(self, name: str) -> Tensor:
+        """Row of a held [steps, ...] tensor that belongs to the current step."""
+        ...
+
+    def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
+        """One SGD step of ``model`` on ``loss``, with this round's rate and the run's momentum."""
+        ...
+
+
+class ClientWork(Protocol):
+    """A method's client half."""
+
+    name: str
+
+    def start(self, client: ClientRuntime) -> bool:
+        """Prepare the round; False: this client has nothing to contribute."""
+        ...
+
+    def step(self, client: ClientRuntime) -> None: ...
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        """Named states to upload (counted as ``model``) and plain numbers."""
+        ...
+
+
+class RoundAborted(Exception):
+    """Too few clients are left: the run repeats the round from its start when enough are back."""
+
+
+class Fleet(Protocol):
+    """The clients, as a method sees them."""
+
+    traffic: Traffic
+    capturable: bool
+    """Whether a step may be recorded and replayed (clients in this process, on a GPU)."""
+
+    def present(self) -> Sequence[int]:
+        """Who is there."""
+        ...
+
+    def wait_ready(self) -> None:
+        """Return once enough clients are there for a round."""
+        ...
+
+    def start_round(self, plan: SplitRound) -> None: ...
+
+    def forward(self) -> Features: ...
+
+    def backward(self, gradients: Tensor) -> None:
+        """Each client back-propagates its rows and takes one step."""
+        ...
+
+    def finish_round(self) -> State:
+        """The plain mean of the bottoms of the clients that are still there."""
+        ...
+
+    def train(self, work: ClientWork, plan: FullRound) -> list[Result]: ...
+
+
+Step = Callable[[], None]
+
+
+def draw_active(seed: int, round_index: int, total: int, present: Sequence[int], count: int) -> tuple[int, ...]:
+    """``count`` clients uniformly without replacement; an absent one is replaced by the next in line."""
+    order = seeds.generator(seed, "active", round_index).permutation(total)
+    there = set(present)
+    return tuple(sorted([int(client) for client in order if int(client) in there][:count]))
+
+
+def mean_state(states: Sequence[State]) -> State:
+    """Plain mean, parameters and buffers alike; integer counters are averaged and truncated."""
+    return {
+        name: torch.stack([state[name].double() if not first.is_floating_point() else state[name] for state in states])
+        .mean(0)
+        .to(first.dtype)
+        for name, first in states[0].items()
+    }

@@ -1,0 +1,157 @@
+"""What a tensor becomes when it crosses the wire: fp32, fp16, bf16 or int8 with a scale a row.
+
+Everything here is fixed-shape elementwise torch without host synchronisation, so the in-process
+fleet may run a round trip inside a captured graph and lose exactly what the network would lose.
+What crosses has no autograd history. Results may share memory with their input.
+
+Integer and bool tensors (BatchNorm's ``num_batches_tracked``) cross raw, whatever the codec.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+Shape = Sequence[int]
+Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+class Codec(ABC):
+    """One way for a tensor to cross."""
+
+    name: str
+
+    @abstractmethod
+    def layout(self, shape: Shape) -> Layout:
+        """Shape and dtype of every part that crosses for a tensor of this shape."""
+
+    @abstractmethod
+    def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The parts that cross."""
+
+    @abstractmethod
+    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The tensor that arrives."""
+
+    @abstractmethod
+    def canonical(self, parts: Sequence[Tensor]) -> bool:
+        """Whether `encode` could have made these parts. Synchronises: for arrivals only."""
+
+    def roundtrip(self, tensor: Tensor) -> Tensor:
+        """What the other side will hold."""
+        return self.decode(self.encode(tensor), tensor.dtype)
+
+    def size(self, shape: Shape) -> int:
+        """Bytes that cross for a tensor of this shape."""
+        return sum(prod(part) * dtype.itemsize for part, dtype in self.layout(shape))
+
+
+@dataclass(frozen=True)
+class Cast(Codec):
+    """Every value in one dtype. Too large for fp16 becomes Inf, which the receiver can see."""
+
+    name: str
+    dtype: torch.dtype
+
+    def layout(self, shape: Shape) -> Layout:
+        return ((tuple(shape), self.dtype),)
+
+    def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        return (tensor.detach().to(self.dtype),)
+
+    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+        return parts[0].to(dtype)
+
+    def canonical(self, parts: Sequence[Tensor]) -> bool:
+        if self.dtype != torch.bool:
+            return True
+        return not bool((parts[0].view(torch.uint8) > 1).any())
+
+
+@dataclass(frozen=True)
+class RowScaled(Codec):
+    """int8 values and, for every row (the first dimension; the rest flattened), max|row| as fp32.
+
+    The row's maximum crosses rather than maximum / 127: value / 127 · maximum gives the maximum
+    back exactly, so a second round trip changes nothing. A row with NaN or Inf gets a NaN scale
+    and arrives as NaN throughout. Rows of one value cross as fp32, since a scale each would cost
+    more than it saves; these are biases and BatchNorm statistics, which int8 would ruin anyway.
+    """
+
+    name: str
+    # Below this, value / 127 · maximum would be subnormal: rounded differently by each device.
+    smallest: float = 2.0**-100
+
+    def layout(self, shape: Shape) -> Layout:
+        if not self._has_rows(shape):
+            return ((tuple(shape), torch.float32),)
+        return ((tuple(shape), torch.int8), ((shape[0],), torch.float32))
+
+    def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        values = tensor.detach().to(torch.float32)
+        if not self._has_rows(values.shape):
+            return (values,)
+        maximum = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True)
+        scale = torch.where(maximum < self.smallest, 0.0, maximum)
+        scale = torch.where(scale.isfinite(), scale, torch.nan)
+        quantised = (values / torch.where(scale > 0, scale, torch.inf)).mul_(127).round_()
+        # Inf / Inf is NaN, and NaN to int8 is undefined; the row's NaN scale carries the news.
+        return quantised.nan_to_num_(nan=0.0).to(torch.int8), scale.flatten()
+
+    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+        if len(parts) == 1:
+            return parts[0].to(dtype)
+        quantised, scale = parts
+        scale = scale.reshape(-1, *(1 for _ in quantised.shape[1:]))
+        return quantised.to(torch.float32).div_(127).mul_(scale).to(dtype)
+
+    def canonical(self, parts: Sequence[Tensor]) -> bool:
+        if len(parts) == 1:
+            return True
+        quantised, scale = parts
+        rows = quantised.flatten(1)
+        # In int8, |-128| overflows to itself: an extreme of -128 fails both comparisons below.
+        extreme = torch.maximum(rows.amax(1), rows.amin(1).neg())
+        holds = (extreme == 127) & (rows.amin(1) > -128) & (scale >= self.smallest)
+        empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
+        return bool(((holds & scale.isfinite()) | empty).all())
+
+    @staticmethod
+    def _has_rows(shape: Shape) -> bool:
+        return len(shape) > 1 and prod(shape[1:]) > 1
+
+
+CODECS: Mapping[str, Codec] = {
+    "fp32": Cast("fp32", torch.float32),
+    "fp16": Cast("fp16", torch.float16),
+    "bf16": Cast("bf16", torch.bfloat16),
+    "int8": RowScaled("int8"),
+}
+
+
+def codec_for(codec: str, dtype: torch.dtype) -> Codec:
+    """The codec by name, or the raw one for dtypes that must not lose anything."""
+    if codec not in CODECS:
+        raise ValueError(f"codec = {codec!r} is not known: use one of {', '.join(CODECS)}")
+    return CODECS[codec] if dtype.is_floating_point else Cast("raw", dtype)
+
+
+def tensor_bytes(tensor: Tensor | tuple[Shape, torch.dtype], codec: str) -> int:
+    """Bytes that cross for a tensor, or for a (shape, dtype)."""
+    shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else tensor
+    return codec_for(codec, dtype).size(shape)
+
+
+def state_bytes(state: Mapping[str, Tensor], codec: str) -> int:
+    """Bytes that cross for a state dict."""
+    return sum(tensor_bytes(tensor, codec) for tensor in state.values())
+
+
+def roundtrip_state(state: Mapping[str, Tensor], codec: str) -> dict[str, Tensor]:
+    """The state dict as the other side will hold it."""
+    return {
+        name: codec_for(codec, tensor.dtype).roundtrip(tensor) for name, tensor in state.items()
+    }

@@ -1,0 +1,319 @@
+"""The server's door: who comes in, who does not, and one audit line for each who does not."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from semisfl import certs
+from semisfl.config import ConfigError
+from semisfl.fleet import protocol, transport
+from semisfl.fleet.protocol import Shapes, Terms
+from semisfl.fleet.roster import Roster
+from semisfl.fleet.session import Session
+from semisfl.fleet.transport import Assembler, LoopThread, Violation
+from semisfl.fleet.wire import PROTOCOL, Frame, WireError, decode, encode
+
+log = logging.getLogger(__name__)
+audit = logging.getLogger("semisfl.audit")
+
+HANDSHAKE_SECONDS = 10.0
+STRIKES = 3
+"""Offences after which an identity stays out until the server is started again."""
+
+
+class Refused(Exception):
+    """Why a client may not come in."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class Door:
+    """Listens, admits clients and keeps their sessions. All of it runs on ``thread``'s loop."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        shapes: Shapes,
+        roster: Roster,
+        deliver: Callable[[Session, int, bytearray], None],
+        gone: Callable[[Session], None],
+        *,
+        listen: str,
+        certificates: Path | None,
+        insecure_loopback: bool = False,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+        thread: LoopThread | None = None,
+    ) -> None:
+        if certificates is None and not insecure_loopback:
+            raise ConfigError("a server needs certificates; make them with `semisfl certs`")
+        if insecure_loopback:
+            transport.require_loopback(listen)
+        self.sessions: dict[int, Session] = {}
+        self.images: dict[int, int] = {}
+        """How many images each client said it holds."""
+        self.changed = threading.Condition()
+        """Notified whenever a client came or went."""
+        self.sent = self.received = 0
+        """Bytes of all streams that have ended."""
+        self._terms, self._shapes, self._roster = terms, shapes, roster
+        self._welcome_text, self._run = terms.to_json(), terms.run
+        self._deliver, self._gone = deliver, gone
+        self._certificates = None if insecure_loopback else certificates
+        self._handshake_seconds = handshake_seconds
+        self._streams: dict[str, Session] = {}
+        self._epochs: Counter[str] = Counter()
+        self._strikes: Counter[str] = Counter()
+        self._handshakes: deque[float] = deque()
+        self._peers: Counter[str] = Counter()
+        self._thread = thread or LoopThread("semisfl-server")
+        self._owns_thread = thread is None
+        self.port = self._thread.call(self._start(listen))
+
+    # --- listening -------------------------------------------------------------------------------
+
+    async def _start(self, listen: str) -> int:
+        self._loop = asyncio.get_running_loop()
+        handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
+        self._server = grpc.aio.server(options=[*transport.options(), handshake, ("grpc.so_reuseport", 0)])
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        service, _, method = transport.METHOD[1:].partition("/")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        try:
+            if self._certificates is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, self._credentials(self._certificates))
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {listen}: {error}; choose another address or port") from error
+        await self._server.start()
+        return port
+
+    def _credentials(self, folder: Path) -> grpc.ServerCredentials:
+        files = certs.load_server_credentials(folder)
+        first = grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authority)
+        # gRPC says nothing to Python about a handshake that fails, but asks for its configuration
+        # at the start of every one: those that no stream follows were refused.
+        return grpc.dynamic_ssl_server_credentials(first, self._handshake_begins, True)
+
+    def _handshake_begins(self) -> None:
+        self._loop.call_soon_threadsafe(self._note_handshake)
+
+    def _note_handshake(self) -> None:
+        self._handshakes.append(time.monotonic())
+        self._loop.call_later(self._handshake_seconds + 0.5, self._check_handshakes)
+
+    def _check_handshakes(self) -> None:
+        while self._handshakes and self._handshakes[0] <= time.monotonic() - self._handshake_seconds:
+            self._handshakes.popleft()
+            self._audit(
+                "?", "?", "TLS: not TLS, or no certificate of this authority that is valid now; or it left at once"
+            )
+
+    def _audit(self, peer: str, identity: str, reason: str) -> None:
+        audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
+
+    # --- one stream ------------------------------------------------------------------------------
+
+    async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        peer = context.peer()
+        if not self._peers[peer] and self._handshakes:
+            self._handshakes.popleft()
+        self._peers[peer] += 1
+        identity = "?"
+        session: Session | None = None
+        try:
+            identity = self._identity(context)
+            hello = await self._hello(context)
+            identity = identity or f"plaintext:{hello.fields['name']}"
+            self._check_hello(identity, hello.fields)
+            session = self._open(context, identity)
+            ending = await session.run()
+            if ending is not None:
+                await context.abort(*ending)
+            log.info("%s said goodbye", identity)
+        except Refused as refusal:
+            self._audit(peer, identity, refusal.reason)
+            await context.abort(refusal.code, refusal.reason)
+        except (Violation, WireError) as error:
+            self._strikes[identity] += 1
+            self._audit(peer, identity, f"protocol: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+            if session is not None:
+                self._close(session)
+
+    def _identity(self, context: grpc.aio.ServicerContext) -> str:
+        """The certificate's name; empty where plaintext was asked for by name."""
+        if self._certificates is None:
+            return ""
+        peer = context.auth_context()
+        try:
+            name = certs.identity(peer)
+            revoked = certs.is_revoked(self._certificates, certs.serial(peer))
+        except certs.CertError as error:
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+        if revoked:
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked")
+        if self._strikes[name] >= STRIKES:
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED, f"{name} is in quarantine after {STRIKES} breaches of the protocol"
+            )
+        return name
+
+    async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
+        assembler = Assembler()
+        assembler.expect(0, protocol.HELLO.limit)
+        complete = None
+        try:
+            async with asyncio.timeout(self._handshake_seconds):
+                while complete is None:
+                    chunk = await context.read()
+                    if chunk is grpc.aio.EOF:
+                        raise Violation("the stream ended before hello")
+                    _, complete = assembler.feed(chunk)
+        except TimeoutError as error:
+            raise Violation(f"no hello within {self._handshake_seconds:g} s") from error
+        return decode(complete[1], {"hello": protocol.HELLO})
+
+    def _check_hello(self, identity: str, fields: dict[str, Any]) -> None:
+        incompatible = grpc.StatusCode.FAILED_PRECONDITION
+        if self._strikes[identity] >= STRIKES:
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
+            )
+        if fields["protocol"] != PROTOCOL:
+            raise Refused(
+                incompatible,
+                f"protocol {fields['protocol']} but {PROTOCOL} here; install the same semisfl on both sides",
+            )
+        if fields["run"] not in ("", self._run):
+            raise Refused(
+                incompatible,
+                f"the client belongs to run {str(fields['run'])[:32]!r}, this server's model and configuration "
+                f"are {self._run!r}; start the client anew",
+            )
+        if missing := self._terms.codecs() - {codec for codec in fields["codecs"] if isinstance(codec, str)}:
+            raise Refused(incompatible, f"the client does not know the codecs {', '.join(sorted(missing))}")
+        if identity not in self._roster.index and len(self._roster.index) >= self._roster.total:
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"all clients.total = {self._roster.total} places are taken and {identity} has none; "
+                "raise clients.total",
+            )
+
+    # --- sessions --------------------------------------------------------------------------------
+
+    def _open(self, context: grpc.aio.ServicerContext, identity: str) -> Session:
+        self._epochs[identity] += 1
+        session = Session(context, identity, self._epochs[identity], self._arrived)
+        older, self._streams[identity] = self._streams.get(identity), session
+        if older is not None:
+            # Its frames are never applied again: it is out of the table before anything is read.
+            self._forget(older)
+            older.close(grpc.StatusCode.ABORTED, f"{identity} connected anew; this older connection is fenced off")
+        fields = {"terms": self._welcome_text, "run": self._run, "epoch": session.epoch}
+        session.ask([b"".join(encode("welcome", fields, {}))], protocol.READY.limit)
+        return session
+
+    def _arrived(self, session: Session, ticket: int, data: bytearray) -> None:
+        if self._streams.get(session.identity) is not session:
+            return
+        if session.client >= 0:
+            self._deliver(session, ticket, data)
+            return
+        ready = decode(data, {"ready": protocol.READY})
+        try:
+            self._enrol(session, ready)
+        except Refused as refusal:
+            self._audit(session.peer, session.identity, refusal.reason)
+            session.close(refusal.code, refusal.reason)
+
+    def _enrol(self, session: Session, ready: Frame) -> None:
+        if ready.fields["model"] != self._shapes.digest:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the client built model {ready.fields['model'][:32]!r} where {self._shapes.digest!r} is meant; "
+                "install the same semisfl on both sides",
+            )
+        if ready.fields["images"] < 1:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the client has no images; at least 1 is needed")
+        client = self._roster.enrol(session.identity)
+        if client is None:
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"all clients.total = {self._roster.total} places are taken; raise clients.total",
+            )
+        if ready.fields["skipped"]:
+            log.warning("%s skipped %d images it could not read", session.identity, ready.fields["skipped"])
+        log.info("%s is here as client %d with %d images", session.identity, client, ready.fields["images"])
+        session.tell([b"".join(encode("enrolled", {"client": client}, {}))])
+        session.client = client
+        with self.changed:
+            self.sessions[client] = session
+            self.images[client] = ready.fields["images"]
+            self.changed.notify_all()
+
+    def _close(self, session: Session) -> None:
+        self.sent += session.sent
+        self.received += session.received
+        if self._streams.get(session.identity) is session:
+            del self._streams[session.identity]
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        with self.changed:
+            if self.sessions.get(session.client) is session:
+                del self.sessions[session.client]
+                self.changed.notify_all()
+        self._gone(session)
+
+    def offend(self, session: Session, reason: str) -> None:
+        """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""
+        self._strikes[session.identity] += 1
+        self._audit(session.peer, session.identity, f"protocol: {reason}")
+        session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+    def strike(self, session: Session, reason: str) -> None:
+        """Note an offence without disconnecting, unless it is one too many."""
+        if self._strikes[session.identity] + 1 >= STRIKES:
+            self.offend(session, reason)
+        else:
+            self._strikes[session.identity] += 1
+            self._audit(session.peer, session.identity, reason)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent and received on all streams so far, framing included."""
+        live = list(self._streams.values())
+        return self.sent + sum(s.sent for s in live), self.received + sum(s.received for s in live)
+
+    def close(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, reason: str = "the server stops") -> None:
+        """Say goodbye to everyone and stop listening."""
+        self._thread.call(self._stop(code, reason))
+        if self._owns_thread:
+            self._thread.stop()
+
+    async def _stop(self, code: grpc.StatusCode, reason: str) -> None:
+        for session in list(self._streams.values()):
+            session.close(code, reason)
+        await self._server.stop(2.0)
+
+    def kill(self) -> None:
+        """Drop every connection without a word, as a crash would."""
+        self._thread.call(self._server.stop(None))
+        if self._owns_thread:
+            self._thread.stop()

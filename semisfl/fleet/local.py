@@ -1,0 +1,166 @@
+"""Every client in this process: the simulation engine."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from semisfl.algorithm.sgd import SGD
+from semisfl.config import Config
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.batches import RoundBatches, side_by_side, split_views
+from semisfl.fleet.base import (
+    ClientWork,
+    Features,
+    FullRound,
+    Result,
+    SplitRound,
+    State,
+    Traffic,
+    mean_state,
+)
+from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
+from semisfl.fleet.full import FullModelClients
+from semisfl.fleet.stack import Stack
+from semisfl.hardware import Hardware
+from semisfl.models import SplitModel, has_batchnorm
+
+
+class LocalFleet:
+    """Clients as index lists into one data set on the device; the active ones' weights stacked.
+
+    ``labels`` are the true labels, used for statistics only (-1: unknown).
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        images: Tensor,
+        labels: Tensor,
+        shards: Sequence[np.ndarray],
+        config: Config,
+        augmentation: Augmentation,
+        normalizer: Normalizer,
+        hardware: Hardware,
+    ) -> None:
+        self.config = config
+        self.hardware = hardware
+        self.traffic = Traffic()
+        self.capturable = True
+        self.shards = [np.asarray(shard) for shard in shards]
+        self.labels = labels
+        self.batches = RoundBatches(
+            images, augmentation, normalizer, hardware.dtype, whole=hardware.capture
+        )
+        self._size = (images.shape[2], images.shape[3])
+        self._bottom = model.bottom
+        self._teacher_per_client = has_batchnorm(model.bottom) and config.teacher.client_batchnorm == "batch"
+        self._students: Stack | None = None
+        self._teachers: Stack | None = None
+        self._features = model.features
+        whole = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
+        self._full = FullModelClients(whole, self.shards, config, hardware, self.batches, self.traffic)
+
+    def present(self) -> Sequence[int]:
+        return range(len(self.shards))
+
+    def wait_ready(self) -> None:
+        """Nobody is ever missing here."""
+
+    # --- a split round ---------------------------------------------------------------------------
+
+    def start_round(self, plan: SplitRound) -> None:
+        self._plan = plan
+        self._make_slots(len(plan.active))
+        assert self._students is not None and self._teachers is not None
+        wire = self.config.wire
+        bottom = roundtrip_state(plan.bottom, wire.models)
+        teacher = roundtrip_state(plan.teacher_bottom, wire.models)
+        self._students.load(bottom)
+        self._teachers.load(teacher)
+        self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
+        for slot, client in enumerate(plan.active):
+            self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
+            if plan.teacher_for is None or client in plan.teacher_for:
+                self.traffic.add("teacher", "down", client, state_bytes(plan.teacher_bottom, wire.models))
+            else:
+                # A labeller that follows the student with decay 0 is the student.
+                self._teachers.load(bottom, slot)
+                self._decay[slot] = 0.0
+        self._sgd.restart(plan.lr)
+        views = [
+            split_views(
+                self.batches.augmentation,
+                self.shards[client],
+                self._size,
+                plan.steps,
+                self.config.clients.batch,
+                self.config.seed,
+                plan.index,
+                client,
+            )
+            for client in plan.active
+        ]
+        together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
+        truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
+        self.batches.start(together, {"truth": truth})
+
+    def _make_slots(self, slots: int) -> None:
+        if self._students is not None and len(self._students.modules) == slots:
+            return
+        self._students = Stack(self._bottom.train(), slots)
+        self._teachers = Stack(self._bottom, slots, trainable=False)
+        for module in self._teachers.modules:
+            module.train(self._teacher_per_client)
+        self._decay = torch.ones(slots, device=self.hardware.device)
+        self._sgd = SGD(self._students.parameters, self.config.optimizer)
+
+    @property
+    def _teachers_differ(self) -> bool:
+        """Whether clients' teachers can be anything but the one that was sent."""
+        return self._plan.teacher_decay is not None or self._plan.teacher_for is not None
+
+    def forward(self) -> Features:
+        assert self._students is not None and self._teachers is not None
+        wire = self.config.wire
+        self._outputs = self._students(self.batches.get("strong"))
+        with torch.no_grad():
+            weak = self.batches.get("weak")
+            one = not self._teacher_per_client and not self._teachers_differ
+            teacher = self._teachers.modules[0](weak) if one else self._teachers(weak)
+            student = CODECS[wire.student_features].roundtrip(self._outputs.detach().float())
+            teacher = CODECS[wire.teacher_features].roundtrip(teacher.float())
+        return Features(student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth"))
+
+    def backward(self, gradients: Tensor) -> None:
+        assert self._students is not None and self._teachers is not None
+        received = CODECS[self.config.wire.gradients].roundtrip(gradients)
+        leaves = self._students.parameters
+        self._sgd.apply(torch.autograd.grad(self._outputs, leaves, received.to(self._outputs.dtype), allow_unused=True))
+        del self._outputs
+        if self._teachers_differ:
+            with torch.no_grad():
+                self._teachers.follow(self._students, self._decay)
+        self.batches.advance()
+
+    def finish_round(self) -> State:
+        """Also counts the round's features and gradients: recorded steps pass no Python on their way."""
+        assert self._students is not None
+        plan, wire = self._plan, self.config.wire
+        shape = (self.config.clients.batch, self._features)
+        for client in plan.active:
+            for codec in (wire.student_features, wire.teacher_features):
+                self.traffic.add("features", "up", client, plan.steps * CODECS[codec].size(shape))
+            self.traffic.add("gradients", "down", client, plan.steps * CODECS[wire.gradients].size(shape))
+            self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
+        if wire.models == "fp32":
+            return self._students.mean()
+        states = [roundtrip_state(self._students.state(slot), wire.models) for slot in range(len(plan.active))]
+        return mean_state(states)
+
+    # --- a full-model round ----------------------------------------------------------------------
+
+    def train(self, work: ClientWork, plan: FullRound) -> list[Result]:
+        return self._full.train(work, plan)

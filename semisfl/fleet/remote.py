@@ -1,0 +1,439 @@
+"""Clients on other machines, as a method sees them.
+
+Torch work stays in the caller's thread; streams live on a loop in another. Whoever does not
+answer, or answers with something that cannot be, is left out of the rest of the round: what comes
+back names those who did answer.
+"""
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from torch import Tensor
+
+from semisfl.fleet import protocol
+from semisfl.fleet.base import (
+    ClientWork,
+    Features,
+    FullRound,
+    Kind,
+    Result,
+    RoundAborted,
+    SplitRound,
+    State,
+    Traffic,
+    mean_state,
+)
+from semisfl.fleet.door import HANDSHAKE_SECONDS, Door
+from semisfl.fleet.protocol import Shapes, Terms, joined, outline, separated
+from semisfl.fleet.roster import Roster
+from semisfl.fleet.session import Session
+from semisfl.fleet.transport import LoopThread
+from semisfl.fleet.wire import Frame, Schema, WireError, decode, encode, payload_bytes
+from semisfl.hardware import Hardware, Stopped
+from semisfl.models import SplitModel, whole
+
+log = logging.getLogger(__name__)
+
+ABSURD = 1e6
+"""No feature, weight or statistic of a working model is anywhere near this large."""
+STOP_SECONDS = 4.0
+"""How long an iteration may still take to finish once the server is asked to stop."""
+REMIND_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What one client owes."""
+
+    session: Session
+    ticket: int
+    expected: Mapping[str, Schema]
+    fields: Mapping[str, Any]
+    """Values the answer's fields must have: it is about this round and step."""
+
+
+class RemoteFleet:
+    """The server's side of a run over the network."""
+
+    capturable = False
+
+    def __init__(
+        self,
+        terms: Terms,
+        model: SplitModel,
+        hardware: Hardware,
+        *,
+        listen: str,
+        certificates: Path | None = None,
+        insecure_loopback: bool = False,
+        roster_path: Path | None = None,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+        thread: LoopThread | None = None,
+    ) -> None:
+        self.traffic = Traffic()
+        self.config = terms.config
+        self.roster = Roster(terms.config.clients.total, roster_path)
+        self._hardware = hardware
+        self._shapes = Shapes.of(terms.config, model.bottom, whole(model), model.features)
+        self._inbox: queue.SimpleQueue[tuple[Session, int, bytearray | None]] = queue.SimpleQueue()
+        self._crossed: deque[tuple[Kind, int, int]] = deque()
+        self._awaited: dict[int, Awaited] = {}
+        self._settled = False
+        self._door = Door(
+            terms,
+            self._shapes,
+            self.roster,
+            lambda session, ticket, data: self._inbox.put((session, ticket, data)),
+            lambda session: self._inbox.put((session, 0, None)),
+            listen=listen,
+            certificates=certificates,
+            insecure_loopback=insecure_loopback,
+            handshake_seconds=handshake_seconds,
+            thread=thread,
+        )
+        self.port = self._door.port
+
+    # --- who is there ----------------------------------------------------------------------------
+
+    def present(self) -> Sequence[int]:
+        with self._door.changed:
+            return sorted(self._door.sessions)
+
+    def images(self) -> dict[int, int]:
+        """How many images each client said it holds; the sum is the unlabelled part of |D|."""
+        return dict(self._door.images)
+
+    def wait_ready(self) -> None:
+        """Until a round can be started: a quorum is there.
+
+        After a start or restart everyone who is enrolled, and as many as a round draws, get one
+        deadline to arrive, so that a restarted run goes on with the same clients.
+        """
+        network, clients = self.config.network, self.config.clients
+        if not self._settled:
+            self._wait(max(clients.active, len(self.roster.index)), network.deadline)
+            self._settled = True
+        self._wait(network.quorum, None)
+
+    def wait_for(self, count: int, seconds: float | None = None) -> bool:
+        """Until ``count`` clients are there, or ``seconds`` have passed; whether they are."""
+        return self._wait(count, seconds)
+
+    def _wait(self, count: int, seconds: float | None) -> bool:
+        started = reminded = time.monotonic()
+        told = False
+        while True:
+            with self._door.changed:
+                there = len(self._door.sessions)
+                if there >= count:
+                    break
+                self._door.changed.wait(0.2)
+            now = time.monotonic()
+            if self._hardware.stopping:
+                raise Stopped
+            if seconds is not None and now - started > seconds:
+                return False
+            if now - started > 1 and (not told or now - reminded > REMIND_SECONDS):
+                told, reminded = True, now
+                log.warning("paused: %d of the %d clients needed are here; missing: %s", there, count, self._missing())
+        if told:
+            log.warning("going on: %d clients are here", there)
+        return True
+
+    def _missing(self) -> str:
+        there = set(self.present())
+        absent = [name for name, index in self.roster.index.items() if index not in there]
+        unknown = self.roster.total - len(self.roster.index)
+        if unknown:
+            absent.append(f"{unknown} that never came")
+        return ", ".join(absent) or "nobody"
+
+    # --- a split round ---------------------------------------------------------------------------
+
+    def start_round(self, plan: SplitRound) -> None:
+        self._plan, self._step = plan, 0
+        self._awaited.clear()
+        codec = self.config.wire.models
+        fields = {
+            "round": plan.index,
+            "steps": plan.steps,
+            "lr": float(plan.lr),
+            "ema": plan.teacher_decay is not None,
+            "decay": float(plan.teacher_decay or 0.0),
+        }
+        bottom = payload_bytes(self._shapes.bottom_frame())
+        for teacher in (False, True):
+            clients = [c for c in plan.active if (plan.teacher_for is None or c in plan.teacher_for) == teacher]
+            if not clients:
+                continue
+            states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
+            frame = b"".join(encode("split", fields, joined(states), codec))
+            sizes: dict[Kind, int] = {"model": bottom} | ({"teacher": bottom} if teacher else {})
+            for client in clients:
+                self._ask(client, frame, sizes, self._features_due())
+        self._check_quorum(len(self._awaited))
+
+    def _features_due(self) -> tuple[Mapping[str, Schema], Mapping[str, Any]]:
+        if self._step < self._plan.steps:
+            return {"features": self._shapes.features_frame()}, {"round": self._plan.index, "step": self._step}
+        return {"bottom": self._shapes.bottom_frame()}, {"round": self._plan.index}
+
+    def forward(self) -> Features:
+        answers = dict(self._answers("features"))
+        self._check_quorum(len(answers))
+        clients = tuple(sorted(answers))
+        student, teacher = (
+            torch.cat([answers[client].tensors[name] for client in clients]).to(self._hardware.device)
+            for name in ("student", "teacher")
+        )
+        self._participants = clients
+        return Features(student.requires_grad_(), teacher, clients)
+
+    def backward(self, gradients: Tensor) -> None:
+        fields = {"round": self._plan.index, "step": self._step}
+        rows = gradients.detach().float().cpu().chunk(len(self._participants))
+        sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients())}
+        self._step += 1
+        due = self._features_due()
+        for client, share in zip(self._participants, rows, strict=True):
+            frame = b"".join(encode("gradients", fields, {"gradients": share}, self.config.wire.gradients))
+            self._ask(client, frame, sizes, due)
+
+    def finish_round(self) -> State:
+        answers = dict(self._answers("model"))
+        self._check_quorum(len(answers))
+        states = [separated(answers[client].tensors, ["bottom"])["bottom"] for client in sorted(answers)]
+        return {name: tensor.to(self._hardware.device) for name, tensor in mean_state(states).items()}
+
+    # --- a full-model round ----------------------------------------------------------------------
+
+    def train(self, work: ClientWork, plan: FullRound) -> list[Result]:
+        self._awaited.clear()
+        exchange = _FullExchange(self, self._shapes, work, plan)
+        for client in plan.active:
+            exchange.begin(client)
+        for client, frame in self._answers("model"):
+            exchange.go_on(client, frame)
+        self._check_quorum(len(exchange.results))
+        return [exchange.results[client] for client in sorted(exchange.results)]
+
+    # --- asking and being answered ---------------------------------------------------------------
+
+    def _ask(
+        self,
+        client: int,
+        frame: bytes,
+        sizes: Mapping[Kind, int],
+        due: tuple[Mapping[str, Schema], Mapping[str, Any]],
+    ) -> None:
+        """Send ``frame`` to ``client`` and await what is ``due``; who is not there is left out."""
+        session = self._door.sessions.get(client)
+        before = self._awaited.pop(client, None)
+        if session is None or (before is not None and before.session is not session):
+            log.warning("%s is not here and is left out of this round", self.roster.name(client))
+            return
+        limit = max(schema.limit for schema in due[0].values())
+        counted = [(kind, client, size) for kind, size in sizes.items()]
+        ticket = session.ask([frame], limit, lambda: self._crossed.extend(counted))
+        self._awaited[client] = Awaited(session, ticket, *due)
+
+    def _answers(self, kind: Kind) -> Iterator[tuple[int, Frame]]:
+        """Every awaited client's answer, as they come, until nobody is awaited any more."""
+        stop_at: float | None = None
+        while self._awaited:
+            if self._hardware.stopping:
+                stop_at = stop_at or time.monotonic() + STOP_SECONDS
+                if time.monotonic() > stop_at:
+                    raise Stopped
+            overdue = min(item.session.progress for item in self._awaited.values()) + self.config.network.deadline
+            try:
+                wait = min(0.5, max(0.0, overdue - time.monotonic()))
+                session, ticket, data = self._inbox.get(timeout=wait)
+            except queue.Empty:
+                self._leave_out_overdue()
+                continue
+            item = self._awaited.get(session.client)
+            if item is None or item.session is not session:
+                continue
+            if data is None:
+                self._leave_out(session.client, "its connection was lost")
+            elif ticket == item.ticket:
+                frame = self._checked(item, data, kind)
+                if frame is not None:
+                    yield session.client, frame
+        self._count_crossed()
+
+    def _leave_out_overdue(self) -> None:
+        now, deadline = time.monotonic(), self.config.network.deadline
+        for client, item in list(self._awaited.items()):
+            if now - item.session.progress >= deadline:
+                item.session.abandon()
+                self._leave_out(client, f"no progress for network.deadline = {deadline:g} s")
+
+    def _leave_out(self, client: int, reason: str) -> None:
+        self._awaited.pop(client, None)
+        log.warning("%s is left out of this round: %s", self.roster.name(client), reason)
+
+    def _checked(self, item: Awaited, data: bytearray, kind: Kind) -> Frame | None:
+        """The answer if it may reach the caller. Its client is no longer awaited either way."""
+        client = item.session.client
+        self._awaited.pop(client)
+        try:
+            frame = decode(data, item.expected)
+            for name, value in item.fields.items():
+                if frame.fields[name] != value:
+                    raise WireError(f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}")
+        except WireError as error:
+            self._leave_out(client, str(error))
+            self._door.offend(item.session, str(error))
+            return None
+        self.traffic.add(kind, "up", client, payload_bytes(item.expected[frame.kind]))
+        fault = unbelievable(frame.tensors)
+        if fault:
+            self._leave_out(client, fault)
+            self._door.strike(item.session, fault)
+            return None
+        return frame
+
+    def _count_crossed(self) -> None:
+        """Downloads are counted once they were sent in full, which the loop notes."""
+        while self._crossed:
+            kind, client, size = self._crossed.popleft()
+            self.traffic.add(kind, "down", client, size)
+
+    def _check_quorum(self, answered: int) -> None:
+        quorum = self.config.network.quorum
+        if answered < quorum:
+            for item in self._awaited.values():
+                item.session.abandon()
+            self._awaited.clear()
+            raise RoundAborted(
+                f"{answered} clients answered, network.quorum = {quorum} are needed; missing: {self._missing()}"
+            )
+
+    # --- lasting and ending ----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"roster": self.roster.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.roster.load_state_dict(state["roster"])
+
+    def stream_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received on all streams, framing included: what the overhead is measured by."""
+        return self._door.bytes_moved()
+
+    def close(self, finished: bool = False) -> None:
+        """Say goodbye. Clients of a finished run end; others wait for the server to come back."""
+        code = grpc.StatusCode.OK if finished else grpc.StatusCode.UNAVAILABLE
+        self._door.close(code, "the run is finished" if finished else "the server stops; it may come back")
+
+    def kill(self) -> None:
+        """Vanish without a word, as a crash would; for tests."""
+        self._door.kill()
+
+
+class _FullExchange:
+    """A full-model round with every client at its own pace: see `semisfl.fleet.protocol`."""
+
+    def __init__(self, fleet: RemoteFleet, shapes: Shapes, work: ClientWork, plan: FullRound) -> None:
+        self.results: dict[int, Result] = {}
+        self._fleet, self._shapes, self._work, self._plan = fleet, shapes, work, plan
+        self._codec = fleet.config.wire.models
+        self._numbers: dict[int, dict[str, float]] = {}
+        self._common: bytes | None = None
+        self._stages: Mapping[str, Callable[[int, Frame], None]] = {
+            "accept": self._send_states,
+            "fetch": self._send_fetched,
+            "done": self._ask_upload,
+            "states": self._take_upload,
+        }
+
+    def _states(self, client: int) -> dict[str, State]:
+        return {**self._plan.send, **self._plan.send_to.get(client, {})}
+
+    def begin(self, client: int) -> None:
+        plan = self._plan
+        fields = {
+            "round": plan.index,
+            "steps": plan.steps,
+            "lr": float(plan.lr),
+            "work": self._work.name,
+            "settings": dict(plan.settings),
+            "states": outline(self._states(client)),
+            "on_request": outline(plan.on_request),
+        }
+        self._ask(client, b"".join(encode("full", fields, {})), {}, {"accept": protocol.ACCEPT})
+
+    def go_on(self, client: int, frame: Frame) -> None:
+        self._stages[frame.kind](client, frame)
+
+    def _ask(self, client: int, frame: bytes, sizes: Mapping[Kind, int], expected: Mapping[str, Schema]) -> None:
+        self._fleet._ask(client, frame, sizes, (expected, {"round": self._plan.index}))
+
+    def _send(self, client: int, states: Mapping[str, State]) -> None:
+        sizes: dict[Kind, int] = {}
+        for name, state in states.items():
+            kind = self._plan.kinds.get(name, "model")
+            sizes[kind] = sizes.get(kind, 0) + payload_bytes(self._shapes.states(outline({name: state})))
+        frame = b"".join(encode("states", {"round": self._plan.index}, joined(states), self._codec))
+        expected = {"done": protocol.DONE} | ({"fetch": protocol.FETCH} if self._plan.on_request else {})
+        self._ask(client, frame, sizes, expected)
+
+    def _send_states(self, client: int, _: Frame) -> None:
+        self._send(client, self._states(client))
+
+    def _send_fetched(self, client: int, frame: Frame) -> None:
+        name = frame.fields["name"]
+        if name not in self._plan.on_request:
+            self._fleet._leave_out(client, f"it asks for state {name[:40]!r}, which this round does not have")
+            return
+        self._send(client, {name: self._plan.on_request[name]})
+
+    def _ask_upload(self, client: int, frame: Frame) -> None:
+        numbers = frame.fields["numbers"]
+        if not all(type(value) in (int, float) for value in numbers.values()):
+            self._fleet._leave_out(client, "its numbers are not numbers")
+            return
+        self._numbers[client] = {name: float(value) for name, value in numbers.items()}
+        if not frame.fields["states"]:
+            self.results[client] = Result(client, {}, self._numbers[client])
+            return
+        try:
+            schema = self._shapes.states(frame.fields["states"])
+        except WireError as error:
+            self._fleet._leave_out(client, str(error))
+            return
+        upload = b"".join(encode("upload", {"round": self._plan.index}, {}))
+        self._ask(client, upload, {}, {"states": schema})
+
+    def _take_upload(self, client: int, frame: Frame) -> None:
+        names = list(dict.fromkeys(path.partition("/")[0] for path in frame.tensors))
+        device = self._fleet._hardware.device
+        states = {
+            name: {key: tensor.to(device) for key, tensor in state.items()}
+            for name, state in separated(frame.tensors, names).items()
+        }
+        self.results[client] = Result(client, states, self._numbers[client])
+
+
+def unbelievable(tensors: Mapping[str, Tensor]) -> str | None:
+    """What is wrong with values that came from a client; None if they may be used."""
+    for name, tensor in tensors.items():
+        if not tensor.numel():
+            continue
+        low, high = (float(value) for value in tensor.aminmax())
+        # Comparisons with NaN are false, so this catches NaN too.
+        if not (-ABSURD <= low and high <= ABSURD):
+            return f"{name} runs from {low:g} to {high:g}; at most {ABSURD:g} either way is believed"
+        if name.endswith(("running_var", "num_batches_tracked")) and low < 0:
+            return f"{name} goes down to {low:g}; it cannot be negative"
+    return None

@@ -1,0 +1,122 @@
+"""The server's end of one client's stream."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+import grpc.aio
+
+from semisfl.fleet.transport import Assembler, Violation, cut
+
+PASSED_OVER_LIMIT = 64
+"""Frames nobody asked for that a client may send before it is taken for an offender."""
+
+
+class Session:
+    """Asks and answers on one stream. Lives on the loop; `ask` may be called from any thread.
+
+    At most one frame is ever held: the answer to the latest ticket. ``progress`` is the monotonic
+    time at which bytes last moved for it, in either direction, so a slow link never looks dead.
+    """
+
+    def __init__(
+        self,
+        context: grpc.aio.ServicerContext,
+        identity: str,
+        epoch: int,
+        deliver: Callable[["Session", int, bytearray], None],
+    ) -> None:
+        self.peer = context.peer()
+        self.identity = identity
+        self.epoch = epoch
+        self.client = -1
+        """The index in the roster, once the client is ready."""
+        self.progress = time.monotonic()
+        self.open = True
+        self.sent = 0
+        self.received = 0
+        self._context = context
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._assembler = Assembler()
+        self._assembler.epoch = epoch
+        self._tickets = 0
+        self._outbox: asyncio.Queue[tuple[int, Sequence[bytes], Callable[[], object] | None]] = asyncio.Queue()
+        self._writing = False
+        self._closing: asyncio.Future[tuple[grpc.StatusCode, str]] = self._loop.create_future()
+
+    def ask(self, parts: Sequence[bytes], limit: int, sent: Callable[[], object] | None = None) -> int:
+        """Send a frame and await its answer of at most ``limit`` bytes; returns the ticket.
+
+        ``sent`` is called, on the loop, once all of the frame is on its way.
+        """
+        self._tickets += 1
+        self.progress = time.monotonic()
+        self._loop.call_soon_threadsafe(self._ask, self._tickets, parts, limit, sent)
+        return self._tickets
+
+    def _ask(self, ticket: int, parts: Sequence[bytes], limit: int, sent: Callable[[], object] | None) -> None:
+        self._assembler.expect(ticket, limit)
+        self._outbox.put_nowait((ticket, parts, sent))
+
+    def tell(self, parts: Sequence[bytes]) -> None:
+        """Send a frame that needs no answer, before whatever is asked next."""
+        self._loop.call_soon_threadsafe(self._outbox.put_nowait, (0, parts, None))
+
+    def abandon(self) -> None:
+        """Await nothing any more. A client that does not even take what is sent is disconnected."""
+        self._loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        self._assembler.abandon()
+        if self._writing:
+            self._close(grpc.StatusCode.UNAVAILABLE, "too slow: no progress until the deadline")
+
+    def close(self, code: grpc.StatusCode, reason: str) -> None:
+        """End the stream with ``reason`` as soon as the loop gets to it."""
+        self._loop.call_soon_threadsafe(self._close, code, reason)
+
+    def _close(self, code: grpc.StatusCode, reason: str) -> None:
+        if not self._closing.done():
+            self._closing.set_result((code, reason))
+
+    async def run(self) -> tuple[grpc.StatusCode, str] | None:
+        """Serve the stream until it ends; how it is to be ended, or None if the client did."""
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        try:
+            await asyncio.wait([*tasks, self._closing], return_when=asyncio.FIRST_COMPLETED)
+            if self._closing.done():
+                return self._closing.result()
+            for task in tasks:
+                if task.done() and (error := task.exception()) is not None:
+                    raise error
+            return None
+        finally:
+            self.open = False
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        while (chunk := await self._context.read()) is not grpc.aio.EOF:
+            self.received += len(chunk)
+            moved, complete = self._assembler.feed(chunk)
+            if moved:
+                self.progress = time.monotonic()
+            if complete is not None:
+                self._deliver(self, *complete)
+            if self._assembler.passed_over > PASSED_OVER_LIMIT:
+                raise Violation(f"more than {PASSED_OVER_LIMIT} frames nobody asked for")
+
+    async def _write(self) -> None:
+        while True:
+            ticket, parts, sent = await self._outbox.get()
+            self._writing = True
+            for chunk in cut(parts, self.epoch, ticket):
+                await self._context.write(chunk)
+                self.sent += len(chunk)
+                self.progress = time.monotonic()
+            if sent is not None:
+                sent()
+            self._writing = not self._outbox.empty()

@@ -1,0 +1,198 @@
+"""Bytes over gRPC streams: frames cut in chunks on one side, put together on the other.
+
+A frame is an answer to a *ticket* (the server numbers what it asks on a stream) within an *epoch*
+(the server numbers the streams an identity opens). Both stand before its bytes, so that what is
+late, repeated or out of turn is passed over without being stored, whatever it contains.
+"""
+
+import asyncio
+import ipaddress
+import struct
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from semisfl.config import ConfigError
+
+METHOD = "/semisfl.Fleet/Session"
+CHUNK = 512 * 1024
+"""Bytes of one message. Measured (benchmarks/network.py): from 256 KiB to 1 MiB an iteration takes
+the same time; smaller costs messages, larger makes progress on a slow link hard to see."""
+PREFIX = struct.Struct("<4sIIQ")  # magic, epoch, ticket, bytes that follow
+MAGIC = b"SSF1"
+LARGEST_FRAME = 1 << 32
+KEEPALIVE_SECONDS = 10.0
+KEEPALIVE_TIMEOUT_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class Violation(Exception):
+    """The other side does not keep to the protocol."""
+
+
+def options(keepalive: float = KEEPALIVE_SECONDS) -> list[tuple[str, int]]:
+    """Channel arguments of both sides; a peer that fell silent is noticed in ``keepalive`` + 5 s."""
+    timeout = int(KEEPALIVE_TIMEOUT_SECONDS * 1000)
+    return [
+        ("grpc.keepalive_time_ms", int(keepalive * 1000)),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Both sides ping on idle streams; without these the peer takes pings for abuse.
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.max_receive_message_length", CHUNK),
+        ("grpc.max_metadata_size", 8 * 1024),
+        # Every client has its own connection and back-off, also where many share a process.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def cut(parts: Sequence[bytes | memoryview], epoch: int, ticket: int) -> Iterator[bytes]:
+    """The chunks of one frame. All but the last are exactly CHUNK bytes long."""
+    length = sum(len(part) for part in parts)
+    pieces: list[bytes | memoryview] = [PREFIX.pack(MAGIC, epoch, ticket, length)]
+    room = CHUNK - PREFIX.size
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while len(view) > room:
+            pieces.append(view[:room])
+            yield b"".join(pieces)
+            view, pieces, room = view[room:], [], CHUNK
+        pieces.append(view)
+        room -= len(view)
+    yield b"".join(pieces)
+
+
+class Assembler:
+    """Puts chunks together to the frame of the one ticket that is awaited; skips every other.
+
+    With ``in_order`` (a client's side) any ticket later than the last is awaited.
+    """
+
+    def __init__(self, in_order: bool = False) -> None:
+        self.epoch = 0
+        self.awaited: int | None = None
+        self.limit = 0
+        self.passed_over = 0
+        """Frames skipped so far that nobody could have been waiting for."""
+        self._in_order = in_order
+        self._last = 0
+        self._abandoned: set[int] = set()
+        self._buffer: bytearray | None = None
+        self._ticket = self._filled = self._left = 0
+        self._room = CHUNK
+        self._late = False
+
+    def expect(self, ticket: int, limit: int) -> None:
+        """Wait for ``ticket``, of at most ``limit`` bytes; what was awaited before is abandoned."""
+        self.abandon()
+        self.awaited, self.limit = ticket, limit
+
+    def abandon(self) -> None:
+        """Wait for nothing; an answer that is on its way is skipped."""
+        if self.awaited is not None:
+            self._abandoned.add(self.awaited)
+        self.awaited = self._buffer = None
+
+    def feed(self, chunk: bytes) -> tuple[bool, tuple[int, bytearray] | None]:
+        """Whether this chunk is progress; ticket and bytes of the awaited frame, if now complete."""
+        if not self._left:
+            return self._begin(chunk)
+        return self._go_on(memoryview(chunk))
+
+    def _begin(self, chunk: bytes) -> tuple[bool, tuple[int, bytearray] | None]:
+        if len(chunk) < PREFIX.size:
+            raise Violation(f"a frame begins with {len(chunk)} bytes, its prefix has {PREFIX.size}")
+        magic, epoch, ticket, length = PREFIX.unpack_from(chunk)
+        if magic != MAGIC:
+            raise Violation(f"a frame begins with {magic!r} instead of {MAGIC!r}")
+        if length > LARGEST_FRAME:
+            raise Violation(f"a frame of {length} bytes exceeds the {LARGEST_FRAME} any frame may have")
+        ours = self._is_awaited(epoch, ticket)
+        if ours and length > self.limit:
+            raise Violation(f"a frame of {length} bytes exceeds the {self.limit} this phase allows")
+        late = epoch == self.epoch and ticket in self._abandoned
+        if not ours and not late:
+            self.passed_over += 1
+        if length == 0:
+            # No answer, only a sign that its sender is at work on it.
+            if len(chunk) != PREFIX.size:
+                raise Violation(f"an empty frame is followed by {len(chunk) - PREFIX.size} bytes")
+            return ours, None
+        self._ticket, self._left, self._filled, self._late = ticket, length, 0, late
+        self._buffer = bytearray(length) if ours else None
+        self._room = CHUNK - PREFIX.size
+        return self._go_on(memoryview(chunk)[PREFIX.size :])
+
+    def _is_awaited(self, epoch: int, ticket: int) -> bool:
+        if self._in_order:
+            return self.epoch in (0, epoch) and (ticket == 0 or ticket > self._last)
+        return epoch == self.epoch and ticket == self.awaited
+
+    def _go_on(self, data: memoryview) -> tuple[bool, tuple[int, bytearray] | None]:
+        due = min(self._left, self._room)
+        if len(data) != due:
+            raise Violation(f"a chunk brings {len(data)} bytes where {due} are due")
+        self._room = CHUNK
+        self._left -= due
+        if self._buffer is not None:
+            self._buffer[self._filled : self._filled + due] = data
+            self._filled += due
+        progress = self._buffer is not None or self._late
+        if self._left:
+            return progress, None
+        self._abandoned.discard(self._ticket)
+        frame, self._buffer = self._buffer, None
+        if frame is None:
+            return progress, None
+        self._last, self.awaited = max(self._last, self._ticket), None
+        return progress, (self._ticket, frame)
+
+
+class LoopThread:
+    """An asyncio loop in a thread of its own, so that networking never waits for arithmetic."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run ``coroutine`` on the loop and wait for what it returns."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(5)
+
+
+def require_loopback(address: str) -> None:
+    """Refuse to speak plaintext over anything but this machine's own loopback."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise ConfigError(
+            f"{address} is not a loopback address, so plaintext is refused; "
+            "leave out --insecure-loopback and give certificates (`semisfl certs`)"
+        )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` taken apart."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is not HOST:PORT, e.g. 192.0.2.7:8443")
+    return host.strip("[]"), int(port)
+

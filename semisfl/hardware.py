@@ -1,0 +1,144 @@
+"""The device a run uses, its arithmetic, and the recording of steps as CUDA graphs."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from semisfl.config import RuntimeConfig
+
+log = logging.getLogger(__name__)
+
+# Real iterations run before a step is recorded: lazy initialisation must be over by then.
+WARMUP_CALLS = 3
+
+
+class Stopped(Exception):
+    """Somebody asked the run to end; raised between two iterations."""
+
+
+class Hardware:
+    def __init__(self, device: str = "auto", config: RuntimeConfig | None = None) -> None:
+        config = config or RuntimeConfig()
+        self.device = _choose(device)
+        cuda = self.device.type == "cuda"
+        precision = config.precision if config.precision != "auto" else ("bf16" if cuda else "fp32")
+        self.precision = precision
+        self.capture = config.capture and cuda
+        self.stopping = False
+        self._pool: tuple[int, int] | None = None
+        self._graph_generators: list[torch.Generator] = []
+        self._streams: list[torch.cuda.Stream] = []
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        if cuda:
+            torch.backends.cudnn.benchmark = not config.deterministic
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(config.deterministic)
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Models called inside compute in the chosen precision."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            yield
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What images are handed to a model as."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A generator for device draws that recorded steps may use; reseed it with ``manual_seed``."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self._graph_generators.append(generator)
+        return generator
+
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Independent calls; on a GPU each on a stream of its own."""
+        if self.device.type != "cuda" or len(calls) == 1:
+            for call in calls:
+                call()
+            return
+        main = torch.cuda.current_stream()
+        while len(self._streams) < len(calls):
+            self._streams.append(torch.cuda.Stream())
+        for call, stream in zip(calls, self._streams, strict=False):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                call()
+        for _, stream in zip(calls, self._streams, strict=False):
+            main.wait_stream(stream)
+
+    def record(self, step: Callable[[], None], capturable: bool = True) -> Callable[[], None]:
+        """``step``, to be called once an iteration.
+
+        On a GPU it is recorded after a few calls and replayed from then on: it must read and
+        write its state in place and decide nothing on the host. Raises `Stopped` between
+        iterations once ``stopping`` is set.
+        """
+        return _Recorded(self, step, self.capture and capturable)
+
+
+class _Recorded:
+    def __init__(self, hardware: Hardware, step: Callable[[], None], capture: bool) -> None:
+        self._hardware = hardware
+        self._step = step
+        self._capture = capture
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._hardware.stopping:
+            raise Stopped
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        if self._capture and self._calls >= WARMUP_CALLS and self._try_capture():
+            return
+        self._calls += 1
+        if not self._capture:
+            self._run()
+            return
+        # Warm-up on a side stream, as graph capture asks for.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._run()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _run(self) -> None:
+        with self._hardware.arithmetic():
+            self._step()
+
+    def _try_capture(self) -> bool:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._hardware._graph_generators:
+            graph.register_generator_state(generator)
+        try:
+            with torch.cuda.graph(graph, pool=self._hardware._pool):
+                self._run()
+        except RuntimeError as error:
+            log.warning(
+                "this step cannot be recorded as a CUDA graph and runs slower: %s",
+                str(error).splitlines()[0],
+            )
+            self._capture = False
+            torch.cuda.synchronize()
+            return False
+        self._hardware._pool = self._hardware._pool or graph.pool()
+        self._graph = graph
+        graph.replay()
+        return True
+
+
+def _choose(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is available here; use --device cpu or auto")
+    if device not in ("cpu", "cuda") and not device.startswith("cuda:"):
+        raise ValueError(f"--device {device!r} is not known; use auto, cpu or cuda")
+    return torch.device(device)

@@ -1,0 +1,124 @@
+"""What every method stands on: the server's own models, its labelled batches, its statistics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+from semisfl.config import Config, View
+from semisfl.data.batches import RoundBatches, draw_batches, plan
+from semisfl.fleet.base import Fleet
+from semisfl.hardware import Hardware
+from semisfl.models import SplitModel, use_generator
+
+# The published code shuffles enough labelled images for so many steps, whatever K_s is.
+LABELED_POOL_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run hands to its method."""
+
+    config: Config
+    model: SplitModel
+    fleet: Fleet
+    labeled: "LabeledImages"
+    classes: int
+    labeled_share: float
+    """|D_l| / |D|."""
+    hardware: Hardware
+
+
+class Method(Protocol):
+    """One way to train. ``tested`` names the models a run evaluates, the first one being its result."""
+
+    def __init__(self, setup: Setup) -> None: ...
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        """One round; its statistics."""
+        ...
+
+    def tested(self) -> Mapping[str, nn.Module]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next round depends on: tensors and plain values, nested."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class LabeledImages:
+    """The server's labelled images D_l, as two independent views and labels a step."""
+
+    def __init__(self, batches: RoundBatches, labels: Tensor, config: Config) -> None:
+        self._batches = batches
+        self._labels = labels
+        self._config = config
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def start(self, round_index: int, steps: int, view: View, views: int = 2) -> None:
+        seed, batch = self._config.seed, self._config.server.batch
+        rng = seeds.generator(seed, "labeled", round_index)
+        indices = draw_batches(rng, len(self), steps, batch, least=LABELED_POOL_STEPS * batch)
+        images = self._batches.images
+        size = (images.shape[2], images.shape[3])
+        plans = {
+            f"view{number}": plan(
+                self._batches.augmentation, view, indices, size, seed, f"labeled-view{number}", round_index
+            )
+            for number in range(1, views + 1)
+        }
+        labels = self._labels[torch.from_numpy(indices).to(self._labels.device)]
+        self._batches.start(plans, {"labels": labels})
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """One view and the labels."""
+        pair = self._batches.get("view1"), self._batches.extra("labels")
+        self._batches.advance()
+        return pair
+
+    def next_two(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Two views and the labels."""
+        triple = self._batches.get("view1"), self._batches.get("view2"), self._batches.extra("labels")
+        self._batches.advance()
+        return triple
+
+
+class Meter:
+    """Sums on the device, read once a round."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            value = value.detach().float()
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value)
+            self._sums[name].add_(value)
+
+    def read(self) -> dict[str, Any]:
+        """The sums as plain numbers or lists; starts again from zero."""
+        read = {name: total.tolist() for name, total in self._sums.items()}
+        for total in self._sums.values():
+            total.zero_()
+        return read
+
+
+
+class ServerDropout:
+    """Dropout on the server draws anew each round, as a function of (seed, round)."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._seed = setup.config.seed
+        self._generator = setup.hardware.generator(0)
+        use_generator(setup.model, self._generator)
+
+    def start(self, round_index: int) -> None:
+        self._generator.manual_seed(seeds.derive(self._seed, "dropout", round_index))

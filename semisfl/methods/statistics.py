@@ -1,0 +1,56 @@
+"""How good a round's pseudo-labels were: what the paper calls mask rate and impurity, and coverage."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semisfl.fleet.base import Features
+
+
+def of_step(features: Features, labels: Tensor, confident: Tensor, classes: int) -> dict[str, Tensor]:
+    """Sums of one step, for a `Meter`."""
+    kept = confident.float()
+    sums = {
+        "rows": torch.full((), float(len(labels)), device=labels.device),
+        "kept": kept.sum(),
+        "client_rows": torch.full((len(features.clients),), float(features.batch), device=labels.device),
+        "client_kept": kept.view(len(features.clients), -1).sum(1),
+    }
+    if features.truth is not None:
+        known = (features.truth >= 0).float()
+        by_class = F.one_hot(features.truth.clamp(min=0), classes).float() * known.unsqueeze(1)
+        sums |= {
+            "known_kept": (kept * known).sum(),
+            "wrong": (kept * known * (labels != features.truth)).sum(),
+            "class_rows": by_class.sum(0),
+            "class_kept": (by_class * kept.unsqueeze(1)).sum(0),
+        }
+    return sums
+
+
+def of_round(sums: dict[str, Any], clients: Sequence[int]) -> dict[str, Any]:
+    """Rates of a round from the sums of its steps.
+
+    mask_rate: share of images whose label is not confident. impurity: share of wrong ones among
+    the confident, where true labels are known. coverage: share of confident images, by true class
+    and by client.
+    """
+    if "rows" not in sums:
+        return {}
+    rates: dict[str, Any] = {
+        "mask_rate": 1 - sums["kept"] / sums["rows"],
+        "coverage_by_client": dict(
+            zip(map(str, clients), _shares(sums["client_kept"], sums["client_rows"]), strict=True)
+        ),
+    }
+    if sum(sums.get("class_rows", ())):
+        rates["impurity"] = sums["wrong"] / sums["known_kept"] if sums["known_kept"] else None
+        rates["coverage_by_class"] = _shares(sums["class_kept"], sums["class_rows"])
+    return rates
+
+
+def _shares(parts: list[float], wholes: list[float]) -> list[float | None]:
+    return [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]

@@ -1,0 +1,558 @@
+"""Images from every kind of source, and what happens to bad ones."""
+
+import io
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from semisfl.data import hub, packed, sources
+from semisfl.data.sources import SOURCES, Dataset, load
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SEMISFL_DATA", raising=False)
+
+
+def noise(seed: int, shape: tuple[int, ...] = (8, 8, 3)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path: Path, pixels: np.ndarray, **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, **options)
+
+
+def class_folder(root: Path, each: int = 3, shape: tuple[int, ...] = (8, 8, 3)) -> Path:
+    for place, part in enumerate(("train", "test")):
+        for label, name in enumerate(("cat", "dog")):
+            for number in range(each):
+                seed = 100 * place + 10 * label + number
+                save(root / part / name / f"{number}.png", noise(seed, shape))
+    return root
+
+
+def write_packed(path: Path, rows: list[int], *, train: int = 8, **change: np.ndarray) -> Path:
+    """Images ``noise(row)`` of a set whose first rows are for training, label row % 2."""
+    encoded = []
+    for row in rows:
+        out = io.BytesIO()
+        Image.fromarray(noise(row)).save(out, "WEBP", lossless=True)
+        encoded.append(out.getvalue())
+    arrays = {
+        "bytes": np.frombuffer(b"".join(encoded), np.uint8),
+        "offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
+        "labels": np.array([row % 2 for row in rows], np.int16),
+        "split": np.array([row >= train for row in rows], np.uint8),
+        "classes": np.array(["even", "odd"]),
+        "index": np.array([row if row < train else row - train for row in rows], np.int32),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **(arrays | change))
+    return path
+
+
+def planes(*seeds: int, shape: tuple[int, ...] = (8, 8, 3)) -> torch.Tensor:
+    return torch.from_numpy(np.stack([noise(s, shape).transpose(2, 0, 1) for s in seeds]))
+
+
+def refuses(match: str, name: str | Path, **options) -> None:
+    with pytest.raises(ValueError, match=match) as caught:
+        load(str(name), **options)
+    assert "\n" not in str(caught.value)
+
+
+# The embedded digits
+
+
+def test_digits():
+    digits = load("digits")
+    assert digits.images.shape == (5000, 1, 28, 28)
+    assert digits.test_images.shape == (2000, 1, 28, 28)
+    assert digits.classes == tuple("0123456789")
+    assert (digits.mean, digits.std) == ((0.1307,), (0.3081,))
+    assert (digits.notes, digits.clients) == ((), None)
+    # Stratified: shares of MNIST, of which 1 is the most and 5 the least frequent digit.
+    assert torch.bincount(digits.labels).tolist()[:2] == [494, 562]
+    assert int(torch.bincount(digits.labels).argmin()) == 5
+    # Whole images, not noise: the statistics are near those of all of MNIST.
+    assert (digits.images / 255).mean().item() == pytest.approx(0.1307, abs=0.003)
+    seen = {image.numpy().tobytes() for image in digits.images}
+    assert not any(image.numpy().tobytes() in seen for image in digits.test_images)
+
+
+def test_digits_can_be_resized():
+    digits = load("digits", size=32)
+    assert digits.images.shape == (5000, 1, 32, 32)
+    assert digits.notes == ("7000 of 7000 images had another size and were resized to 32x32",)
+
+
+# Packed files
+
+
+def test_shards_are_joined_in_the_order_of_index(tmp_path):
+    write_packed(tmp_path / "set_0of2.npz", [9, 0, 2, 4, 6])
+    write_packed(tmp_path / "set_1of2.npz", [7, 1, 8, 3, 5])
+    for path in ("set_0of2.npz", "set_1of2.npz", "set", ""):
+        found = load(str(tmp_path / path))
+        assert torch.equal(found.images, planes(*range(8)))
+        assert torch.equal(found.test_images, planes(8, 9))
+        assert found.labels.tolist() == [0, 1] * 4
+        assert found.test_labels.tolist() == [0, 1]
+        assert (found.name, found.classes, found.notes) == ("set", ("even", "odd"), ())
+
+
+def test_a_shard_alone_is_used_and_said_so(tmp_path):
+    write_packed(tmp_path / "set_0of2.npz", [0, 1, 3, 8, 9])
+    assert load(str(tmp_path / "set")).notes == ("1 of 2 shards are here: set_0of2.npz",)
+
+
+@pytest.mark.parametrize("arrange", [(0, 1, 2, 3), (0, 3, 1, 2)])
+def test_plain_arrays_in_colour(tmp_path, arrange):
+    x = np.stack([noise(seed, (8, 6, 3)) for seed in range(6)]).transpose(arrange)
+    split = np.array([0, 1, 0, 0, 1, 0], np.uint8)
+    labels = np.array([0, 0, 1, -1, 1, 0], np.int16)
+    np.savez(tmp_path / "own.npz", x=x, labels=labels, split=split, classes=["a", "b"])
+    found = load(str(tmp_path / "own.npz"))
+    assert torch.equal(found.images, planes(0, 2, 3, 5, shape=(8, 6, 3)))
+    assert found.labels.tolist() == [0, 1, -1, 0]
+    assert torch.equal(found.test_images, planes(1, 4, shape=(8, 6, 3)))
+    assert (found.mean, found.std) == ((0.5,) * 3, (0.5,) * 3)
+
+
+def test_bad_packed_files(tmp_path):
+    def bad(name: str, match: str, **change) -> None:
+        refuses(match, write_packed(tmp_path / name / "set.npz", list(range(10)), **change))
+
+    bad("lacks", "set.npz has 3 labels but 10 images", labels=np.zeros(3, np.int16))
+    bad("offsets", "offsets that leave its", offsets=np.arange(11) * 10**6)
+    bad("split", "split values other than 0", split=np.full(10, 2))
+    bad("labels", "labels runs from 0 to 7; it must lie in -1..1", labels=np.arange(10))
+    bad("classes", "one entry, 'all'", classes=np.array(["all"]), labels=np.zeros(10, np.int16))
+    bad("untrained", "without training images: odd", labels=np.arange(10) // 8)
+    bad("no_test", "no test images", split=np.zeros(10, np.uint8))
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 4, 4)), labels=[0] * 4, split=[0] * 4, classes="ab")
+    refuses(r"x of float64 \[4, 4, 4\]; it must be uint8", tmp_path / "x.npz")
+    np.savez(tmp_path / "y.npz", y=np.zeros(3))
+    refuses("lacks the arrays x, labels, split, classes", tmp_path / "y.npz")
+    (tmp_path / "z.npz").write_bytes(b"not a zip")
+    refuses("z.npz is not a readable .npz", tmp_path / "z.npz")
+    refuses("fits several data sets", tmp_path)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    labels = np.array([Bomb()], dtype=object)
+    np.savez(tmp_path / "evil.npz", x=np.zeros((1, 4, 4), np.uint8), labels=labels, split=[0])
+    refuses("not a readable .npz of plain arrays", tmp_path / "evil.npz")
+    assert not (tmp_path / "exploded").exists()
+
+
+# Folders
+
+
+def test_class_folder(tmp_path):
+    found = load(str(class_folder(tmp_path / "pets")))
+    assert (found.name, found.classes, found.notes) == ("pets", ("cat", "dog"), ())
+    assert torch.equal(found.images, planes(0, 1, 2, 10, 11, 12))
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(found.test_images, planes(100, 101, 102, 110, 111, 112))
+    assert found.test_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert found.clients is None
+
+
+def test_unlabeled_images_have_no_label_and_no_holder(tmp_path):
+    class_folder(tmp_path)
+    save(tmp_path / "unlabeled" / "a.png", noise(50))
+    found = load(str(tmp_path))
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1, -1]
+    assert torch.equal(found.images[6:], planes(50))
+    assert found.clients is None
+
+
+@pytest.mark.parametrize("parent", ["unlabeled", "clients"])
+def test_client_folders_beside_classes(tmp_path, parent):
+    class_folder(tmp_path)
+    save(tmp_path / parent / "bob" / "deep" / "b.png", noise(51))
+    save(tmp_path / parent / "ann" / "a.png", noise(50))
+    save(tmp_path / parent / "ann" / "c.png", noise(52))
+    found = load(str(tmp_path))
+    assert torch.equal(found.images[6:], planes(50, 52, 51))
+    assert found.clients is not None
+    held = {name: rows.tolist() for name, rows in found.clients.items()}
+    assert held == {"ann": [6, 7], "bob": [8]}
+
+
+def test_plain_client_folders_and_a_devices_own(tmp_path):
+    save(tmp_path / "bob" / "b.png", noise(1))
+    save(tmp_path / "ann" / "a.png", noise(0))
+    found = load(str(tmp_path))
+    assert (found.classes, found.labels.tolist()) == ((), [-1, -1])
+    assert found.test_images.shape == (0, 3, 8, 8)
+    assert found.clients is not None
+    assert {name: rows.tolist() for name, rows in found.clients.items()} == {"ann": [0], "bob": [1]}
+    own = load(str(tmp_path / "bob"))
+    assert own.clients is not None
+    assert list(own.clients) == ["bob"]
+    assert torch.equal(own.images, planes(1))
+
+
+def test_grey_folders_stay_grey_and_mixed_ones_become_colour(tmp_path):
+    class_folder(tmp_path / "grey", shape=(8, 8))
+    assert load(str(tmp_path / "grey")).images.shape == (6, 1, 8, 8)
+    save(tmp_path / "grey" / "train" / "cat" / "colour.png", noise(7))
+    mixed = load(str(tmp_path / "grey"))
+    assert mixed.images.shape == (7, 3, 8, 8)
+    assert torch.equal(mixed.images[0, 0], mixed.images[0, 2])
+
+
+def test_sixteen_bit_grey_keeps_its_range(tmp_path):
+    class_folder(tmp_path, shape=(8, 8))
+    deep = (noise(3, (8, 8)).astype(np.uint16) << 8) + 17
+    save(tmp_path / "train" / "cat" / "deep.png", deep)
+    found = load(str(tmp_path))
+    assert torch.equal(found.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
+
+
+def test_photos_are_turned_upright(tmp_path):
+    for name in ("a", "b"):
+        exif = Image.Exif()
+        exif[0x0112] = 6  # the camera was held upright
+        save(tmp_path / "me" / f"{name}.png", noise(1, (6, 8, 3)), exif=exif)
+    found = load(str(tmp_path))
+    turned = np.rot90(noise(1, (6, 8, 3)), -1).transpose(2, 0, 1)
+    assert torch.equal(found.images[0], torch.from_numpy(turned.copy()))
+    assert found.notes == ()
+
+
+def test_different_sizes_are_resized_to_the_most_common_and_said_so(tmp_path):
+    class_folder(tmp_path)
+    wide = noise(60, (20, 30, 3))
+    save(tmp_path / "train" / "dog" / "wide.png", wide)
+    found = load(str(tmp_path))
+    assert found.notes == ("1 of 13 images had another size and were resized to 8x8",)
+    expected = np.asarray(Image.fromarray(wide).resize((8, 8), Image.Resampling.BILINEAR))
+    assert torch.equal(found.images[6], torch.from_numpy(expected.transpose(2, 0, 1).copy()))
+    assert torch.equal(found.images[:3], planes(0, 1, 2))
+    assert load(str(tmp_path), size=12).images.shape == (7, 3, 12, 12)
+    refuses("size = 0 is below 1", tmp_path, size=0)
+
+
+def test_a_set_too_large_to_decode_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "MAX_DECODED", 1000)
+    refuses(
+        "12 images of 8x8 take .* above the limit .* give a smaller size", class_folder(tmp_path)
+    )
+
+
+def claims(width: int, height: int) -> bytes:
+    """A PNG of a few bytes whose header claims any size."""
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def test_unreadable_images_are_left_out_counted_and_named(tmp_path, recwarn):
+    class_folder(tmp_path, each=60)
+    cats, tests = tmp_path / "train" / "cat", tmp_path / "test" / "dog"
+    (cats / "3.png").write_bytes(b"")
+    whole = (cats / "5.png").read_bytes()
+    (cats / "5.png").write_bytes(whole[: len(whole) // 2])
+    (cats / "7.png").write_bytes(claims(100_000, 100_000))
+    (cats / "9.png").write_bytes(claims(10_000, 10_000))
+    Image.fromarray(noise(1)).save(cats / "1.png", "TIFF")  # a format that is not allowed
+    (tests / "8.png").write_text("no image")
+    found = load(str(tmp_path))
+    assert found.notes == (
+        "6 of 240 images could not be read and were left out: train/cat/1.png, train/cat/3.png, "
+        "train/cat/5.png, train/cat/7.png, train/cat/9.png, ...",
+    )
+    assert (len(found.images), len(found.test_images)) == (115, 119)
+    assert found.labels.tolist() == [0] * 55 + [1] * 60
+    assert torch.equal(found.images[1:3], planes(10, 11))  # the rest keep their order, by name
+    assert not recwarn.list
+
+
+def test_too_many_unreadable_images_are_refused(tmp_path):
+    class_folder(tmp_path, each=5)  # 20 images: one bad one is 5 %, two are 10 %
+    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"")
+    assert len(load(str(tmp_path)).images) == 9
+    (tmp_path / "test" / "dog" / "2.png").write_bytes(b"")
+    refuses(
+        "2 of 20 images could not be read, above the limit of 5%: train/cat/0.png, "
+        "test/dog/2.png; remove or replace them",
+        tmp_path,
+    )
+
+
+def test_damaged_packed_images_are_named_too(tmp_path):
+    path = write_packed(tmp_path / "set.npz", list(range(40)), train=30)
+    with np.load(path) as arrays:
+        content = dict(arrays)
+    content["bytes"][content["offsets"][31] : content["offsets"][32]] = 0
+    np.savez(path, **content)
+    found = load(str(path))
+    assert found.notes == ("1 of 40 images could not be read and were left out: test image 1",)
+    assert torch.equal(found.test_images, planes(30, *range(32, 40)))
+
+
+def test_other_files_are_passed_over_and_said_so(tmp_path):
+    class_folder(tmp_path)
+    (tmp_path / "train" / "cat" / ".DS_Store").write_text("")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("")
+    assert load(str(tmp_path)).notes == (
+        "1 files are no images and were passed over: train/cat/notes.txt",
+    )
+
+
+def test_bad_folders(tmp_path):
+    def bad(match: str, *removed: str, **added: str) -> None:
+        root = class_folder(tmp_path / str(len(list(tmp_path.iterdir()))))
+        for name in removed:
+            (root / name).rename(tmp_path / f"away-{len(list(tmp_path.iterdir()))}")
+        for place in added.values():
+            save(root / place, noise(1))
+        refuses(match, root)
+
+    bad("has no folder 'test'", "test")
+    bad("has no folder 'train'", "train")
+    bad(r"train has 1 class folders \(dog\); at least 2", "train/cat")
+    bad("test/fox is a class without training images; add train/fox", a="test/fox/1.png")
+    bad("both clients/ and unlabeled/", a="clients/ann/1.png", b="unlabeled/1.png")
+    bad(r"mixes images \(1.png\) and folders \(ann\)", a="unlabeled/ann/1.png", b="unlabeled/1.png")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refuses("empty holds no images", empty)
+    class_folder(tmp_path / "hole")
+    (tmp_path / "hole" / "train" / "eel").mkdir()
+    refuses("train/eel holds no images .* fill or remove it", tmp_path / "hole")
+    refuses("neither a known set .*digits, cifar10.* nor a path to images", tmp_path / "nowhere")
+    refuses("neither a known set", "")
+    (tmp_path / "a.txt").write_text("")
+    refuses("a.txt is no data set", tmp_path / "a.txt")
+
+
+# The cache
+
+
+def decodes(monkeypatch) -> list[int]:
+    """Counts calls that really decode."""
+    calls: list[int] = []
+    decode = packed.decode
+    monkeypatch.setattr(packed, "decode", lambda *args: calls.append(1) or decode(*args))
+    return calls
+
+
+def same(one: Dataset, other: Dataset) -> bool:
+    fields = ("images", "labels", "test_images", "test_labels")
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in fields) and (
+        (one.name, one.classes, one.notes) == (other.name, other.classes, other.notes)
+    )
+
+
+def test_decoded_once(tmp_path, monkeypatch):
+    root = class_folder(tmp_path / "pets", each=20)
+    (root / "train" / "cat" / "0.png").write_bytes(b"")
+    save(root / "clients" / "ann" / "1.png", noise(1, (9, 9, 3)))
+    calls = decodes(monkeypatch)
+    first, second = load(str(root)), load(str(root))
+    assert len(calls) == 1
+    assert same(first, second)
+    assert len(first.notes) == 2  # what was left out and resized is still said
+    assert second.clients is not None
+    assert second.clients["ann"].tolist() == [39]
+    load(str(root), size=16)
+    assert len(calls) == 2
+    save(root / "test" / "dog" / "0.png", noise(500))
+    assert not same(load(str(root)), first)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_a_damaged_cache_is_rebuilt(tmp_path, monkeypatch, damage):
+    root, cache = class_folder(tmp_path / "pets"), tmp_path / "own"
+    first = load(str(root), cache=cache)
+    (file,) = cache.iterdir()
+    content = bytearray(file.read_bytes())
+    place = content.find(planes(0).numpy().tobytes())
+    assert place > 0
+    content[place] ^= 1
+    change = {"truncate": content[: place + 9], "flip": content, "empty": b""}
+    file.write_bytes(change[damage])
+    calls = decodes(monkeypatch)
+    assert same(load(str(root), cache=cache), first)
+    assert same(load(str(root), cache=cache), first)
+    assert len(calls) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    found = load(str(class_folder(tmp_path / "pets")), cache=tmp_path / "file")
+    assert len(found.images) == 6
+    assert len(found.notes) == 1
+    assert "could not be cached" in found.notes[0]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(out, **arrays) -> None:
+        out.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    cache = tmp_path / "own"
+    found = load(str(class_folder(tmp_path / "pets")), cache=cache)
+    assert found.notes == (
+        f"decoded images could not be cached in {cache} (No space left on device)",
+    )
+    assert list(cache.iterdir()) == []
+
+
+# Named sets
+
+
+def test_sources_lists_the_named_sets():
+    assert list(SOURCES) == ["digits", "cifar10", "svhn", "stl10", "image100"]
+
+
+def test_named_sets_are_found_in_the_environments_folder(tmp_path, monkeypatch):
+    write_packed(tmp_path / "data" / "cifar10_small_0of1.npz", list(range(10)))
+    write_packed(tmp_path / "data" / "cifar100.npz", list(range(10)), labels=np.zeros(10, np.int16))
+    class_folder(tmp_path / "data" / "svhn", shape=(8, 8))
+    class_folder(tmp_path / "data" / "image100")
+    class_folder(tmp_path / "data" / "pets")
+    monkeypatch.setenv("SEMISFL_DATA", str(tmp_path / "data"))
+    cifar = load("cifar10")
+    assert (cifar.name, len(cifar.images)) == ("cifar10", 8)
+    assert cifar.mean == (0.4914, 0.4822, 0.4465)
+    assert load("svhn").images.shape == (6, 3, 8, 8)  # grey files of a set known to be colour
+    assert load("image100").images.shape == (6, 3, 144, 144)
+    assert load("image100", size=10).images.shape == (6, 3, 10, 10)
+    assert load("pets").mean == (0.5,) * 3
+    assert len(load("digits").images) == 5000
+
+
+def test_the_environment_may_name_the_data_itself(tmp_path, monkeypatch):
+    root = class_folder(tmp_path / "pets")
+    monkeypatch.setenv("SEMISFL_DATA", str(root))
+    assert load("pets").classes == ("cat", "dog")
+    assert load("$SEMISFL_DATA").classes == ("cat", "dog")
+    monkeypatch.setenv("SEMISFL_DATA", str(write_packed(tmp_path / "svhn_a.npz", list(range(10)))))
+    assert load("svhn").classes == ("even", "odd")
+    monkeypatch.setenv("SEMISFL_DATA", str(tmp_path / "gone"))
+    refuses("SEMISFL_DATA = .*gone does not exist", "svhn")
+
+
+def test_without_the_extra_one_line_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    refuses(r"pip install 'semisfl\[datasets\]', or point SEMISFL_DATA at", "stl10")
+
+
+def test_no_network_is_one_line(monkeypatch):
+    class Offline:
+        @staticmethod
+        def load_dataset(*args):
+            raise ConnectionError("Couldn't reach the hub\nmore lines")
+
+    monkeypatch.setitem(sys.modules, "datasets", Offline)  # type: ignore[arg-type]
+    refuses("cifar10 could not be fetched .*: Couldn't reach the hub.*SEMISFL_DATA", "cifar10")
+
+
+def test_the_extra_is_not_imported_for_local_data():
+    code = (
+        "import sys, semisfl.data.sources as s; s.load('digits'); print('datasets' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet"])
+def test_a_local_hugging_face_copy(tmp_path, monkeypatch, form):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["even", "odd"])}
+    )
+
+    def table(*seeds: int) -> object:
+        images = [Image.fromarray(noise(seed)) for seed in seeds]
+        rows = {"img": images, "label": [seed % 2 for seed in seeds]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    parts = {"test": table(8, 9), "train": table(*range(6)), "unlabeled": table(6, 7)}
+    copy = tmp_path / "data" / "stl10"
+    if form == "save_to_disk":
+        datasets.DatasetDict(parts).save_to_disk(str(copy))
+    else:
+        (copy / "data").mkdir(parents=True)
+        for name, part in parts.items():
+            part.to_parquet(str(copy / "data" / f"{name}-00000-of-00001.parquet"))
+    monkeypatch.setenv("SEMISFL_DATA", str(tmp_path / "data"))
+    for found in (load("stl10"), load(str(copy))):
+        assert torch.equal(found.images, planes(*range(8)))
+        assert found.labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
+        assert torch.equal(found.test_images, planes(8, 9))
+        assert (found.name, found.classes) == ("stl10", ("even", "odd"))
+
+
+def test_every_hub_set_has_a_look():
+    assert set(hub.SETS) < set(sources.LOOKS)
+
+
+# A Dataset of one's own
+
+
+def own(**change) -> Dataset:
+    fields = {
+        "name": "own",
+        "classes": ("a", "b"),
+        "images": torch.zeros(4, 1, 8, 8, dtype=torch.uint8),
+        "labels": torch.tensor([0, 1, -1, 0]),
+        "test_images": torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+        "test_labels": torch.tensor([0, 1]),
+        "mean": (0.5,),
+        "std": (0.5,),
+    }
+    return Dataset(**(fields | change))
+
+
+def test_own_tensors():
+    assert own().clients is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": torch.zeros(4, 1, 8, 8)}, r"images is torch.float32 .* torch.uint8"),
+        ({"images": torch.zeros(4, 8, 8, dtype=torch.uint8)}, r"images is .* \[4, 8, 8\]"),
+        ({"images": torch.zeros(0, 1, 8, 8, dtype=torch.uint8)}, "images holds no image"),
+        ({"test_images": torch.zeros(2, 3, 8, 8, dtype=torch.uint8)}, r"but test_images are \[3"),
+        ({"labels": torch.tensor([0, 1, -1])}, r"labels is .*int64 \[3\]; .*int64 \[4\]"),
+        ({"labels": torch.zeros(4)}, "labels is torch.float32"),
+        ({"labels": torch.tensor([0, 1, 2, 0])}, "labels runs from 0 to 2; .* -1..1"),
+        ({"labels": torch.tensor([0, 1, -2, 0])}, "labels runs from -2 to 1"),
+        ({"test_labels": torch.tensor([0, -1])}, "test_labels runs from -1 to 0; .* 0..1"),
+        ({"classes": ("a",), "labels": torch.zeros(4).long()}, "one entry, 'a'"),
+        ({"mean": (0.5,) * 3}, "need a number for each of the 1 channels"),
+        ({"std": (0.0,)}, "std above 0"),
+        ({"clients": {"ann": np.array([4])}}, r"images outside 0\.\.3"),
+        ({"clients": {"ann": np.array([1]), "bob": np.array([1])}}, "names an image twice"),
+        ({"clients": {"ann": np.array([], np.int64)}}, "clients ann hold no images"),
+    ],
+)
+def test_own_tensors_are_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        own(**change)
