@@ -87,12 +87,23 @@ def read(path: Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise CheckpointError(f"there is no checkpoint {path}") from error
+        raise CheckpointError(
+            f"there is no checkpoint {path}; the run ended before its first one, start it anew elsewhere"
+        ) from error
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged ({error}); use another one, e.g. best.safetensors") from error
+        raise _damaged(path, error) from error
     if metadata.get("format") != str(FORMAT):
         raise CheckpointError(f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}")
-    state = _unflatten(json.loads(metadata["state"]), tensors)
-    if digest(state) != metadata.get("digest"):
-        raise CheckpointError(f"checkpoint {path} does not match its hash; use another one, e.g. best.safetensors")
+    try:
+        state = _unflatten(json.loads(metadata["state"]), tensors)
+        whole = digest(state) == metadata["digest"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if not whole:
+        raise _damaged(path, "it does not match its hash")
     return state
+
+
+def _damaged(path: Path, reason: object) -> CheckpointError:
+    said = " ".join(str(reason).split())
+    return CheckpointError(f"checkpoint {path} is damaged ({said}); use another one, e.g. best.safetensors")

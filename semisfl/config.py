@@ -2,7 +2,8 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +19,15 @@ class ConfigError(ValueError):
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_none(cls, values: Any) -> Any:
+        """TOML has no null: a field that may be none takes the word for it."""
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if NoneType in get_args(field.annotation)}
+        return {key: None if item == "none" and key in optional else item for key, item in values.items()}
 
 
 class PartitionConfig(Section):
@@ -104,7 +114,7 @@ class ControllerConfig(Section):
 
 
 class SemiSFLConfig(Section):
-    confidence_threshold: float = Field(0.95, ge=0, le=1, description="tau")
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau")
     confidence_rule: Literal[">=", ">"] = Field(">=", description="confident if conf >= tau [code] or > [paper]")
     temperature: float = Field(0.2, gt=0, description="kappa of the contrastive terms")
     supervised_contrast: bool = Field(True, description="the term T of the supervised loss")
@@ -143,7 +153,7 @@ class FedMatchConfig(Section):
 
 
 class FedSwitchConfig(Section):
-    confidence_threshold: float = Field(0.95, ge=0, le=1, description="tau")
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau")
     rule: Literal["student", "difference"] = Field(
         "student", description="switch on KL(mean p || uniform) of the student, or on student minus teacher"
     )
@@ -176,7 +186,7 @@ class RuntimeConfig(Section):
 
 class Config(Section):
     method: MethodName = Field("semisfl", description="how to train")
-    rounds: int = Field(30, ge=1, description="H")
+    rounds: int = Field(30, ge=1, description="rounds of training, H")
     seed: int = Field(0, ge=0, description="every draw follows from it")
     data: DataConfig = DataConfig()
     clients: ClientsConfig = ClientsConfig()
@@ -250,7 +260,7 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return None if text == "none" else text
+        return text
 
 
 def _copy(values: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def assemble(
     normalizer = Normalizer.of(data.mean, data.std).to(hardware.device)
     chosen = torch.from_numpy(partition.labeled).to(hardware.device)
     batches = RoundBatches(images[chosen], augmentation, normalizer, hardware.dtype, whole=hardware.capture)
-    labeled = LabeledImages(batches, labels[chosen], config)
+    labeled = LabeledImages(batches, labels[chosen], config, hardware)
     fleet = make_fleet(
         split_model, images, labels, partition.clients, config, augmentation, normalizer, hardware
     )
@@ -177,8 +177,9 @@ def train(
     observe: Observer | None = None,
 ) -> Result:
     """Train as ``config`` says; with ``out``, keep a run directory there."""
-    directory = RunDirectory.create(Path(out), config) if out is not None else None
     experiment = assemble(config, data, partition, model, device)
+    # Only now: a mistake found above leaves no directory behind to stand in the next try's way.
+    directory = RunDirectory.create(Path(out), config) if out is not None else None
     return run_rounds(experiment, directory, observe=observe)
 
 

@@ -1,5 +1,7 @@
 """A run's directory: its configuration, environment, metrics, log and checkpoints."""
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -23,16 +25,27 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unwritten: list[str] = []
+        self._unsaved: set[str] = set()
+
+    @property
+    def unsaved(self) -> list[str]:
+        """What the disk refused and nothing later replaced."""
+        return sorted(self._unsaved | ({"metrics.jsonl"} if self._unwritten else set()))
 
     @classmethod
     def create(cls, path: Path, run_config: Config) -> "RunDirectory":
         """A new directory; never one that holds a run already."""
+        taken = f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
         if (path / "config.toml").exists():
-            raise ValueError(f"{path} already holds a run; choose another --out, or continue it with --resume {path}")
+            raise ValueError(taken)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "config.toml").write_text(to_toml(run_config), encoding="utf-8")
+            # "x": of two runs started at once, one is refused.
+            with open(path / "config.toml", "x", encoding="utf-8") as file:
+                file.write(to_toml(run_config))
             (path / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+        except FileExistsError as error:
+            raise ValueError(taken if path.is_dir() else f"{path} is a file; choose another --out") from error
         except OSError as error:
             raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from error
         return cls(path)
@@ -53,16 +66,20 @@ class RunDirectory:
         """Drop the lines of rounds that a resumed run is going to repeat."""
         rows = [row for row in self.metrics() if row["round"] < round_index]
         temporary = self.path / ".metrics.tmp"
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(temporary, self.path / "metrics.jsonl")
+        try:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            os.replace(temporary, self.path / "metrics.jsonl")
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to {self.path}: {error.strerror or error}; make room or allow it, then --resume again"
+            ) from error
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
         """One line of metrics; lines a full disk refuses are kept and tried again with the next."""
         self._unwritten.append(json.dumps(row) + "\n")
         try:
-            with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write("".join(self._unwritten))
+            _append_whole(self.path / "metrics.jsonl", "".join(self._unwritten).encode())
             self._unwritten.clear()
         except OSError as error:
             log.warning("cannot write metrics to %s: %s; will try again", self.path, error)
@@ -73,7 +90,9 @@ class RunDirectory:
             checkpoint.write(self.path / f"{name}.safetensors", state)
         except OSError as error:
             log.warning("cannot write checkpoint %s: %s; the previous one is kept", name, error)
+            self._unsaved.add(f"{name}.safetensors")
             return False
+        self._unsaved.discard(f"{name}.safetensors")
         return True
 
     def load(self, name: str = "latest") -> dict[str, Any]:
@@ -85,6 +104,19 @@ class RunDirectory:
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
         return handler
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """All of ``data`` or nothing: half a line would spoil the next one too."""
+    with open(path, "ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(start)
+            raise
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -113,6 +145,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+def toml_value(value: str | float | bool) -> str:
+    # TOML writes strings and booleans as JSON does, except that it has no surrogate pairs; its
+    # floats may be inf.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
 def to_toml(run_config: Config) -> str:
     """The configuration as TOML; fields that are none are left out, which means the same."""
     lines: list[str] = []
@@ -121,7 +159,7 @@ def to_toml(run_config: Config) -> str:
         plain = {k: v for k, v in values.items() if not isinstance(v, dict) and v is not None}
         if path and plain:
             lines.append(f"\n[{path}]")
-        lines.extend(f"{key} = {json.dumps(value)}" for key, value in plain.items())
+        lines.extend(f"{key} = {toml_value(value)}" for key, value in plain.items())
         for key, value in values.items():
             if isinstance(value, dict):
                 section(value, f"{path}.{key}" if path else key)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def write_packed(path: Path, rows: list[int], *, train: int = 8, **change: np.nd
         out = io.BytesIO()
         Image.fromarray(noise(row)).save(out, "WEBP", lossless=True)
         encoded.append(out.getvalue())
-    arrays = {
+    arrays: dict[str, Any] = {
         "bytes": np.frombuffer(b"".join(encoded), np.uint8),
         "offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
         "labels": np.array([row % 2 for row in rows], np.int16),
@@ -140,7 +141,11 @@ def test_bad_packed_files(tmp_path):
     bad("classes", "one entry, 'all'", classes=np.array(["all"]), labels=np.zeros(10, np.int16))
     bad("untrained", "without training images: odd", labels=np.arange(10) // 8)
     bad("no_test", "no test images", split=np.zeros(10, np.uint8))
-    np.savez(tmp_path / "x.npz", x=np.zeros((4, 4, 4)), labels=[0] * 4, split=[0] * 4, classes="ab")
+    bad("scalar", "has split of int64 .*list of whole numbers", split=np.array(0))
+    bad("floats", "has labels of float64 .*list of whole numbers", labels=np.zeros(10))
+    bad("names", "has classes of int64 .*list of names", classes=np.arange(2))
+    zeros = [0] * 4
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 4, 4)), labels=zeros, split=zeros, classes=["a"])
     refuses(r"x of float64 \[4, 4, 4\]; it must be uint8", tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
     refuses("lacks the arrays x, labels, split, classes", tmp_path / "y.npz")
@@ -284,7 +289,7 @@ def test_unreadable_images_are_left_out_counted_and_named(tmp_path, recwarn):
     assert (len(found.images), len(found.test_images)) == (115, 119)
     assert found.labels.tolist() == [0] * 55 + [1] * 60
     assert torch.equal(found.images[1:3], planes(10, 11))  # the rest keep their order, by name
-    assert not recwarn.list
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_too_many_unreadable_images_are_refused(tmp_path):
@@ -353,7 +358,12 @@ def decodes(monkeypatch) -> list[int]:
     """Counts calls that really decode."""
     calls: list[int] = []
     decode = packed.decode
-    monkeypatch.setattr(packed, "decode", lambda *args: calls.append(1) or decode(*args))
+
+    def counted(rows: packed.Rows, size: int | None, channels: int | None) -> packed.Decoded:
+        calls.append(len(rows.labels))
+        return decode(rows, size, channels)
+
+    monkeypatch.setattr(packed, "decode", counted)
     return calls
 
 
@@ -516,7 +526,7 @@ def test_every_hub_set_has_a_look():
 
 
 def own(**change) -> Dataset:
-    fields = {
+    fields: dict[str, Any] = {
         "name": "own",
         "classes": ("a", "b"),
         "images": torch.zeros(4, 1, 8, 8, dtype=torch.uint8),

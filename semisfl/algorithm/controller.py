@@ -51,8 +51,8 @@ class Controller:
             return
         self._rounds.append(_Round(supervised, semi, lr, self.supervised_steps, self.cross_entity_steps))
         self._seen += 1
-        # One window more than a period: ten differences need eleven means.
-        del self._rounds[: -(self.config.period + self.config.window)]
+        # Ten differences need eleven whole windows, and `raw` decides inside the twelfth too.
+        del self._rounds[: -(self.config.period + 2 * self.config.window)]
         {"normalised": self._decide_normalised, "raw": self._decide_raw}[self.config.kind]()
 
     def _decide_normalised(self) -> None:

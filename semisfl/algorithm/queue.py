@@ -34,8 +34,8 @@ class Ring:
         slots = (self.next + torch.arange(count, device=keys.device)) % capacity
         self.keys.index_copy_(0, slots, keys[-count:].to(self.keys.dtype))
         self.labels.index_copy_(0, slots, labels[-count:])
-        self.flags[slots] = flags[-count:]
-        self.filled[slots] = True
+        self.flags.index_copy_(0, slots, flags[-count:])
+        self.filled.index_fill_(0, slots, True)
         self.next.add_(count).remainder_(capacity)
 
     def clear(self) -> None:

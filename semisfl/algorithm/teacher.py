@@ -55,6 +55,8 @@ class Teacher:
     @torch.no_grad()
     def update(self) -> None:
         """w~ <- m w~ + (1 - m) w."""
+        first = next(self._student.parameters())
+        assert first.data_ptr() == self._source.data_ptr(), "the student's weights moved elsewhere"
         self.updates.add_(1)
         if self.warmup:
             keep = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
@@ -70,3 +72,14 @@ class Teacher:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.updates.copy_(state["updates"])
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k != "updates"})
+
+
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, keep: Tensor) -> None:
+    """target <- keep target + (1 - keep) source, buffers included; counters are copied."""
+    mine, theirs = target.state_dict(), source.state_dict()
+    for name, tensor in mine.items():
+        if tensor.is_floating_point():
+            tensor.lerp_(theirs[name], 1 - keep)
+        else:
+            tensor.copy_(theirs[name])

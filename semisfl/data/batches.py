@@ -1,6 +1,6 @@
 """A round's augmented batches: drawn at its start, made in few large calls, read step by step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
 
 ViewKind = Literal["weak", "strong", "plain"]
+Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Planned:
 
     def __getitem__(self, steps: slice) -> "Planned":
         return Planned(self.view, self.indices[steps], None if self.draws is None else self.draws[steps])
+
+
+Views = tuple[Mapping[str, Planned], Mapping[str, Tensor]]
+"""What a round shows, and tensors [steps, ...] that are read along with it."""
 
 
 def plan(
@@ -93,6 +98,13 @@ def make_view(images: Tensor, planned: Planned) -> Tensor:
     return apply(chosen, planned.draws.flatten())
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    plans: Mapping[str, Planned]
+    made: Mapping[str, Tensor]
+    extras: Mapping[str, Tensor]
+
+
 class RoundBatches:
     """Batches of a round, behind a step counter that lives on the device.
 
@@ -120,36 +132,49 @@ class RoundBatches:
         self._views: dict[str, Tensor] = {}
         self._extras: dict[str, Tensor] = {}
         self._plans: Mapping[str, Planned] = {}
+        self._waiting: tuple[Key, _Prepared] | None = None
         self._step = self._first = self._last = 0
 
     def start(self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor] | None = None) -> None:
         """Begin a round; ``extras`` are tensors [steps, ...] read along with the views."""
-        self._plans = plans
-        self._step = self._first = self._last = 0
+        self._begin(self._prepare(plans, extras or {}))
+
+    def start_from(self, key: Key, make: Callable[..., Views]) -> None:
+        """Begin the round ``key``, whose views are ``make(*key)``, unless that was done `ahead`."""
+        waiting, self._waiting = self._waiting, None
+        self._begin(waiting[1] if waiting and waiting[0] == key else self._prepare(*make(*key)))
+
+    def ahead(self, key: Key, make: Callable[..., Views]) -> None:
+        """Make the views of a coming round beside those in use."""
+        self._waiting = key, self._prepare(*make(*key))
+
+    def _prepare(self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor]) -> _Prepared:
+        made = {name: self._make(planned) for name, planned in plans.items()} if self.whole else {}
+        return _Prepared(plans, made, extras)
+
+    def _begin(self, prepared: _Prepared) -> None:
+        self._plans = prepared.plans
+        self._first = self._step = 0
+        self._last = self._steps if self.whole else 0
         self._counter.zero_()
-        for name, value in (extras or {}).items():
+        for name, value in prepared.extras.items():
             self._extras[name] = self._place(self._extras.get(name), value)
-        if self.whole:
-            self._make(0, self._steps)
+        for name, value in prepared.made.items():
+            self._views[name] = self._place(self._views.get(name), value)
 
     @property
     def _steps(self) -> int:
         return len(next(iter(self._plans.values())).indices)
 
-    def _make(self, first: int, last: int) -> None:
-        for name, planned in self._plans.items():
-            made = make_view(self.images, planned[first:last])
-            made = made.view(last - first, -1, *made.shape[1:])
-            self._views[name] = self._place(self._views.get(name), made)
-        self._first, self._last = first, last
+    def _make(self, planned: Planned) -> Tensor:
+        made = make_view(self.images, planned)
+        return made.view(*planned.indices.shape, *made.shape[1:])
 
     def _place(self, buffer: Tensor | None, value: Tensor) -> Tensor:
         """``value`` in the buffer it had before, if it fits: recorded steps know that address."""
         value = value.to(self.images.device)
-        if not self.whole:
+        if not self.whole or buffer is None or buffer.shape[1:] != value.shape[1:] or len(buffer) < len(value):
             return value
-        if buffer is None or buffer.shape[1:] != value.shape[1:] or len(buffer) < len(value):
-            return value.clone()
         buffer[: len(value)].copy_(value)
         return buffer
 
@@ -157,7 +182,9 @@ class RoundBatches:
         """This step's images, normalised."""
         if not self.whole and not self._first <= self._step < self._last:
             row = sum(item.indices.shape[1] for item in self._plans.values()) * self.images[0].numel()
-            self._make(self._step, min(self._steps, self._step + max(1, self.budget // row)))
+            self._first, self._last = self._step, min(self._steps, self._step + max(1, self.budget // row))
+            for each, planned in self._plans.items():
+                self._views[each] = self._make(planned[self._first : self._last])
         return self.normalizer(self._row(self._views[name], self._first), self.dtype)
 
     def extra(self, name: str) -> Tensor:

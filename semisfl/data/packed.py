@@ -69,10 +69,10 @@ class Source:
 def open_image(data: bytes | Path) -> Image.Image:
     """The header, checked; pixels are decoded on use."""
     image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"{image.width}x{image.height} pixels exceed the limit of {MAX_PIXELS}")
-    if image.mode in ("I", "F"):
-        raise ValueError("32-bit pixels have no defined range")
+    # 32-bit pixels (modes I and F) have no defined range to bring to 0..255.
+    if image.width * image.height > MAX_PIXELS or image.mode in ("I", "F"):
+        image.close()
+        raise ValueError(f"a {image.width}x{image.height} image of mode {image.mode} is not read")
     return image
 
 
@@ -254,8 +254,15 @@ def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
 def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
     """One file's arrays, checked: images i of n have a label, a split and their bytes."""
     shard = _arrays(file, (*payload, "labels", "split", "classes"))
+    shard.setdefault("index", np.arange(shard["labels"].size))
+    for name in shard.keys() - {"x", "bytes"}:
+        if shard[name].ndim != 1 or shard[name].dtype.kind not in ("iu", "UT")[name == "classes"]:
+            kind = "names" if name == "classes" else "whole numbers"
+            raise ValueError(
+                f"{file} has {name} of {shard[name].dtype} {list(shard[name].shape)}; "
+                f"it must be a list of {kind}"
+            )
     count = len(shard["labels"])
-    shard.setdefault("index", np.arange(count))
     held = len(shard["offsets"]) - 1 if "offsets" in shard else len(shard["x"])
     if not count == held == len(shard["split"]) == len(shard["index"]):
         raise ValueError(f"{file} has {count} labels but {held} images; they must pair up")

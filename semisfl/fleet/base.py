@@ -7,7 +7,7 @@ names those who did, and everything downstream follows from that.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
+from semisfl.data.batches import ViewKind
 
 State = dict[str, Tensor]
 Kind = Literal["model", "teacher", "features", "gradients"]
@@ -105,8 +106,14 @@ class FullRound:
     """States a client downloads only if its work asks for them (`ClientRuntime.fetch`)."""
     send_to: Mapping[int, Mapping[str, State]] = field(default_factory=dict)
     """Further states for single clients."""
+    held: Mapping[int, Mapping[str, State]] = field(default_factory=dict)
+    """States single clients were sent earlier and still hold: `received` gives them, uncounted.
+    An engine whose client has lost them sends and counts them again."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain values the client half reads."""
+    size: Callable[[int, Direction, str, State], int] | None = None
+    """Bytes that a state (client, direction, name, values) counts as; None: what crosses the wire.
+    For methods whose authors count otherwise, e.g. only entries that changed."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,8 @@ class ClientRuntime(Protocol):
     """What a method's client half may use; the same on a device and in a simulation.
 
     ``step`` must be free of host decisions that change between rounds (it may be recorded once
-    and replayed); anything it needs from ``start`` it gets through ``hold``.
+    and replayed, for all clients together); anything it needs from ``start`` it gets through
+    ``hold``, which therefore must hold it also for a client that turns out to contribute nothing.
     """
 
     client: int
@@ -155,11 +163,15 @@ class ClientRuntime(Protocol):
         """Device draws (dropout) of this client this round."""
         ...
 
-    def predict(self, model: nn.Module, view: str) -> Tensor:
+    def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:
+        """One ``view`` of every local image, normalised, at most ``batch`` at a time."""
+        ...
+
+    def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
         """Softmax of ``model`` in eval mode on one ``view`` ("weak" or "plain") of every local image."""
         ...
 
-    def plan(self, name: str, view: str, indices: np.ndarray) -> None:
+    def plan(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
         """``view`` ("weak", "strong", "plain") of local images ``indices`` [steps, batch], for ``batch_of``."""
         ...
 

@@ -139,9 +139,10 @@ class Door:
             self._check_hello(identity, hello.fields)
             session = self._open(context, identity)
             ending = await session.run()
-            if ending is not None:
+            if ending is None:
+                log.info("%s said goodbye", identity)
+            elif ending[0] is not grpc.StatusCode.OK:
                 await context.abort(*ending)
-            log.info("%s said goodbye", identity)
         except Refused as refusal:
             self._audit(peer, identity, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
@@ -168,10 +169,6 @@ class Door:
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
         if revoked:
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked")
-        if self._strikes[name] >= STRIKES:
-            raise Refused(
-                grpc.StatusCode.PERMISSION_DENIED, f"{name} is in quarantine after {STRIKES} breaches of the protocol"
-            )
         return name
 
     async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
@@ -227,7 +224,7 @@ class Door:
             self._forget(older)
             older.close(grpc.StatusCode.ABORTED, f"{identity} connected anew; this older connection is fenced off")
         fields = {"terms": self._welcome_text, "run": self._run, "epoch": session.epoch}
-        session.ask([b"".join(encode("welcome", fields, {}))], protocol.READY.limit)
+        session.ask(encode("welcome", fields, {}), protocol.READY.limit)
         return session
 
     def _arrived(self, session: Session, ticket: int, data: bytearray) -> None:
@@ -261,7 +258,7 @@ class Door:
         if ready.fields["skipped"]:
             log.warning("%s skipped %d images it could not read", session.identity, ready.fields["skipped"])
         log.info("%s is here as client %d with %d images", session.identity, client, ready.fields["images"])
-        session.tell([b"".join(encode("enrolled", {"client": client}, {}))])
+        session.tell(encode("enrolled", {"client": client}, {}))
         session.client = client
         with self.changed:
             self.sessions[client] = session

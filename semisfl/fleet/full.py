@@ -1,7 +1,7 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from semisfl import seeds
 from semisfl.algorithm.sgd import SGD
 from semisfl.config import Config
 from semisfl.data.batches import Planned, RoundBatches, ViewKind, make_view, plan, side_by_side
-from semisfl.fleet.base import ClientWork, FullRound, Result, State, Traffic
+from semisfl.fleet.base import ClientWork, Direction, FullRound, Result, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.hardware import Hardware
 from semisfl.models import use_generator
@@ -52,15 +52,21 @@ class Slot:
         for sgd in self._sgd.values():
             sgd.restart(round_plan.lr)
         self._received: dict[str, State] = {}
+        for name, state in round_plan.held.get(client, {}).items():
+            self._received[name] = roundtrip_state(state, self._config.wire.models)
         for name, state in {**round_plan.send, **round_plan.send_to.get(client, {})}.items():
             self._receive(name, state)
 
     def _receive(self, name: str, state: State) -> State:
-        codec = self._config.wire.models
-        kind = self._round.kinds.get(name, "model")
-        self._engine.traffic.add(kind, "down", self.client, state_bytes(state, codec))
-        self._received[name] = roundtrip_state(state, codec)
+        self.count_bytes("down", name, state)
+        self._received[name] = roundtrip_state(state, self._config.wire.models)
         return self._received[name]
+
+    def count_bytes(self, direction: Direction, name: str, state: State) -> None:
+        kind = self._round.kinds.get(name, "model")
+        size = self._round.size
+        count = size(self.client, direction, name, state) if size else state_bytes(state, self._config.wire.models)
+        self._engine.traffic.add(kind, direction, self.client, count)
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
@@ -95,17 +101,18 @@ class Slot:
             self.client,
         )
 
-    @torch.no_grad()
-    def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
+    def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:
         batches = self._engine.batches
         planned = self._planned(f"predict-{view}", view, np.arange(self.count)[:, None])
+        for first in range(0, self.count, batch):
+            yield batches.normalizer(make_view(batches.images, planned[first : first + batch]), batches.dtype)
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
         mode = model.training
         model.eval()
-        out = []
         with self._hardware.arithmetic():
-            for first in range(0, self.count, PREDICT_BATCH):
-                images = make_view(batches.images, planned[first : first + PREDICT_BATCH])
-                out.append(model(batches.normalizer(images, batches.dtype)).float().softmax(1))
+            out = [model(images).float().softmax(1) for images in self.images(view, PREDICT_BATCH)]
         model.train(mode)
         return torch.cat(out)
 
@@ -166,7 +173,8 @@ class FullModelClients:
             contributes.append(work.start(slot))
         if not any(contributes):
             return [Result(client, {}, {}) for client in round_plan.active]
-        self._start_batches(slots)
+        if round_plan.steps:
+            self._start_batches(slots)
         key = (work.name, count)
         if key not in self._recorded:
             self._recorded[key] = self._hardware.record(lambda: self._step(work, slots))
@@ -196,8 +204,8 @@ class FullModelClients:
             return Result(slot.client, {}, {})
         states, numbers = work.finish(slot)
         codec = self._config.wire.models
-        for state in states.values():
-            self.traffic.add("model", "up", slot.client, state_bytes(state, codec))
+        for name, state in states.items():
+            slot.count_bytes("up", name, state)
         return Result(
             slot.client,
             {name: {k: v.clone() for k, v in roundtrip_state(state, codec).items()} for name, state in states.items()},

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from semisfl import seeds
 from semisfl.algorithm.sgd import SGD
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.batches import RoundBatches, side_by_side, split_views
+from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
 from semisfl.fleet.base import (
     ClientWork,
     Features,
@@ -19,13 +20,14 @@ from semisfl.fleet.base import (
     SplitRound,
     State,
     Traffic,
+    draw_active,
     mean_state,
 )
 from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
 from semisfl.fleet.full import FullModelClients
 from semisfl.fleet.stack import Stack
 from semisfl.hardware import Hardware
-from semisfl.models import SplitModel, has_batchnorm
+from semisfl.models import SplitModel, batchnorms, use_generator
 
 
 class LocalFleet:
@@ -56,7 +58,7 @@ class LocalFleet:
         )
         self._size = (images.shape[2], images.shape[3])
         self._bottom = model.bottom
-        self._teacher_per_client = has_batchnorm(model.bottom) and config.teacher.client_batchnorm == "batch"
+        self._teacher_per_client = any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features
@@ -82,6 +84,7 @@ class LocalFleet:
         self._teachers.load(teacher)
         self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
         for slot, client in enumerate(plan.active):
+            self._generators[slot].manual_seed(seeds.derive(self.config.seed, "dropout", plan.index, client))
             self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
             if plan.teacher_for is None or client in plan.teacher_for:
                 self.traffic.add("teacher", "down", client, state_bytes(plan.teacher_bottom, wire.models))
@@ -90,22 +93,33 @@ class LocalFleet:
                 self._teachers.load(bottom, slot)
                 self._decay[slot] = 0.0
         self._sgd.restart(plan.lr)
+        self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
+
+        def ahead() -> None:
+            count = self.config.clients.active
+            following = draw_active(self.config.seed, plan.index + 1, len(self.shards), self.present(), count)
+            self.batches.ahead((plan.index + 1, following, plan.steps), self._make_views)
+
+        self.hardware.while_busy(ahead)
+
+    def _make_views(self, index: int, active: tuple[int, ...], steps: int) -> Views:
+        """The strong and weak views of a round, the clients side by side, and the true labels."""
         views = [
             split_views(
                 self.batches.augmentation,
                 self.shards[client],
                 self._size,
-                plan.steps,
+                steps,
                 self.config.clients.batch,
                 self.config.seed,
-                plan.index,
+                index,
                 client,
             )
-            for client in plan.active
+            for client in active
         ]
         together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
         truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
-        self.batches.start(together, {"truth": truth})
+        return together, {"truth": truth}
 
     def _make_slots(self, slots: int) -> None:
         if self._students is not None and len(self._students.modules) == slots:
@@ -113,7 +127,13 @@ class LocalFleet:
         self._students = Stack(self._bottom.train(), slots)
         self._teachers = Stack(self._bottom, slots, trainable=False)
         for module in self._teachers.modules:
-            module.train(self._teacher_per_client)
+            module.eval()
+            for layer in batchnorms(module):
+                layer.train(self._teacher_per_client)
+        # A bottom may hold dropout if the cut lies behind it: each client draws its own.
+        self._generators = [self.hardware.generator(0) for _ in range(slots)]
+        for module, generator in zip(self._students.modules, self._generators, strict=True):
+            use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
         self._sgd = SGD(self._students.parameters, self.config.optimizer)
 
@@ -124,12 +144,12 @@ class LocalFleet:
 
     def forward(self) -> Features:
         assert self._students is not None and self._teachers is not None
-        wire = self.config.wire
-        self._outputs = self._students(self.batches.get("strong"))
+        wire, parallel = self.config.wire, self.hardware.side_by_side
+        self._outputs = self._students(self.batches.get("strong"), parallel)
         with torch.no_grad():
             weak = self.batches.get("weak")
             one = not self._teacher_per_client and not self._teachers_differ
-            teacher = self._teachers.modules[0](weak) if one else self._teachers(weak)
+            teacher = self._teachers.modules[0](weak) if one else self._teachers(weak, parallel)
             student = CODECS[wire.student_features].roundtrip(self._outputs.detach().float())
             teacher = CODECS[wire.teacher_features].roundtrip(teacher.float())
         return Features(student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth"))

@@ -5,7 +5,7 @@
                              <-     welcome       the run, as JSON; nothing else is configured
     ready                    ->
                              <-     enrolled      which client of the run this is
-                             <-     split         a split round begins
+                             <-     split         a split round begins (split_alone: no teacher is sent)
     features                 ->
                              <-     gradients     and so on, once a step
     bottom                   ->                   after the last step's gradients
@@ -28,12 +28,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semisfl.config import Config
 from semisfl.fleet.base import State
 from semisfl.fleet.codec import CODECS
 from semisfl.fleet.wire import PROTOCOL, Schema, TensorSpec, WireError, encode
+from semisfl.models import SplitModel
 
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
@@ -52,6 +53,7 @@ FETCH = Schema({"round": int, "name": str}, max_bytes=SMALL)
 DONE = Schema({"round": int, "numbers": dict, "states": dict}, max_bytes=4 * SMALL)
 UPLOAD = Schema({"round": int}, max_bytes=SMALL)
 
+Shape = tuple[int, int, int]
 Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -64,7 +66,7 @@ class Terms:
     """All a client needs to take part, as the server tells it."""
 
     config: Config
-    shape: tuple[int, int, int]
+    shape: Shape
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -122,8 +124,11 @@ class Shapes:
         object.__setattr__(self, "digest", hashlib.sha256(repr(rows).encode()).hexdigest()[:32])
 
     @classmethod
-    def of(cls, config: Config, bottom: nn.Module, full: nn.Module, features: int) -> "Shapes":
-        return cls(config, features, table(bottom.state_dict()), table(full.state_dict()))
+    def of(cls, config: Config, model: SplitModel) -> "Shapes":
+        """A full model is the bottom and the top; the projection head never crosses."""
+        parts = {"bottom": model.bottom, "top": model.top}
+        full = {f"{part}.{key}": value for part, module in parts.items() for key, value in module.state_dict().items()}
+        return cls(config, model.features, table(model.bottom.state_dict()), table(full))
 
     def _state(self, name: str, keys: Table) -> dict[str, TensorSpec]:
         codec = self.config.wire.models

@@ -35,10 +35,10 @@ from semisfl.fleet.door import HANDSHAKE_SECONDS, Door
 from semisfl.fleet.protocol import Shapes, Terms, joined, outline, separated
 from semisfl.fleet.roster import Roster
 from semisfl.fleet.session import Session
-from semisfl.fleet.transport import LoopThread
+from semisfl.fleet.transport import LoopThread, Parts
 from semisfl.fleet.wire import Frame, Schema, WireError, decode, encode, payload_bytes
 from semisfl.hardware import Hardware, Stopped
-from semisfl.models import SplitModel, whole
+from semisfl.models import SplitModel
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,22 @@ STOP_SECONDS = 4.0
 REMIND_SECONDS = 30.0
 
 
+@dataclass
+class Parcel:
+    """Payload on its way to a client; counted once, when it was sent in full."""
+
+    client: int
+    sizes: Mapping[Kind, int]
+    counted: bool = False
+
+
 @dataclass(frozen=True)
 class Awaited:
     """What one client owes."""
 
     session: Session
     ticket: int
+    parcel: Parcel
     expected: Mapping[str, Schema]
     fields: Mapping[str, Any]
     """Values the answer's fields must have: it is about this round and step."""
@@ -82,9 +92,9 @@ class RemoteFleet:
         self.config = terms.config
         self.roster = Roster(terms.config.clients.total, roster_path)
         self._hardware = hardware
-        self._shapes = Shapes.of(terms.config, model.bottom, whole(model), model.features)
+        self._shapes = Shapes.of(terms.config, model)
         self._inbox: queue.SimpleQueue[tuple[Session, int, bytearray | None]] = queue.SimpleQueue()
-        self._crossed: deque[tuple[Kind, int, int]] = deque()
+        self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
         self._settled = False
         self._door = Door(
@@ -100,6 +110,11 @@ class RemoteFleet:
             thread=thread,
         )
         self.port = self._door.port
+
+    def attach(self, hardware: Hardware) -> "RemoteFleet":
+        """Compute on ``hardware``, and stop when it is asked to."""
+        self._hardware = hardware
+        return self
 
     # --- who is there ----------------------------------------------------------------------------
 
@@ -175,7 +190,7 @@ class RemoteFleet:
             if not clients:
                 continue
             states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
-            frame = b"".join(encode("split", fields, joined(states), codec))
+            frame = (b"".join(encode("split" if teacher else "split_alone", fields, joined(states), codec)),)
             sizes: dict[Kind, int] = {"model": bottom} | ({"teacher": bottom} if teacher else {})
             for client in clients:
                 self._ask(client, frame, sizes, self._features_due())
@@ -204,7 +219,7 @@ class RemoteFleet:
         self._step += 1
         due = self._features_due()
         for client, share in zip(self._participants, rows, strict=True):
-            frame = b"".join(encode("gradients", fields, {"gradients": share}, self.config.wire.gradients))
+            frame = encode("gradients", fields, {"gradients": share}, self.config.wire.gradients)
             self._ask(client, frame, sizes, due)
 
     def finish_round(self) -> State:
@@ -230,7 +245,7 @@ class RemoteFleet:
     def _ask(
         self,
         client: int,
-        frame: bytes,
+        frame: Parts,
         sizes: Mapping[Kind, int],
         due: tuple[Mapping[str, Schema], Mapping[str, Any]],
     ) -> None:
@@ -241,9 +256,10 @@ class RemoteFleet:
             log.warning("%s is not here and is left out of this round", self.roster.name(client))
             return
         limit = max(schema.limit for schema in due[0].values())
-        counted = [(kind, client, size) for kind, size in sizes.items()]
-        ticket = session.ask([frame], limit, lambda: self._crossed.extend(counted))
-        self._awaited[client] = Awaited(session, ticket, *due)
+        parcel = Parcel(client, sizes)
+        copy = len(frame) > 1 or not isinstance(frame[0], bytes)
+        ticket = session.ask(frame, limit, lambda: self._crossed.append(parcel), copy=copy)
+        self._awaited[client] = Awaited(session, ticket, parcel, *due)
 
     def _answers(self, kind: Kind) -> Iterator[tuple[int, Frame]]:
         """Every awaited client's answer, as they come, until nobody is awaited any more."""
@@ -269,7 +285,8 @@ class RemoteFleet:
                 frame = self._checked(item, data, kind)
                 if frame is not None:
                     yield session.client, frame
-        self._count_crossed()
+        while self._crossed:
+            self._count(self._crossed.popleft())
 
     def _leave_out_overdue(self) -> None:
         now, deadline = time.monotonic(), self.config.network.deadline
@@ -295,7 +312,9 @@ class RemoteFleet:
             self._leave_out(client, str(error))
             self._door.offend(item.session, str(error))
             return None
-        self.traffic.add(kind, "up", client, payload_bytes(item.expected[frame.kind]))
+        self._count(item.parcel)
+        if frame.tensors:
+            self.traffic.add(kind, "up", client, payload_bytes(item.expected[frame.kind]))
         fault = unbelievable(frame.tensors)
         if fault:
             self._leave_out(client, fault)
@@ -303,11 +322,12 @@ class RemoteFleet:
             return None
         return frame
 
-    def _count_crossed(self) -> None:
-        """Downloads are counted once they were sent in full, which the loop notes."""
-        while self._crossed:
-            kind, client, size = self._crossed.popleft()
-            self.traffic.add(kind, "down", client, size)
+    def _count(self, parcel: Parcel) -> None:
+        """An answer proves that what it answers has crossed, even if the loop did not say so yet."""
+        if not parcel.counted:
+            parcel.counted = True
+            for kind, size in parcel.sizes.items():
+                self.traffic.add(kind, "down", parcel.client, size)
 
     def _check_quorum(self, answered: int) -> None:
         quorum = self.config.network.quorum
@@ -349,7 +369,6 @@ class _FullExchange:
         self._fleet, self._shapes, self._work, self._plan = fleet, shapes, work, plan
         self._codec = fleet.config.wire.models
         self._numbers: dict[int, dict[str, float]] = {}
-        self._common: bytes | None = None
         self._stages: Mapping[str, Callable[[int, Frame], None]] = {
             "accept": self._send_states,
             "fetch": self._send_fetched,
@@ -371,12 +390,12 @@ class _FullExchange:
             "states": outline(self._states(client)),
             "on_request": outline(plan.on_request),
         }
-        self._ask(client, b"".join(encode("full", fields, {})), {}, {"accept": protocol.ACCEPT})
+        self._ask(client, encode("full", fields, {}), {}, {"accept": protocol.ACCEPT})
 
     def go_on(self, client: int, frame: Frame) -> None:
         self._stages[frame.kind](client, frame)
 
-    def _ask(self, client: int, frame: bytes, sizes: Mapping[Kind, int], expected: Mapping[str, Schema]) -> None:
+    def _ask(self, client: int, frame: Parts, sizes: Mapping[Kind, int], expected: Mapping[str, Schema]) -> None:
         self._fleet._ask(client, frame, sizes, (expected, {"round": self._plan.index}))
 
     def _send(self, client: int, states: Mapping[str, State]) -> None:
@@ -384,7 +403,7 @@ class _FullExchange:
         for name, state in states.items():
             kind = self._plan.kinds.get(name, "model")
             sizes[kind] = sizes.get(kind, 0) + payload_bytes(self._shapes.states(outline({name: state})))
-        frame = b"".join(encode("states", {"round": self._plan.index}, joined(states), self._codec))
+        frame = encode("states", {"round": self._plan.index}, joined(states), self._codec)
         expected = {"done": protocol.DONE} | ({"fetch": protocol.FETCH} if self._plan.on_request else {})
         self._ask(client, frame, sizes, expected)
 
@@ -412,7 +431,7 @@ class _FullExchange:
         except WireError as error:
             self._fleet._leave_out(client, str(error))
             return
-        upload = b"".join(encode("upload", {"round": self._plan.index}, {}))
+        upload = encode("upload", {"round": self._plan.index}, {})
         self._ask(client, upload, {}, {"states": schema})
 
     def _take_upload(self, client: int, frame: Frame) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import grpc
 import grpc.aio
 
-from semisfl.fleet.transport import Assembler, Violation, cut
+from semisfl.fleet.transport import Assembler, Parts, Violation, cut
 
 PASSED_OVER_LIMIT = 64
 """Frames nobody asked for that a client may send before it is taken for an offender."""
@@ -42,27 +42,33 @@ class Session:
         self._assembler = Assembler()
         self._assembler.epoch = epoch
         self._tickets = 0
-        self._outbox: asyncio.Queue[tuple[int, Sequence[bytes], Callable[[], object] | None]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[Iterator[bytes], Callable[[], object] | None]] = asyncio.Queue()
         self._writing = False
         self._closing: asyncio.Future[tuple[grpc.StatusCode, str]] = self._loop.create_future()
 
-    def ask(self, parts: Sequence[bytes], limit: int, sent: Callable[[], object] | None = None) -> int:
+    def ask(
+        self, parts: Parts, limit: int, sent: Callable[[], object] | None = None, *, copy: bool = True
+    ) -> int:
         """Send a frame and await its answer of at most ``limit`` bytes; returns the ticket.
 
+        ``parts`` are copied now, unless they are known never to change (one frame for many clients).
         ``sent`` is called, on the loop, once all of the frame is on its way.
         """
         self._tickets += 1
         self.progress = time.monotonic()
-        self._loop.call_soon_threadsafe(self._ask, self._tickets, parts, limit, sent)
+        chunks = cut(parts, self.epoch, self._tickets)
+        frame = iter(list(chunks)) if copy else chunks
+        self._loop.call_soon_threadsafe(self._ask, self._tickets, limit, frame, sent)
         return self._tickets
 
-    def _ask(self, ticket: int, parts: Sequence[bytes], limit: int, sent: Callable[[], object] | None) -> None:
+    def _ask(self, ticket: int, limit: int, frame: Iterator[bytes], sent: Callable[[], object] | None) -> None:
         self._assembler.expect(ticket, limit)
-        self._outbox.put_nowait((ticket, parts, sent))
+        self._outbox.put_nowait((frame, sent))
 
-    def tell(self, parts: Sequence[bytes]) -> None:
+    def tell(self, parts: Parts) -> None:
         """Send a frame that needs no answer, before whatever is asked next."""
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, (0, parts, None))
+        frame = iter(list(cut(parts, self.epoch, 0)))
+        self._loop.call_soon_threadsafe(self._outbox.put_nowait, (frame, None))
 
     def abandon(self) -> None:
         """Await nothing any more. A client that does not even take what is sent is disconnected."""
@@ -111,9 +117,9 @@ class Session:
 
     async def _write(self) -> None:
         while True:
-            ticket, parts, sent = await self._outbox.get()
+            frame, sent = await self._outbox.get()
             self._writing = True
-            for chunk in cut(parts, self.epoch, ticket):
+            for chunk in frame:
                 await self._context.write(chunk)
                 self.sent += len(chunk)
                 self.progress = time.monotonic()

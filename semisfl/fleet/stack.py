@@ -1,6 +1,8 @@
 """Several clients' copies of one module, their weights stacked so that whole-fleet operations are single ones."""
 
 import copy
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +54,13 @@ class Stack:
             else:
                 tensor.copy_(other.tensors[name])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Each slot's module on its share of the rows."""
+    def __call__(self, x: Tensor, parallel: Callable[[Sequence[Callable[[], None]]], None]) -> Tensor:
+        """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
+        outputs: list[Tensor] = [x] * len(self.modules)
+
+        def run(slot: int, module: nn.Module, share: Tensor) -> None:
+            outputs[slot] = module(share)
+
         shares = x.chunk(len(self.modules))
-        return torch.cat([module(share) for module, share in zip(self.modules, shares, strict=True)])
+        parallel([partial(run, *item) for item in zip(range(len(shares)), self.modules, shares, strict=True)])
+        return torch.cat(outputs)

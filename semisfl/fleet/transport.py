@@ -21,10 +21,12 @@ the same time; smaller costs messages, larger makes progress on a slow link hard
 PREFIX = struct.Struct("<4sIIQ")  # magic, epoch, ticket, bytes that follow
 MAGIC = b"SSF1"
 LARGEST_FRAME = 1 << 32
+KEPT_BUFFER = 8 * 1024 * 1024
 KEEPALIVE_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
 T = TypeVar("T")
+Parts = Sequence[bytes | memoryview]
 
 
 class Violation(Exception):
@@ -51,7 +53,7 @@ def options(keepalive: float = KEEPALIVE_SECONDS) -> list[tuple[str, int]]:
     ]
 
 
-def cut(parts: Sequence[bytes | memoryview], epoch: int, ticket: int) -> Iterator[bytes]:
+def cut(parts: Parts, epoch: int, ticket: int) -> Iterator[bytes]:
     """The chunks of one frame. All but the last are exactly CHUNK bytes long."""
     length = sum(len(part) for part in parts)
     pieces: list[bytes | memoryview] = [PREFIX.pack(MAGIC, epoch, ticket, length)]
@@ -86,6 +88,7 @@ class Assembler:
         self._ticket = self._filled = self._left = 0
         self._room = CHUNK
         self._late = False
+        self._kept = bytearray()
 
     def expect(self, ticket: int, limit: int) -> None:
         """Wait for ``ticket``, of at most ``limit`` bytes; what was awaited before is abandoned."""
@@ -124,9 +127,17 @@ class Assembler:
                 raise Violation(f"an empty frame is followed by {len(chunk) - PREFIX.size} bytes")
             return ours, None
         self._ticket, self._left, self._filled, self._late = ticket, length, 0, late
-        self._buffer = bytearray(length) if ours else None
+        self._buffer = self._room_for(length) if ours else None
         self._room = CHUNK - PREFIX.size
         return self._go_on(memoryview(chunk)[PREFIX.size :])
+
+    def _room_for(self, length: int) -> bytearray:
+        """A server's side reuses its buffer: an answer was decoded before the next is awaited."""
+        if self._in_order or length > KEPT_BUFFER:
+            return bytearray(length)
+        if len(self._kept) != length:
+            self._kept = bytearray(length)
+        return self._kept
 
     def _is_awaited(self, epoch: int, ticket: int) -> bool:
         if self._in_order:

@@ -16,7 +16,7 @@ import reprlib
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -49,6 +49,10 @@ DTYPES = {
 }
 
 
+Row = list[Any]
+"""A tensor in the header: name, dtype, shape, codec."""
+
+
 class WireError(ValueError):
     """A frame that cannot be sent or must not be believed; the message is one line."""
 
@@ -66,7 +70,7 @@ class TensorSpec:
         """The codec that is used: integers cross raw, whatever was asked for."""
         return codec_for(self.codec, self.dtype)
 
-    def described(self, name: str) -> list:
+    def described(self, name: str) -> Row:
         """The tensor's row in the header."""
         return [name, DTYPES[self.dtype], list(self.shape), self.how.name]
 
@@ -85,7 +89,7 @@ class Schema:
         return dict(sorted((self.tensors or {}).items()))
 
     @cached_property
-    def table(self) -> list[list]:
+    def table(self) -> list[Row]:
         return [spec.described(name) for name, spec in self.specs.items()]
 
     @cached_property
@@ -133,7 +137,7 @@ def encode(
         raise WireError(
             f"{len(tensors)} tensors exceed {MAX_ITEMS} in a frame: send several frames"
         )
-    table: list[list] = []
+    table: list[Row] = []
     buffers: list[bytes | memoryview] = []
     for name, tensor in sorted(tensors.items()):
         if tensor.dtype not in DTYPES:
@@ -144,7 +148,7 @@ def encode(
         spec = TensorSpec(tuple(tensor.shape), tensor.dtype, codec)
         table.append(spec.described(name))
         for part in spec.how.encode(tensor):
-            raw = part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            raw = _bytes_of(part.cpu().contiguous())
             buffers += [raw.data, _padding(raw.nbytes)]
     header = _packed(kind, fields, table)
     if len(header) > MAX_HEADER:
@@ -216,12 +220,14 @@ class _Regions:
         if any(self.view[end : self.offset + _padded(size)]):
             raise WireError(f"padding after tensor {name!r} is not zero")
         # A copy: the frame may be read-only, or the transport's buffer for the next one.
-        raw = np.frombuffer(self.view[self.offset : end], dtype=np.uint8).copy()
+        tensor = torch.empty(shape, dtype=dtype)
+        _bytes_of(tensor)[:] = self.view[self.offset : end]
         self.offset += _padded(size)
-        return torch.from_numpy(raw).view(dtype).reshape(shape)
+        return tensor
 
 
-def _unpacked(header: memoryview) -> tuple[str, dict[str, Any], list]:
+def _unpacked(header: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
+    """Kind, fields and tensor table, within limits of size but otherwise unchecked."""
     try:
         content = msgpack.unpackb(
             header,
@@ -231,14 +237,15 @@ def _unpacked(header: memoryview) -> tuple[str, dict[str, Any], list]:
             max_ext_len=0,
         )
     except (ValueError, msgpack.UnpackException) as error:
-        raise WireError(f"header is not msgpack within limits: {_short(str(error))}") from None
-    match _plain(content, "header"):
+        reason = _short(str(error) or type(error).__name__)
+        raise WireError(f"header is not msgpack within limits: {reason}") from None
+    match content:
         case [str(kind), dict(fields), list(table)]:
             return kind, fields, table
     raise WireError("header is not [kind, fields, tensors]")
 
 
-def _packed(kind: str, fields: Mapping[str, Any], table: list[list]) -> bytes:
+def _packed(kind: str, fields: Mapping[str, Any], table: list[Row]) -> bytes:
     plain = {name: _plain(value, f"field {name!r}") for name, value in sorted(fields.items())}
     try:
         return msgpack.packb([kind, plain, table])
@@ -252,13 +259,13 @@ def _finite(value: float, where: str, _: int) -> float:
     return value
 
 
-def _sorted_map(value: dict, where: str, depth: int) -> dict:
+def _sorted_map(value: dict[Any, Any], where: str, depth: int) -> dict[str, Any]:
     if not all(type(key) is str for key in value):
         raise WireError(f"{where} holds a map with keys that are not strings")
     return {key: _plain(item, where, depth + 1) for key, item in sorted(value.items())}
 
 
-def _list(value: list | tuple, where: str, depth: int) -> list:
+def _list(value: Sequence[Any], where: str, depth: int) -> list[Any]:
     return [_plain(item, where, depth + 1) for item in value]
 
 
@@ -292,18 +299,25 @@ def _check_fields(fields: dict[str, Any], schema: Schema) -> None:
             raise WireError(f"field {name!r} is {is_type}, but {wanted.__name__} is expected")
 
 
-def _difference(wanted: list[list], received: list) -> str:
+def _difference(wanted: list[Row], received: list[Any]) -> str:
     for want, got in zip_longest(wanted, received):
         if want != got:
             return f"tensor {_short(got)} where {_short(want)} is expected"
     return "header is not in its one canonical form"
 
 
-def _checksum(length: int, pieces: list) -> int:
+def _checksum(length: int, pieces: Sequence[bytes | memoryview]) -> int:
     checksum = zlib.crc32(PREFIX.pack(MAGIC, PROTOCOL, length, 0))
     for piece in pieces:
         checksum = zlib.crc32(piece, checksum)
     return checksum
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    """A contiguous CPU tensor's own memory; torch itself refuses to view an empty one as bytes."""
+    if not tensor.numel():
+        return np.empty(0, dtype=np.uint8)
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _padded(size: int) -> int:

@@ -3,7 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from semisfl.fleet.base import ClientWork
 from semisfl.methods.base import Method, Setup
+from semisfl.methods.fedmatch import FedMatch, FedMatchWork
+from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork
+from semisfl.methods.fedswitch_sl import FedSwitchSL
+from semisfl.methods.semifl import SemiFL, SemiFLWork, StatisticsWork
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.methods.supervised import Supervised
 
@@ -13,9 +18,44 @@ class Entry:
     make: Callable[[Setup], Method]
     title: str
     summary: str
+    note: str = ""
+    """What is a reconstruction or our own choice; shown wherever the method's numbers are."""
+    works: tuple[ClientWork, ...] = ()
+    """Client halves, for clients that live in processes of their own."""
 
 
 METHODS: dict[str, Entry] = {
     "semisfl": Entry(SemiSFL, "SemiSFL", "split model, teacher pseudo-labels, clustering regularisation"),
     "supervised": Entry(Supervised, "Supervised-only", "the server's labels alone; nothing is sent"),
+    "semifl": Entry(
+        SemiFL,
+        "SemiFL",
+        "pseudo-labels once a round by the global model, mixed images, server fine-tuning",
+        "iterations, rates and augmentation as for the other methods, not the authors' own; "
+        "BatchNorm statistics over the server and active clients",
+        (SemiFLWork(), StatisticsWork()),
+    ),
+    "fedmatch": Entry(
+        FedMatch,
+        "FedMatch",
+        "decomposed weights, helpers' consistency, agreement pseudo-labels",
+        "loss weights are ours (variant fedmatch_original: the authors'), as are bias and BatchNorm handling "
+        "and how long helpers stay",
+        (FedMatchWork(),),
+    ),
+    "fedswitch": Entry(
+        FedSwitch,
+        "FedSwitch",
+        "EMA teacher; clients label with it or with their student",
+        "a reconstruction: no public code, full paper not obtained",
+        (FedSwitchWork(),),
+    ),
+    "fedswitch-sl": Entry(
+        FedSwitchSL,
+        "FedSwitch-SL",
+        "FedSwitch with a split model: SemiSFL without its contrastive terms",
+        "a reconstruction: FedSwitch's rule, decided on the server",
+    ),
 }
+
+WORKS: dict[str, ClientWork] = {work.name: work for entry in METHODS.values() for work in entry.works}

@@ -1,6 +1,6 @@
 """What every method stands on: the server's own models, its labelled batches, its statistics."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.config import Config, View
-from semisfl.data.batches import RoundBatches, draw_batches, plan
+from semisfl.data.batches import RoundBatches, Views, draw_batches, plan
 from semisfl.fleet.base import Fleet
 from semisfl.hardware import Hardware
 from semisfl.models import SplitModel, use_generator
@@ -53,7 +53,8 @@ class Method(Protocol):
 class LabeledImages:
     """The server's labelled images D_l, as two independent views and labels a step."""
 
-    def __init__(self, batches: RoundBatches, labels: Tensor, config: Config) -> None:
+    def __init__(self, batches: RoundBatches, labels: Tensor, config: Config, hardware: Hardware) -> None:
+        self._hardware = hardware
         self._batches = batches
         self._labels = labels
         self._config = config
@@ -61,7 +62,25 @@ class LabeledImages:
     def __len__(self) -> int:
         return len(self._labels)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        _, channels, height, width = self._batches.images.shape
+        return channels, height, width
+
+    def normalized(self, images: Tensor) -> Tensor:
+        """uint8 images as a model takes them."""
+        return self._batches.normalizer(images.to(self._batches.images.device), self._batches.dtype)
+
+    def plain(self, batch: int) -> Iterator[Tensor]:
+        """Every labelled image, un-augmented, at most ``batch`` at a time."""
+        images = self._batches.images
+        return (self.normalized(images[first : first + batch]) for first in range(0, len(images), batch))
+
     def start(self, round_index: int, steps: int, view: View, views: int = 2) -> None:
+        self._batches.start_from((round_index, steps, view, views), self._make)
+        self._hardware.while_busy(lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make))
+
+    def _make(self, round_index: int, steps: int, view: View, views: int) -> Views:
         seed, batch = self._config.seed, self._config.server.batch
         rng = seeds.generator(seed, "labeled", round_index)
         indices = draw_batches(rng, len(self), steps, batch, least=LABELED_POOL_STEPS * batch)
@@ -73,8 +92,7 @@ class LabeledImages:
             )
             for number in range(1, views + 1)
         }
-        labels = self._labels[torch.from_numpy(indices).to(self._labels.device)]
-        self._batches.start(plans, {"labels": labels})
+        return plans, {"labels": self._labels[torch.from_numpy(indices).to(self._labels.device)]}
 
     def next(self) -> tuple[Tensor, Tensor]:
         """One view and the labels."""
@@ -92,19 +110,21 @@ class LabeledImages:
 class Meter:
     """Sums on the device, read once a round."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
         self._sums: dict[str, Tensor] = {}
 
     def add(self, **values: Tensor) -> None:
         for name, value in values.items():
             value = value.detach().float()
-            if name not in self._sums:
+            # A round with fewer clients than the last has shorter sums by client.
+            if name not in self._sums or self._sums[name].shape != value.shape:
                 self._sums[name] = torch.zeros_like(value)
             self._sums[name].add_(value)
 
     def read(self) -> dict[str, Any]:
         """The sums as plain numbers or lists; starts again from zero."""
+        self._hardware.before_waiting()
         read = {name: total.tolist() for name, total in self._sums.items()}
         for total in self._sums.values():
             total.zero_()

@@ -40,7 +40,8 @@ class SemiSFL:
         self.supervised_sgd = SGD(self.student.parameters(), config.optimizer)
         server_side = [*self.student.top.parameters(), *self.student.projector.parameters()]
         self.server_sgd = SGD(server_side, config.optimizer)
-        self.meter = Meter(device)
+        self.meter = Meter(setup.hardware)
+        self.active: tuple[int, ...] = ()
         self.supervised_step = setup.hardware.record(self._supervised_step)
         self.cross_entity_step = setup.hardware.record(self._cross_entity_step, setup.fleet.capturable)
 
@@ -62,6 +63,7 @@ class SemiSFL:
             # Line 7: broadcast w_c and w~_c.
             clients = config.clients
             active = draw_active(config.seed, round_index, clients.total, self.fleet.present(), clients.active)
+            self.active = active
             self.fleet.start_round(
                 SplitRound(
                     round_index,
@@ -137,7 +139,7 @@ class SemiSFL:
         self.meter.add(
             loss_semi=loss + clustering,
             loss_clustering=clustering,
-            **statistics.of_step(features, labels, confident, self.classes),
+            **statistics.of_step(features, self.active, labels, confident, self.classes),
         )
 
     def tested(self) -> Mapping[str, nn.Module]:
@@ -156,6 +158,7 @@ class SemiSFL:
         self.ema.load_state_dict(state["teacher"])
         self.queue.load_state_dict(state["queue"])
         self.controller.load_state_dict(state["controller"])
+        self.meter.read()  # a round that was given up half-way leaves its sums behind
 
 
 def _own_key(rows: int, references: Tensor) -> Tensor:

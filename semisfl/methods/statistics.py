@@ -5,23 +5,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from semisfl.fleet.base import Features
 
 
-def of_step(features: Features, labels: Tensor, confident: Tensor, classes: int) -> dict[str, Tensor]:
-    """Sums of one step, for a `Meter`."""
+def of_step(
+    features: Features, active: Sequence[int], labels: Tensor, confident: Tensor, classes: int
+) -> dict[str, Tensor]:
+    """Sums of one step, for a `Meter`; those by client in the order of ``active``, who answered or not."""
     kept = confident.float()
+    answered = [active.index(client) for client in features.clients]
+    client_rows, client_kept = kept.new_zeros(len(active)), kept.new_zeros(len(active))
+    for place, share in zip(answered, kept.view(len(answered), -1), strict=True):
+        client_rows[place] = features.batch
+        client_kept[place] = share.sum()
     sums = {
         "rows": torch.full((), float(len(labels)), device=labels.device),
         "kept": kept.sum(),
-        "client_rows": torch.full((len(features.clients),), float(features.batch), device=labels.device),
-        "client_kept": kept.view(len(features.clients), -1).sum(1),
+        "client_rows": client_rows,
+        "client_kept": client_kept,
     }
     if features.truth is not None:
         known = (features.truth >= 0).float()
-        by_class = F.one_hot(features.truth.clamp(min=0), classes).float() * known.unsqueeze(1)
+        every = torch.arange(classes, device=labels.device)
+        by_class = (features.truth.unsqueeze(1) == every).float()
         sums |= {
             "known_kept": (kept * known).sum(),
             "wrong": (kept * known * (labels != features.truth)).sum(),

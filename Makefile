@@ -1,0 +1,51 @@
+# Each stamp in .venv is an installation done once, and again when what it depends on changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: help demo test test-slow check bench clean
+
+help:
+	@echo "make demo       train on the embedded digits: a table and a picture in runs/demo"
+	@echo "make test       the tests (make test-slow: those that take minutes)"
+	@echo "make check      lint, format, types"
+	@echo "make bench      milliseconds an iteration and images a second on this machine"
+	@echo "make clean      remove the virtual environment and caches; runs stay"
+
+demo: $(VENV)/.installed
+	$(BIN)/semisfl compare digits --methods supervised,semisfl --seeds 1 --out runs/demo
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+check: $(VENV)/.installed-test $(VENV)/.installed-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/semisfl bench
+
+# torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local
+# index) then satisfies it, and is not passed over for the build with CUDA.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV); torch is large, this takes a few minutes the first time"
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable '.[network]'
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-check: $(VENV)/.installed
+	$(PIP) --editable '.[check]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

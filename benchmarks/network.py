@@ -1,0 +1,227 @@
+"""What the network costs: an iteration against a bare TLS socket, idle clients, coming back.
+
+    python -m benchmarks.network [iteration] [idle] [return] [--clients N] [--json]
+
+Everything is on loopback with mutual TLS. The two sides of a ratio are measured in turns within
+one run, so that a busy machine disturbs both alike.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import ssl
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from semisfl import certs
+from semisfl.config import Config, parse
+from semisfl.fleet import protocol
+from semisfl.fleet.base import SplitRound
+from semisfl.fleet.link import Link
+from semisfl.fleet.protocol import Shapes, Terms
+from semisfl.fleet.remote import RemoteFleet
+from semisfl.fleet.transport import LoopThread
+from semisfl.fleet.wire import decode, encode
+from semisfl.hardware import Hardware
+from semisfl.models import SplitModel
+
+BATCH, FEATURES = 64, 4096  # student and teacher features 2 MiB, gradients 1 MiB
+CLIENTS = 10
+PROCESSES = multiprocessing.get_context("fork")
+
+
+def configuration(clients: int) -> Config:
+    active = min(clients, CLIENTS)
+    return parse({"clients": {"total": clients, "active": active, "batch": BATCH, "steps": 1_000_000}})
+
+
+def model() -> SplitModel:
+    """The smallest model with features of the wanted size: only bytes are moved here."""
+    bottom = nn.Sequential(nn.Flatten(), nn.Linear(1, FEATURES))
+    return SplitModel(bottom, nn.Sequential(nn.Linear(1, 1)), nn.Identity(), FEATURES)
+
+
+def terms(clients: int) -> Terms:
+    return Terms(configuration(clients), (1, 8, 8), 10, (0.5,), (0.5,))
+
+
+def authority(folder: Path, clients: int) -> None:
+    certs.make_authority(folder)
+    certs.make_server(folder, ["localhost", "127.0.0.1"])
+    for number in range(clients):
+        certs.make_client(folder, f"client-{number}")
+
+
+def server(folder: Path, clients: int, port: int = 0) -> RemoteFleet:
+    return RemoteFleet(
+        terms(clients), model(), Hardware("cpu"), listen=f"localhost:{port}", certificates=folder
+    )
+
+
+# --- an iteration ---------------------------------------------------------------------------------
+
+
+def stand_in(folder: Path, number: int, port: int) -> None:
+    """A client that does everything but arithmetic on a model."""
+    torch.set_num_threads(1)
+    link = Link(f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}"))
+    shapes = Shapes.of(configuration(CLIENTS), model())
+    rows = torch.randn(BATCH, FEATURES)
+    welcomed, step = False, 0
+    while not link.over.is_set():
+        received = link.receive(1.0)
+        if received is None:
+            continue
+        if not welcomed:
+            welcomed = True
+            ready = {"model": shapes.digest, "images": BATCH, "skipped": 0}
+            received.stream.answer(received.ticket, encode("ready", ready, {}))
+            received.stream.assembler.limit = shapes.split(True).limit + shapes.gradients().limit
+        elif received.ticket:
+            decode(received.data, {"gradients": shapes.gradients(), "split": shapes.split(True)})
+            fields = {"round": 0, "step": step}
+            answer = encode("features", fields, {"student": rows, "teacher": rows}, "fp32")
+            received.stream.answer(received.ticket, [b"".join(answer)])
+            step += 1
+    link.close()
+
+
+class FleetLoop:
+    """Iterations through RemoteFleet: checked, decoded, concatenated, as a method gets them."""
+
+    def __init__(self, folder: Path, fleet: RemoteFleet) -> None:
+        self._fleet = fleet
+        assert fleet.wait_for(CLIENTS, 60)
+        state = model().bottom.state_dict()
+        fleet.start_round(SplitRound(0, tuple(range(CLIENTS)), 1_000_000, 0.1, state, state))
+        self._gradients = torch.randn(CLIENTS * BATCH, FEATURES)
+
+    def __call__(self) -> None:
+        features = self._fleet.forward()
+        assert features.student.shape == (CLIENTS * BATCH, FEATURES)
+        self._fleet.backward(self._gradients)
+
+
+def bare_client(folder: Path, number: int, port: int, up: int, down: int) -> None:
+    place = folder / "clients" / f"client-{number}"
+    context = ssl.create_default_context(cafile=str(place / "authority.crt"))
+    context.load_cert_chain(place / "client.crt", place / "client.key")
+    payload, room = os.urandom(up), memoryview(bytearray(down))
+    with context.wrap_socket(socket.create_connection(("localhost", port)), server_hostname="localhost") as stream:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                stream.sendall(payload)
+                receive(stream, room)
+
+
+def receive(stream: ssl.SSLSocket, room: memoryview) -> None:
+    filled = 0
+    while filled < len(room):
+        count = stream.recv_into(room[filled:])
+        if not count:
+            raise EOFError
+        filled += count
+
+
+class BareLoop:
+    """The same bytes through TLS sockets and threads, with nothing else done to them."""
+
+    def __init__(self, folder: Path, listener: socket.socket) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+        context.load_verify_locations(folder / "authority.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        self._gradients = os.urandom(4 * BATCH * FEATURES)
+        self._go = threading.Barrier(CLIENTS + 1)
+        self._all_here = threading.Barrier(CLIENTS + 1)
+        for _ in range(CLIENTS):
+            stream = context.wrap_socket(listener.accept()[0], server_side=True)
+            threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
+
+    def _serve(self, stream: ssl.SSLSocket) -> None:
+        room = memoryview(bytearray(8 * BATCH * FEATURES))
+        with contextlib.suppress(OSError, EOFError, threading.BrokenBarrierError):
+            while True:
+                receive(stream, room)
+                self._all_here.wait()
+                self._go.wait()
+                stream.sendall(self._gradients)
+
+    def __call__(self) -> None:
+        self._all_here.wait()
+        self._go.wait()
+
+
+def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
+    """Milliseconds an iteration on the clock, and of this process's CPU."""
+    clock, cpu = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        step()
+    return 1e3 * (time.perf_counter() - clock) / count, 1e3 * (time.process_time() - cpu) / count
+
+
+@contextlib.contextmanager
+def paused(processes: list[multiprocessing.Process]) -> Iterator[None]:
+    """The other loop's clients stand still, so that two loops never compete."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process.pid, signal.SIGCONT)  # type: ignore[arg-type]
+
+
+def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        authority(folder, CLIENTS)
+        listener = socket.create_server(("localhost", 0))
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        # Forked before this process has a gRPC thread: a fork would not survive one.
+        bare_port, up, down = listener.getsockname()[1], 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
+        ours = [PROCESSES.Process(target=stand_in, args=(folder, n, port), daemon=True) for n in range(CLIENTS)]
+        bare = [
+            PROCESSES.Process(target=bare_client, args=(folder, n, bare_port, up, down), daemon=True)
+            for n in range(CLIENTS)
+        ]
+        for process in [*ours, *bare]:
+            process.start()
+        bare_loop = BareLoop(folder, listener)
+        fleet = server(folder, CLIENTS, port)
+        fleet_loop = FleetLoop(folder, fleet)
+        timed(fleet_loop, 3), timed(bare_loop, 3)
+        results: dict[str, list[tuple[float, float]]] = {"fleet": [], "bare": []}
+        for _ in range(rounds):
+            with paused(bare):
+                results["fleet"].append(timed(fleet_loop, count))
+            with paused(ours):
+                results["bare"].append(timed(bare_loop, count))
+        for process in [*ours, *bare]:
+            process.kill()
+        fleet.kill()
+    middle = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in results.items()}
+    return {
+        "fleet_ms": round(middle["fleet"][0], 1),
+        "bare_tls_ms": round(middle["bare"][0], 1),
+        "ratio": round(middle["fleet"][0] / middle["bare"][0], 2),
+        "fleet_server_cpu_ms": round(middle["fleet"][1], 1),
+        "bare_server_cpu_ms": round(middle["bare"][1], 1),
+    }

@@ -1,0 +1,79 @@
+"""FedMatch's helpers: for each client the models of those whose models behave most alike."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+def noise_image(shape: tuple[int, int, int], rng: np.random.Generator) -> Tensor:
+    """uint8 [1, C, H, W] of Gaussian noise, mean and deviation 125, cut off at 0 and 255 by drawing again."""
+    values = rng.normal(125, 125, shape)
+    while (outside := (values < 0) | (values > 255)).any():
+        values[outside] = rng.normal(125, 125, int(outside.sum()))
+    return torch.from_numpy(values.astype(np.uint8)).unsqueeze(0)
+
+
+def nearest(embeddings: Mapping[int, Tensor], client: int, count: int) -> list[int]:
+    """The ``count`` other clients whose embeddings lie nearest; none if there are not so many.
+
+    Plain distances: a KD-tree gives the same answer and pays only for far more clients than these.
+    """
+    others = [other for other in sorted(embeddings) if other != client]
+    if len(others) < count:
+        return []
+    distances = torch.stack([(embeddings[other] - embeddings[client]).norm() for other in others])
+    return [others[place] for place in distances.argsort(stable=True)[:count].tolist()]
+
+
+class Helpers:
+    """What the server remembers of its clients' uploads, and whose uploads each was given to help.
+
+    An upload stays on the shelf while it is a client's latest or still helps somebody.
+    """
+
+    def __init__(self) -> None:
+        self._embeddings: dict[int, Tensor] = {}
+        self._latest: dict[int, str] = {}
+        self._given: dict[int, list[str]] = {}
+        self._shelf: dict[str, State] = {}
+
+    def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
+        self._embeddings[client] = embedding
+        self._latest[client] = f"{client}@{round_index}"
+        self._shelf[self._latest[client]] = upload
+        needed = {*self._latest.values(), *(key for keys in self._given.values() for key in keys)}
+        self._shelf = {key: state for key, state in self._shelf.items() if key in needed}
+
+    def choose(self, clients: Collection[int], count: int) -> None:
+        """New helpers for those of ``clients`` that were seen before."""
+        for client in clients:
+            if client in self._embeddings:
+                chosen = nearest(self._embeddings, client, count)
+                self._given[client] = [self._latest[helper] for helper in chosen]
+
+    def forget(self) -> None:
+        """Nobody has helpers any more."""
+        self._given.clear()
+
+    def of(self, client: int) -> dict[str, State]:
+        """``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
+        return {f"helper{place}": self._shelf[key] for place, key in enumerate(self._given.get(client, ()))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "embeddings": {str(client): value for client, value in self._embeddings.items()},
+            "latest": {str(client): key for client, key in self._latest.items()},
+            "given": {str(client): keys for client, keys in self._given.items()},
+            "shelf": dict(self._shelf),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._embeddings = {int(client): value for client, value in state["embeddings"].items()}
+        self._latest = {int(client): key for client, key in state["latest"].items()}
+        self._given = {int(client): list(keys) for client, keys in state["given"].items()}
+        self._shelf = dict(state["shelf"])

@@ -1,0 +1,36 @@
+"""Using a trained model: classes of new images, accuracy on a test set."""
+
+import torch
+from torch import Tensor, nn
+
+from semisfl.data.augment import Normalizer
+from semisfl.data.sources import Dataset
+
+BATCH = 500
+
+
+@torch.no_grad()
+def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
+    """Class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
+    if images.dtype != torch.uint8 or images.shape[1:] != data.images.shape[1:]:
+        raise ValueError(
+            f"images are {images.dtype} {list(images.shape)}; the model was trained on torch.uint8 "
+            f"[n, {', '.join(map(str, data.images.shape[1:]))}]"
+        )
+    device = next(model.parameters()).device
+    normalize = Normalizer.of(data.mean, data.std).to(device)
+    mode = model.training
+    model.eval()
+    try:
+        parts = [model(normalize(part.to(device))).softmax(1).cpu() for part in images.split(BATCH)]
+    finally:
+        model.train(mode)
+    return torch.cat(parts) if parts else torch.empty(0, len(data.classes))
+
+
+def evaluate(model: nn.Module, data: Dataset) -> float:
+    """Accuracy in percent on the test images of ``data``."""
+    if not len(data.test_labels):
+        raise ValueError(f"data set {data.name!r} has no test images")
+    chosen = predict(model, data.test_images, data).argmax(1)
+    return 100 * float((chosen == data.test_labels.cpu()).float().mean())

@@ -1,0 +1,157 @@
+"""``semisfl list``, ``show`` and ``partition``: what there is, without training."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from semisfl.cli import console
+from semisfl.cli.options import Json, Preset, Settings, values_of
+
+
+def register(app: typer.Typer) -> None:
+    app.command("list")(list_)
+    app.command("show")(show)
+    app.command("partition")(partition)
+
+
+# The input that ALGORITHMS' parameter counts are for: the data set each model is used with.
+SHAPES: dict[str, tuple[tuple[int, int, int], int]] = {
+    "cnn": ((3, 32, 32), 10),
+    "alexnet": ((3, 32, 32), 10),
+    "vgg13": ((3, 96, 96), 10),
+    "vgg16": ((3, 144, 144), 100),
+}
+DATA = {
+    "digits": "7,000 MNIST images, inside the package",
+    "cifar10": "CIFAR-10",
+    "svhn": "SVHN",
+    "stl10": "STL-10 with its 100,000 unlabelled images",
+    "image100": "100 classes of ImageNet, 144 x 144 pixels",
+}
+
+
+def list_(json_: Json = False) -> None:
+    """Presets, methods, models and data sets."""
+    from semisfl.methods import METHODS
+    from semisfl.presets import PRESETS, VARIANTS
+
+    known: dict[str, list[dict[str, Any]]] = {
+        "presets": [_first_line(name, make) for name, make in PRESETS.items()],
+        "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
+        "methods": [
+            {
+                "name": name,
+                "title": entry.title,
+                "summary": entry.summary,
+                "note": getattr(entry, "note", ""),
+            }
+            for name, entry in METHODS.items()
+        ],
+        "models": _models(),
+        "data": _data(),
+    }
+    if json_:
+        print(json.dumps(known))
+        return
+    _print("presets", ("name", "summary"), known["presets"])
+    _print("variants: PRESET+VARIANT", ("name", "summary"), known["variants"])
+    _print("methods: --set method=NAME", ("name", "title", "summary", "note"), known["methods"])
+    columns = ("name", "input", "classes", "features", "bottom", "top")
+    _print("models and their parameters: --set model.name=NAME", columns, known["models"])
+    _print("data: --set data.name=NAME, or a path to images", ("name", "summary"), known["data"])
+
+
+def _first_line(name: str, function: Any) -> dict[str, Any]:
+    return {"name": name, "summary": (function.__doc__ or "").strip().splitlines()[0]}
+
+
+def _models() -> list[dict[str, Any]]:
+    import torch
+
+    from semisfl.models import MODELS, parameter_count, split
+
+    described = []
+    for name, make in MODELS.items():
+        shape, classes = SHAPES.get(name, ((3, 32, 32), 10))
+        with torch.device("meta"):  # shapes without memory
+            model = split(make(shape, classes), shape, projector="none")
+        described.append(
+            {
+                "name": name,
+                "input": "x".join(map(str, shape)),
+                "classes": classes,
+                "features": model.features,
+                "bottom": parameter_count(model.bottom),
+                "top": parameter_count(model.top),
+            }
+        )
+    return described
+
+
+def _data() -> list[dict[str, Any]]:
+    from semisfl.data.sources import SOURCES
+
+    return [{"name": name, "summary": DATA.get(name, "")} for name in SOURCES]
+
+
+def _print(title: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
+    columns = [column for column in columns if any(row[column] != "" for row in rows)]
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        numbers = isinstance(rows[0][column], int)
+        table.add_column(column, justify="right" if numbers else "left", style=_style(column))
+    for row in rows:
+        table.add_row(*(f"{row[c]:,}" if isinstance(row[c], int) else str(row[c]) for c in columns))
+    console.out.print(table)
+    console.out.print()
+
+
+def _style(column: str) -> str:
+    return "cyan" if column == "name" else ""
+
+
+def show(preset: Preset = "digits", settings: Settings = None, json_: Json = False) -> None:
+    """Print a configuration, a line of explanation a field; saved to FILE.toml, `run` takes it."""
+    from semisfl import config as configs
+    from semisfl.show import commented_toml
+
+    config = configs.parse(values_of(preset, settings))
+    print(config.model_dump_json() if json_ else commented_toml(config), end="\n" if json_ else "")
+
+
+def partition(
+    preset: Preset = "digits",
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("who.png"),
+    settings: Settings = None,
+    json_: Json = False,
+) -> None:
+    """Draw who holds what: the server's labels and every client's images, by class."""
+    from semisfl import config as configs
+    from semisfl.data import partition as partitions
+    from semisfl.run import load_data
+
+    data, held = load_data(configs.parse(values_of(preset, settings)))
+    labels = data.labels.numpy()
+    partitions.draw(held, labels, data.classes, out)
+
+    def by_class(rows: np.ndarray) -> dict[str, int]:
+        known = labels[rows][labels[rows] >= 0]
+        counts = np.bincount(known, minlength=len(data.classes))
+        return dict(zip(data.classes, counts.tolist(), strict=True))
+
+    if json_:
+        clients = [{"images": len(rows), "classes": by_class(rows)} for rows in held.clients]
+        server = {"images": len(held.labeled), "classes": by_class(held.labeled)}
+        print(json.dumps({"server": server, "clients": clients, "picture": str(out)}))
+        return
+    sizes = sorted(len(rows) for rows in held.clients)
+    print(
+        f"{data.name}: {len(held.labeled)} labelled images on the server; {len(sizes)} clients hold "
+        f"{sizes[0]} to {sizes[-1]} (median {sizes[len(sizes) // 2]}), {sum(sizes)} in all"
+    )
+    print(f"picture: {out}")

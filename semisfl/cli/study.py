@@ -1,0 +1,158 @@
+"""``semisfl compare`` and ``semisfl report``: tables and curves over runs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from semisfl import curves, report
+from semisfl.cli import console
+from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+from semisfl.report import Summary
+
+Target = Annotated[
+    float | None,
+    typer.Option(help="Also: what it took to reach this test accuracy, in percent."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("compare")(compare)
+    app.command("report")(report_)
+
+
+def compare(
+    preset: Preset = "digits",
+    methods: Annotated[
+        str, typer.Option(help="Methods, comma between; or all.")
+    ] = "supervised,semisfl",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs a method: seed, seed + 1, ...")] = 3,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")
+    ] = None,
+    target: Target = None,
+    device: Device = "auto",
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train several methods with several seeds; mean ± standard error, and a picture."""
+    from semisfl import compare as comparison
+    from semisfl.cli import training
+    from semisfl.methods import METHODS
+
+    folder = out or Path("runs") / f"compare-{name_of(preset)}"
+    chosen = comparison.choose_methods(methods)
+    jobs = comparison.plan(values_of(preset, settings), chosen, seeds, folder)
+    if reused := sum(job.status == "finished" for job in jobs):
+        console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
+    with training.StopSignals() as signals:
+
+        def train(job: comparison.Job) -> bool:
+            title = f"{job.config.method} seed {job.config.seed}"
+            if job.status == "unfinished":
+                result = training.carry_on(
+                    job.path, signals, device=device, quiet=quiet, title=title
+                )
+            else:
+                result = training.start(
+                    job.config, job.path, signals, device=device, quiet=quiet, title=title
+                )
+            return not result.stopped
+
+        if not comparison.carry_out(jobs, train):
+            print("stopped; the same command continues")
+            return
+    results = comparison.results(jobs, target)
+    picture = folder / "compare.png"
+    curves.draw([group for group, _ in results], picture, curves.ACCURACY)
+    summaries = [summary for _, summary in results]
+    if json_:
+        told = [
+            report.as_json(summary)
+            | {"title": METHODS[summary.method].title, "note": _note(summary.method)}
+            for summary in summaries
+        ]
+        print(json.dumps({"results": told, "target": target, "picture": str(picture)}))
+        return
+    names = [
+        METHODS[summary.method].title
+        + (f" ({_note(summary.method)})" if _note(summary.method) else "")
+        for summary in summaries
+    ]
+    _print_table(summaries, names, target)
+    print(f"curves: {picture}")
+
+
+def _note(method: str) -> str:
+    from semisfl.methods import METHODS
+
+    return getattr(METHODS[method], "note", "")
+
+
+def report_(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Picture; default: report.png in the folder given, or here if several."),
+    ] = None,
+    target: Target = None,
+    json_: Json = False,
+) -> None:
+    """Draw curves and a table from run directories. Runs that differ only in seed are averaged."""
+    groups = report.group_runs(report.find_runs(runs))
+    summaries = [report.summarise(group, target) for group in groups]
+    picture = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
+    curves.draw(groups, picture)
+    if json_:
+        told = [report.as_json(summary) for summary in summaries]
+        print(json.dumps({"results": told, "target": target, "picture": str(picture)}))
+        return
+    _print_table(summaries, [summary.label for summary in summaries], target)
+    print(f"curves: {picture}")
+
+
+def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: float | None) -> None:
+    several = any(len(summary.runs) > 1 for summary in summaries)
+    table = _table(
+        "test accuracy" + (", mean ± standard error" if several else ""),
+        ("seeds", "rounds", "accuracy %", "best %", "sent", "time"),
+    )
+    for summary, name in zip(summaries, names, strict=True):
+        table.add_row(
+            name,
+            str(len(summary.runs)),
+            str(summary.rounds),
+            str(summary.accuracy),
+            str(summary.best),
+            console.amount(summary.bytes),
+            console.clock(summary.seconds),
+        )
+    console.out.print(table)
+    if target is None:
+        return
+    table = _table(f"to reach {target:g} %", ("seeds that did", "rounds", "sent", "time"))
+    for summary, name in zip(summaries, names, strict=True):
+        table.add_row(name, *_target_cells(summary))
+    console.out.print(table)
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("method", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _target_cells(summary: Summary) -> list[str]:
+    cost = summary.to_target
+    assert cost is not None
+    reached = f"{cost.reached} of {len(summary.runs)}"
+    if cost.rounds is None or cost.bytes is None or cost.seconds is None:
+        return [reached, "–", "–", "–"]
+    return [reached, f"{cost.rounds:.0f}", console.amount(cost.bytes), console.clock(cost.seconds)]

@@ -1,0 +1,100 @@
+"""``semisfl run``, and the benchmark."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from semisfl.cli import console
+from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)
+    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("bench", context_settings=passed_on)(bench)
+
+
+def run(
+    preset: Preset = "digits",
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; default: a new one under runs/.")
+    ] = None,
+    device: Device = "auto",
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Continue the run in this directory (or at this checkpoint)."),
+    ] = None,
+    json_: Json = False,
+    quiet: Quiet = False,
+    context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
+) -> None:
+    """Train once. Ctrl-C stops cleanly; --resume continues exactly where it stopped."""
+    from semisfl import config as configs
+    from semisfl.cli import training
+
+    if resume is not None:
+        if settings or out or _was_given(context, "preset"):
+            raise ValueError(
+                "--resume continues a run as it was set up; leave out PRESET, --set and --out"
+            )
+        with training.StopSignals() as signals:
+            result = training.carry_on(resume, signals, device=device, quiet=quiet)
+    else:
+        config = configs.parse(values_of(preset, settings))
+        stem = f"{name_of(preset)}-{config.method}-seed{config.seed}"
+        with training.StopSignals() as signals:
+            result = training.start(
+                config, out or training.free_directory(stem), signals, device=device, quiet=quiet
+            )
+    assert result.directory is not None
+    _tell(result, json_)
+
+
+def _tell(result: Any, as_json: bool) -> None:
+    from semisfl.rundir import RunDirectory
+
+    config = RunDirectory.open(result.directory).config()
+    done = len(result.rounds)
+    tested = any("accuracy" in row for row in result.rounds)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "directory": str(result.directory),
+                    "method": config.method,
+                    "seed": config.seed,
+                    "rounds": done,
+                    "stopped": result.stopped,
+                    "accuracy": result.accuracy if tested else None,
+                    "best": result.best if tested else None,
+                    "bytes": result.rounds[-1]["bytes_total"] if done else 0,
+                    "seconds": sum(row["seconds"] for row in result.rounds),
+                }
+            )
+        )
+        return
+    if tested:
+        sent = console.amount(result.rounds[-1]["bytes_total"])
+        print(
+            f"{config.method}: accuracy {result.accuracy:.1f} % after {done} of {config.rounds} rounds "
+            f"(best {result.best:.1f} %), {sent} sent, "
+            f"{console.clock(sum(row['seconds'] for row in result.rounds))} min"
+        )
+    if result.stopped:
+        print(f"stopped; continue with: semisfl run --resume {result.directory}")
+    else:
+        print(f"saved in {result.directory}; draw it with: semisfl report {result.directory}")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def bench(context: typer.Context) -> None:
+    """Milliseconds an iteration and images a second on this machine."""
+    importlib.import_module("semisfl.bench").main(context.args)

@@ -1,0 +1,148 @@
+"""One run from the command line: started or continued, watched, stopped by a signal."""
+
+import contextlib
+import importlib.util
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from semisfl import checkpoint
+from semisfl.cli import console
+from semisfl.config import Config
+from semisfl.data import partition as partitions
+from semisfl.data.partition import Partition
+from semisfl.data.sources import Dataset
+from semisfl.hardware import Hardware
+from semisfl.run import Result, assemble, load_data, run_rounds
+from semisfl.rundir import RunDirectory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """The first Ctrl-C or SIGTERM lets the run finish its iteration; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._hardware: Hardware | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def watch(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        hardware.stopping = self.requested
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or self._hardware is None:
+            raise KeyboardInterrupt
+        self.requested = True
+        self._hardware.stopping = True
+        console.say("stopping after this iteration; once more to stop at once")
+
+
+def start(
+    config: Config,
+    out: Path,
+    signals: StopSignals,
+    *,
+    device: str = "auto",
+    quiet: bool = False,
+    title: str | None = None,
+) -> Result:
+    """A new run in ``out``. If it cannot begin, ``out`` is left as it was found."""
+    directory = RunDirectory.create(out, config)
+    with _undone_on_error(directory):
+        data, partition = load_data(config)
+        experiment = assemble(config, data, partition, device=device)
+    _picture(data, partition, out / "partition.png")
+    signals.watch(experiment.hardware)
+    with console.progress(title or config.method, 0, config.rounds, quiet) as observe:
+        result = run_rounds(experiment, directory, observe=observe)
+    _check_saved(directory)
+    return result
+
+
+def carry_on(
+    path: Path,
+    signals: StopSignals,
+    *,
+    device: str = "auto",
+    quiet: bool = False,
+    title: str | None = None,
+) -> Result:
+    """Continue the run in a directory from its latest checkpoint, or from the checkpoint named."""
+    chosen = path if path.suffix == ".safetensors" else path / "latest.safetensors"
+    directory = RunDirectory.open(chosen.parent)
+    config = directory.config()
+    if chosen.exists() or chosen == path:
+        state = checkpoint.read(chosen)
+    else:
+        # Killed before its first checkpoint: every draw follows from the seed, so nothing is lost
+        # by beginning again.
+        state = None
+        directory.keep_metrics_before(0)
+        console.say(f"{path} has no checkpoint yet: beginning at round 1")
+    experiment = assemble(config, device=device)
+    signals.watch(experiment.hardware)
+    first = state["round"] if state else 0
+    with console.progress(title or config.method, first, config.rounds, quiet) as observe:
+        result = run_rounds(experiment, directory, state=state, observe=observe)
+    _check_saved(directory)
+    return result
+
+
+@contextlib.contextmanager
+def _undone_on_error(directory: RunDirectory) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for name in ("config.toml", "environment.json"):
+            (directory.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it held other files before
+            directory.path.rmdir()
+        raise
+
+
+def _check_saved(directory: RunDirectory) -> None:
+    if directory.unsaved:
+        raise OSError(
+            f"the run's end could not be saved: {', '.join(directory.unsaved)} in "
+            f"{directory.path}; make room, then `semisfl run --resume {directory.path}` "
+            "repeats what is missing"
+        )
+
+
+def _picture(data: Dataset, partition: Partition, path: Path) -> None:
+    """Who holds what, where matplotlib is there to draw it; no reason to fail a run."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    try:
+        partitions.draw(partition, data.labels.numpy(), data.classes, path)
+    except OSError as error:
+        console.say(f"warning: cannot write {path}: {error.strerror or error}")
+
+
+def free_directory(stem: str) -> Path:
+    """``runs/<stem>-<time>``, one that does not exist."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    path = Path("runs") / f"{stem}-{stamp}"
+    number = 2
+    while path.exists():
+        path = Path("runs") / f"{stem}-{stamp}-{number}"
+        number += 1
+    return path

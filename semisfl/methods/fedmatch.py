@@ -1,0 +1,259 @@
+"""FedMatch, labels at the server: theta = sigma + psi; the server learns sigma, the clients psi.
+
+The algorithm follows its authors' code. Ours [U]: biases are decomposed too, BatchNorm's affine
+weights belong to sigma and its buffers are averaged (the original network has neither); helpers
+stay with a client until it is given others (``keep_helpers = false``: for one round, as in the
+code); the weights of the losses, except in the variant ``fedmatch_original``; p(x) is read with
+dropout off; a learning rate by schedule, not by plateau.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from semisfl import seeds
+from semisfl.algorithm.helpers import Helpers, noise_image
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.algorithm.sgd import SGD
+from semisfl.algorithm.sparse import changed
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import ClientRuntime, Direction, FullRound, Result, State, mean_state
+from semisfl.fleet.codec import state_bytes
+from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.full import active_clients, given, read_tally, report, start_tally, tally, whole
+from semisfl.models import batchnorms
+
+
+def decomposed(model: nn.Module) -> list[str]:
+    """Names of the parameters that are a sum: all but BatchNorm's affine ones."""
+    affine = {id(parameter) for layer in batchnorms(model) for parameter in layer.parameters()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) not in affine]
+
+
+def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters theta = sigma + psi; BatchNorm's are sigma's alone."""
+    sums = set(decomposed(sigma))
+    return {
+        name: value + psi[name] if name in sums else value for name, value in sigma.named_parameters()
+    }
+
+
+class FedMatch:
+    """The server's half."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, config = setup, setup.config
+        self.model = whole(setup.model)
+        """theta as it is tested, and BatchNorm's buffers."""
+        self.sigma = copy.deepcopy(self.model)
+        self.psi = copy.deepcopy(self.model).requires_grad_(False)
+        self.names = decomposed(self.model)
+        for name, parameter in self.psi.named_parameters():
+            parameter.mul_(config.fedmatch.psi_factor if name in self.names else 0.0)
+        self.dropout = ServerDropout(setup)
+        self.sgd = SGD(self.sigma.parameters(), config.optimizer)
+        self.meter = Meter(setup.hardware)
+        self.supervised_step = setup.hardware.record(self._supervised_step)
+        self.work = FedMatchWork()
+        self.helpers = Helpers()
+        noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
+        self.noise = setup.labeled.normalized(noise)
+        self.known: dict[int, dict[str, State]] = {}
+        """What each client holds of sigma and psi, for sparse deltas."""
+        self._join()
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        config, steps = self.setup.config, self.setup.config.server.steps
+        lr = learning_rate(config.optimizer, round_index, config.rounds)
+        # The server descends sigma, psi fixed.
+        self.dropout.start(round_index)
+        self.setup.labeled.start(round_index, steps, "weak", views=1)
+        self.sgd.restart(lr)
+        for _ in range(steps):
+            self.supervised_step()
+        row = {"learning_rate": lr, "supervised_steps": steps}
+        row["loss_supervised"] = self.meter.read()["loss_supervised"] / steps
+        if round_index >= config.server.pretrain_rounds:
+            # Clients descend psi, sigma fixed; helpers only every ``refresh`` rounds.
+            results = self.setup.fleet.train(self.work, self._plan(round_index, lr))
+            row |= report(results)
+            self._aggregate(round_index, results)
+        self._join()
+        return row
+
+    def _supervised_step(self) -> None:
+        """lambda_s CE, with respect to sigma."""
+        images, labels = self.setup.labeled.next()
+        theta = joined(self.sigma, dict(self.psi.named_parameters()))
+        loss = F.cross_entropy(functional_call(self.model.train(), theta, images).float(), labels)
+        self.sgd.descend(self.setup.config.fedmatch.lambda_s * loss)
+        self.meter.add(loss_supervised=loss)
+
+    def _plan(self, round_index: int, lr: float) -> FullRound:
+        config, settings = self.setup.config, self.setup.config.fedmatch
+        active = active_clients(self.setup, round_index)
+        refresh = (round_index + 1) % settings.refresh == 0
+        if refresh:
+            self.helpers.choose(active, settings.helpers)
+        elif not settings.keep_helpers:
+            self.helpers.forget()
+        helpers = {client: self.helpers.of(client) for client in active}
+        buffers = dict(self.model.named_buffers())
+        current = {"sigma": {**self.sigma.state_dict(), **buffers}, "psi": {**self.psi.state_dict(), **buffers}}
+        self.sent, sizes = self._sparse(current, active) if settings.sparse else ({}, {})
+
+        def size(client: int, direction: Direction, name: str, state: State) -> int:
+            """4 bytes for every entry that changed; the first time a client is met, everything."""
+            if direction == "down" and name in current:
+                return sizes[client, name]
+            return changed(state, self.sent[client]["psi"], self.names, settings.threshold)[1]
+
+        extra = {client: {**self.sent.get(client, {}), **(helpers[client] if refresh else {})} for client in active}
+        return FullRound(
+            round_index,
+            active,
+            config.clients.steps,
+            lr,
+            send={} if settings.sparse else current,
+            send_to=extra,
+            held={} if refresh else helpers,
+            settings=settings.model_dump(),
+            size=size if settings.sparse else None,
+        )
+
+    def _sparse(
+        self, current: dict[str, State], active: tuple[int, ...]
+    ) -> tuple[dict[int, dict[str, State]], dict[tuple[int, str], int]]:
+        """What each client will hold after the deltas to ``current``, and what these count."""
+        sent: dict[int, dict[str, State]] = {}
+        sizes: dict[tuple[int, str], int] = {}
+        for client in active:
+            sent[client] = {}
+            for name, new in current.items():
+                held, size = new, state_bytes(new, "fp32")
+                if client in self.known:
+                    old = self.known[client][name]
+                    held, size = changed(new, old, self.names, self.setup.config.fedmatch.threshold)
+                sent[client][name] = {key: value.clone() for key, value in held.items()}
+                sizes[client, name] = size
+        return sent, sizes
+
+    @torch.no_grad()
+    def _aggregate(self, round_index: int, results: list[Result]) -> None:
+        """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
+        settings, uploads = self.setup.config.fedmatch, {r.client: r.states["psi"] for r in results if r.states}
+        for client, upload in uploads.items():
+            if settings.sparse:
+                upload, _ = changed(upload, self.sent[client]["psi"], self.names, settings.threshold)
+                self.known[client] = {"sigma": self.sent[client]["sigma"], "psi": upload}
+                uploads[client] = upload
+            if settings.helpers:
+                theta = {**upload, **joined(self.sigma, upload)}
+                with self.setup.hardware.arithmetic():
+                    embedding = functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
+                self.helpers.remember(client, round_index, upload, embedding)
+        mean = mean_state(list(uploads.values()))
+        self.psi.load_state_dict(mean)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(mean[name])
+
+    @torch.no_grad()
+    def _join(self) -> None:
+        """The tested theta, in which entries of psi up to the threshold are zero."""
+        threshold = self.setup.config.fedmatch.threshold
+        psi = {name: F.hardshrink(value, threshold) for name, value in self.psi.named_parameters()}
+        self.model.load_state_dict(joined(self.sigma, psi), strict=False)
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        return {"student": self.model}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "sigma": self.sigma.state_dict(),
+            "psi": self.psi.state_dict(),
+            "helpers": self.helpers.state_dict(),
+            "known": {str(client): states for client, states in self.known.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("model", "sigma", "psi", "helpers"):
+            getattr(self, name).load_state_dict(state[name])
+        self.known = {int(client): states for client, states in state["known"].items()}
+
+
+class FedMatchWork:
+    """The client's half."""
+
+    name = "fedmatch"
+
+    def start(self, client: ClientRuntime) -> bool:
+        sigma, psi = client.model("sigma"), client.model("psi")
+        sigma.load_state_dict(given(client, "sigma"))
+        psi.load_state_dict(given(client, "psi"))
+        for name in self._helpers(client):
+            upload = client.received(name) or given(client, "psi")
+            client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
+        client.hold("helped", torch.tensor(float(client.received("helper0") is not None)))
+        indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        client.plan("plain", "plain", indices)  # weak augmentation hurt its authors
+        client.plan("strong", "strong", indices)
+        start_tally(client)
+        return True
+
+    @staticmethod
+    def _helpers(client: ClientRuntime) -> list[str]:
+        return [f"helper{place}" for place in range(client.settings["helpers"])]
+
+    def step(self, client: ClientRuntime) -> None:
+        settings, helped = client.settings, client.held("helped")
+        sigma, psi = client.model("sigma").requires_grad_(False), client.model("psi")
+        theta = joined(sigma, dict(psi.named_parameters()))
+        images = client.batch_of("plain")
+        own = functional_call(psi.eval(), theta, images).float().log_softmax(1)
+        with torch.no_grad():
+            helpers = [client.model(name).eval()(images).float().softmax(1) for name in self._helpers(client)]
+            confident = own.exp().amax(1) >= settings["confidence_threshold"]
+            labels = agreement(own, helpers, helped)
+        strong = functional_call(psi.train(), theta, client.batch_of("strong"))
+        loss = settings["lambda_a"] * over_confident(F.cross_entropy(strong.float(), labels, reduction="none"), confident)
+        if helpers:
+            loss = loss + settings["lambda_i"] * helped * inter_client(own, helpers, confident)
+        penalty = regularisers(sigma, psi, settings["lambda_l2"], settings["lambda_l1"])
+        client.descend(psi, loss + penalty)
+        tally(client, loss, confident)
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {"psi": client.model("psi").state_dict()}, read_tally(client)
+
+
+def over_confident(losses: Tensor, confident: Tensor) -> Tensor:
+    """The mean over the confident rows; 0 if there are none."""
+    return (losses * confident).sum() / confident.sum().clamp(min=1)
+
+
+def agreement(own: Tensor, helpers: list[Tensor], helped: Tensor) -> Tensor:
+    """The majority of argmax votes of the model and its helpers; the lowest class of a tie."""
+    votes = F.one_hot(own.argmax(1), own.shape[1]).float()
+    for predictions in helpers:
+        votes = votes + helped * F.one_hot(predictions.argmax(1), own.shape[1])
+    return votes.argmax(1)
+
+
+def inter_client(own: Tensor, helpers: list[Tensor], confident: Tensor) -> Tensor:
+    """(1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
+    rows = [F.kl_div(own, predictions, reduction="none").sum(1) for predictions in helpers]
+    return over_confident(torch.stack(rows).mean(0), confident)
+
+
+def regularisers(sigma: nn.Module, psi: nn.Module, l2: float, l1: float) -> Tensor:
+    """l2 |sigma - psi|^2 + l1 |psi|_1, as sums over all decomposed entries."""
+    mine, server = dict(psi.named_parameters()), dict(sigma.named_parameters())
+    names = decomposed(psi)
+    apart = torch.stack([(server[name] - mine[name]).square().sum() for name in names]).sum()
+    return l2 * apart + l1 * torch.stack([mine[name].abs().sum() for name in names]).sum()

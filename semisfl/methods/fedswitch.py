@@ -1,0 +1,134 @@
+"""FedSwitch: an EMA teacher on the server; each client lets it or its own student give the labels.
+
+A reconstruction [U]: the full paper could not be obtained and there is no public code. Its abstract
+gives the EMA teacher, local adaptation, the adaptive switch and the "IIDness" threshold; the
+switching rule (a divergence from uniform) and all numbers are ours. FedSwitch-SL: `fedswitch_sl.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semisfl.algorithm.losses import consistency, pseudo_label
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.algorithm.teacher import Teacher, follow
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
+from semisfl.methods.base import Setup
+from semisfl.methods.full import (
+    SupervisedPhase,
+    active_clients,
+    given,
+    read_tally,
+    report,
+    start_tally,
+    states_of,
+    tally,
+    whole,
+)
+
+
+def divergence(mean: Tensor) -> Tensor:
+    """D = KL(mean prediction || uniform) = sum_c p_c log(M p_c): 0 looks IID, log M is one class."""
+    return torch.special.xlogy(mean, mean.shape[-1] * mean).sum(-1)
+
+
+class FedSwitch:
+    """The server's half."""
+
+    def __init__(self, setup: Setup) -> None:
+        config, self.setup = setup.config, setup
+        self.student = whole(setup.model)
+        self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
+        self.supervised = SupervisedPhase(setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema)
+        self.work = FedSwitchWork()
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        config = self.setup.config
+        lr = learning_rate(config.optimizer, round_index, config.rounds)
+        # 1. Supervised steps on the student; the teacher follows each. It changes nowhere else.
+        loss = self.supervised.run(round_index, config.server.steps, lr)
+        row = {"learning_rate": lr, "supervised_steps": config.server.steps, "loss_supervised": loss}
+        if round_index < config.server.pretrain_rounds:
+            return row
+        # 2-4. Everyone is sent the student, who asks for it the teacher, and trains.
+        plan = FullRound(
+            round_index,
+            active_clients(self.setup, round_index),
+            config.clients.steps,
+            lr,
+            send={"student": self.student.state_dict()},
+            on_request={"teacher": self.ema.model.state_dict()},
+            kinds={"teacher": "teacher"},
+            settings={
+                "confidence_threshold": config.fedswitch.confidence_threshold,
+                "rule": config.fedswitch.rule,
+                "iid_threshold": config.fedswitch.iid_threshold,
+                "ema_decay": config.teacher.ema_decay,
+            },
+        )
+        results = self.setup.fleet.train(self.work, plan)
+        # The plain mean of the students.
+        self.student.load_state_dict(mean_state(states_of(results, "student")))
+        by_teacher = sum(result.numbers["by_teacher"] for result in results) / len(results)
+        return {**row, **report(results), "labelled_by_teacher": by_teacher}
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        return {"teacher": self.ema.model, "student": self.student}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"student": self.student.state_dict(), "teacher": self.ema.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.student.load_state_dict(state["student"])
+        self.ema.load_state_dict(state["teacher"])
+
+
+class FedSwitchWork:
+    """The client's half: FixMatch steps with labels of a labeller that follows the student.
+
+    In teacher mode the labeller starts as the teacher and is averaged; in student mode it starts
+    as the student and follows with decay 0, so that it *is* the student: one step serves both.
+    """
+
+    name = "fedswitch"
+
+    def start(self, client: ClientRuntime) -> bool:
+        sent = given(client, "student")
+        student, labeller = client.model("student"), client.model("labeller")
+        student.load_state_dict(sent)
+        by_teacher = self._teacher_labels(client, student, labeller)
+        labeller.load_state_dict(client.fetch("teacher") if by_teacher else sent)
+        client.hold("by_teacher", torch.tensor(float(by_teacher)))
+        client.hold("keep", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0))
+        indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        client.plan("strong", "strong", indices)
+        client.plan("weak", "weak", indices)
+        start_tally(client)
+        return True
+
+    @staticmethod
+    def _teacher_labels(client: ClientRuntime, student: nn.Module, labeller: nn.Module) -> bool:
+        """Local data look IID to the student (or no less so than to the teacher: rule "difference")."""
+        skew = divergence(client.predict(student, "weak").mean(0))
+        if client.settings["rule"] == "difference":
+            labeller.load_state_dict(client.fetch("teacher"))
+            skew = skew - divergence(client.predict(labeller, "weak").mean(0))
+        return bool(skew <= client.settings["iid_threshold"])
+
+    def step(self, client: ClientRuntime) -> None:
+        student, labeller = client.model("student").train(), client.model("labeller").eval()
+        with torch.no_grad():
+            labels, confident = pseudo_label(
+                labeller(client.batch_of("weak")), client.settings["confidence_threshold"]
+            )
+        loss = consistency(student(client.batch_of("strong")), labels, confident)
+        client.descend(student, loss)
+        follow(labeller, student, client.held("keep"))
+        tally(client, loss, confident)
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        numbers = {**read_tally(client), "by_teacher": float(client.held("by_teacher"))}
+        return {"student": client.model("student").state_dict()}, numbers

@@ -1,0 +1,147 @@
+"""FedSwitch-SL: FedSwitch with a split model. SemiSFL without projections, queue and contrast.
+
+A reconstruction [U], as FedSwitch is. Clients lack the top, so the server decides who labels whom:
+by the mean prediction over a client's weak features in its last participation, the teacher the
+first time. The SemiSFL paper calls this the ablation of clustering regularisation; its two other
+forms are ``fedswitch.labeled_view = "strong"`` and ``fedswitch.controller = true``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semisfl.algorithm.controller import Controller
+from semisfl.algorithm.losses import consistency
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.algorithm.sgd import SGD
+from semisfl.algorithm.teacher import Teacher
+from semisfl.fleet.base import Features, SplitRound
+from semisfl.methods import statistics
+from semisfl.methods.base import Meter, Setup
+from semisfl.methods.fedswitch import divergence
+from semisfl.methods.full import SupervisedPhase, active_clients, whole
+
+
+class FedSwitchSL:
+    def __init__(self, setup: Setup) -> None:
+        config, self.setup = setup.config, setup
+        if config.fedswitch.rule != "student":
+            raise ValueError(
+                f"fedswitch.rule = {config.fedswitch.rule!r} needs both models on a client, which fedswitch-sl "
+                'has not; set fedswitch.rule = "student"'
+            )
+        device = setup.hardware.device
+        self.student = whole(setup.model)
+        self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
+        self.bottom, self.top = setup.model.bottom, setup.model.top
+        self.teacher_bottom, self.teacher_top = (self.ema.model.get_submodule(part) for part in ("bottom", "top"))
+        self.supervised = SupervisedPhase(setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema)
+        self.server_sgd = SGD(self.top.parameters(), config.optimizer)
+        fixed = config.controller.model_copy(update={"kind": "fixed"})
+        self.controller = Controller(
+            config.controller if config.fedswitch.controller else fixed,
+            config.server.steps,
+            config.clients.steps,
+            setup.labeled_share,
+        )
+        self.active: tuple[int, ...] = ()
+        # By position among the active clients, in place: a recorded step reads it.
+        self.by_teacher = torch.ones(config.clients.active, dtype=torch.bool, device=device)
+        self.skew: dict[int, float] = {}
+        """Each client's divergence from uniform in its last participation."""
+        self.meter = Meter(setup.hardware)
+        self.cross_entity_step = setup.hardware.record(self._cross_entity_step, setup.fleet.capturable)
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
+        lr = learning_rate(config.optimizer, round_index, config.rounds)
+        steps = self.controller.supervised_steps
+        loss_supervised = self.supervised.run(round_index, steps, lr)
+        row = {"learning_rate": lr, "supervised_steps": steps, "loss_supervised": loss_supervised}
+        loss_semi = 0.0
+        if round_index >= config.server.pretrain_rounds:
+            self.active = active_clients(self.setup, round_index)
+            # The teacher's bottom goes only to those it will label.
+            limit = config.fedswitch.iid_threshold
+            by_teacher = [self.skew.get(client, limit) <= limit for client in self.active]
+            self.by_teacher[: len(by_teacher)] = torch.tensor(by_teacher)
+            fleet.start_round(
+                SplitRound(
+                    round_index,
+                    self.active,
+                    clients.steps,
+                    lr,
+                    self.bottom.state_dict(),
+                    self.teacher_bottom.state_dict(),
+                    teacher_for=frozenset(c for c, yes in zip(self.active, by_teacher, strict=True) if yes),
+                    teacher_decay=config.teacher.ema_decay,
+                )
+            )
+            self.server_sgd.restart(lr)
+            for _ in range(clients.steps):
+                self.cross_entity_step()
+            self.bottom.load_state_dict(fleet.finish_round())
+            sums = self.meter.read()
+            loss_semi = sums["loss_semi"] / clients.steps
+            self._remember(sums["client_predictions"])
+            row |= {"loss_semi": loss_semi, "labelled_by_teacher": sum(by_teacher) / len(by_teacher)}
+            row |= statistics.of_round(sums, self.active)
+        self.controller.observe(loss_supervised, loss_semi, lr)
+        return row
+
+    def _cross_entity_step(self) -> None:
+        """One exchange with every active client: masked cross-entropy with labels of its labeller."""
+        features = self.setup.fleet.forward()
+        places = [self.active.index(client) for client in features.clients]
+        with torch.no_grad():
+            by_teacher = self.by_teacher[: len(self.active)].view(-1, 1)
+            if len(places) < len(self.active):
+                by_teacher = by_teacher[places]
+            predictions = torch.where(
+                by_teacher.repeat_interleave(features.batch, 0),
+                self.teacher_top(features.teacher).float().softmax(1),
+                self.top.eval()(features.teacher).float().softmax(1),
+            )
+            confidence, labels = predictions.max(1)
+            confident = confidence >= self.setup.config.fedswitch.confidence_threshold
+        loss = consistency(self.top.train()(features.student), labels, confident)
+        (gradients,) = self.server_sgd.descend(loss, also=[features.student])
+        # The loss is a mean over all rows; a client wants the mean over its own.
+        self.setup.fleet.backward(gradients * len(features.clients))
+        self.meter.add(
+            loss_semi=loss,
+            client_predictions=self._by_client(predictions, features, places),
+            **statistics.of_step(features, self.active, labels, confident, self.setup.classes),
+        )
+
+    def _by_client(self, predictions: Tensor, features: Features, places: list[int]) -> Tensor:
+        """Sums over each active client's rows; zero for one that did not answer."""
+        sums = predictions.new_zeros(len(self.active), predictions.shape[1])
+        for place, rows in zip(places, predictions.chunk(len(places)), strict=True):
+            sums[place] = rows.sum(0)
+        return sums
+
+    def _remember(self, sums: list[list[float]]) -> None:
+        for client, total in zip(self.active, torch.tensor(sums, dtype=torch.float64), strict=True):
+            if total.sum() > 0:
+                self.skew[client] = float(divergence(total / total.sum()))
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        return {"teacher": self.ema.model, "student": self.student}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "student": self.student.state_dict(),
+            "teacher": self.ema.state_dict(),
+            "controller": self.controller.state_dict(),
+            "skew": {str(client): value for client, value in self.skew.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.student.load_state_dict(state["student"])
+        self.ema.load_state_dict(state["teacher"])
+        self.controller.load_state_dict(state["controller"])
+        self.skew = {int(client): value for client, value in state["skew"].items()}
+        self.meter.read()  # a round that was given up half-way leaves its sums behind

@@ -1,0 +1,36 @@
+"""What every test stands on: markers, a cache of its own, and a sensible number of threads."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes minutes; `make test-slow` runs it")
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    # Models here are tiny: more threads than this wait for each other.
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decoded images go to a cache of this session, the user's data is not looked for, and the
+    processes that tests start find this package from any folder."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", str(Path(__file__).parent.parent), prepend=os.pathsep)
+    patch.setenv("SEMISFL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    patch.delenv("SEMISFL_DATA", raising=False)
+    yield
+    patch.undo()

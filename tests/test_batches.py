@@ -1,0 +1,182 @@
+"""A round's batches: functions of (seed, round, client, purpose), however they are made."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semisfl import seeds
+from semisfl.config import parse
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.batches import (
+    Planned,
+    RoundBatches,
+    draw_batches,
+    make_view,
+    plan,
+    side_by_side,
+    split_views,
+)
+from semisfl.fleet.base import draw_active
+from semisfl.methods.base import LabeledImages
+
+AUGMENTATION = Augmentation(flip=True, pad=None, num_ops=2, cutout=6)
+NORMALIZER = Normalizer.of((0.4,), (0.2,))
+SIZE = (16, 16)
+
+
+def images(count: int = 40) -> torch.Tensor:
+    return torch.from_numpy(seeds.generator(0, "images").integers(0, 256, (count, 1, *SIZE), dtype=np.uint8))
+
+
+def views(seed: int = 1, round_index: int = 2, client: int = 3, steps: int = 5) -> dict[str, Planned]:
+    return split_views(AUGMENTATION, np.arange(3, 33), SIZE, steps, 4, seed, round_index, client)
+
+
+def same(one: Mapping[str, Planned], other: Mapping[str, Planned]) -> bool:
+    made = [[make_view(images(), item) for item in group.values()] for group in (one, other)]
+    return all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+@given(
+    count=st.integers(1, 60), steps=st.integers(1, 8), batch=st.integers(1, 20), least=st.integers(0, 300)
+)
+@settings(max_examples=60, deadline=None)
+def test_draw_batches(count: int, steps: int, batch: int, least: int) -> None:
+    drawn = draw_batches(seeds.generator(0, "draw"), count, steps, batch, least)
+    assert drawn.shape == (steps, batch)
+    assert drawn.min() >= 0 and drawn.max() < count
+    # The list is repeated only until it suffices: nothing can come more often than it was repeated.
+    repeats = -(-max(steps * batch, least) // count)
+    assert np.bincount(drawn.reshape(-1)).max() <= repeats
+    if least <= steps * batch and steps * batch % count == 0:
+        assert (np.bincount(drawn.reshape(-1), minlength=count) == repeats).all()
+    again = draw_batches(seeds.generator(0, "draw"), count, steps, batch, least)
+    assert np.array_equal(drawn, again)
+
+
+def test_views_are_functions_of_seed_round_and_client() -> None:
+    assert same(views(), views())
+    for other in (views(seed=2), views(round_index=3), views(client=4)):
+        assert not same(views(), other)
+        assert not np.array_equal(views()["strong"].indices, other["strong"].indices)
+
+
+def test_views_share_their_images_and_stay_in_the_shard() -> None:
+    both = views()
+    assert np.array_equal(both["strong"].indices, both["weak"].indices)
+    assert set(both["weak"].indices.reshape(-1)) <= set(range(3, 33))
+    weak, strong = (make_view(images(), both[name]) for name in ("weak", "strong"))
+    assert not torch.equal(weak, strong)
+
+
+def test_purposes_draw_apart() -> None:
+    indices = np.zeros((3, 8), dtype=np.int64)
+    one, same_purpose, other = (
+        make_view(images(), plan(AUGMENTATION, "weak", indices, SIZE, 0, purpose, 1))
+        for purpose in ("labeled-view1", "labeled-view1", "labeled-view2")
+    )
+    assert torch.equal(one, same_purpose) and not torch.equal(one, other)
+
+
+def test_plain_view_is_the_image_itself() -> None:
+    planned = plan(AUGMENTATION, "plain", np.array([[4, 5], [6, 4]]), SIZE, 0, "plain")
+    assert torch.equal(make_view(images(), planned), images()[[4, 5, 6, 4]])
+
+
+def read(batches: RoundBatches, plans: Mapping[str, Planned], steps: int) -> list[torch.Tensor]:
+    extras = torch.arange(steps * 3).view(steps, 3)
+    batches.start(plans, {"number": extras})
+    out = []
+    for _ in range(steps):
+        out += [batches.get(name).clone() for name in plans] + [batches.extra("number").clone()]
+        batches.advance()
+    return out
+
+
+@pytest.mark.parametrize("budget", [1, 3000, 256 * 2**20])
+def test_whole_and_chunked_give_the_same_batches(budget: int) -> None:
+    whole = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=True)
+    chunked = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=False, budget=budget)
+    # Later rounds are shorter and longer than the first: buffers are reused where they fit.
+    for round_index, steps in enumerate((5, 3, 7)):
+        plans = views(round_index=round_index, steps=steps)
+        for one, other in zip(read(whole, plans, steps), read(chunked, plans, steps), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_step_is_what_was_planned_for_it() -> None:
+    plans = views()
+    batches = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=False)
+    batches.start(plans)
+    for step in range(5):
+        expected = NORMALIZER(make_view(images(), plans["strong"][step : step + 1]))
+        assert torch.equal(batches.get("strong"), expected)
+        assert torch.equal(batches.get("strong"), expected)  # reading does not move on
+        batches.advance()
+
+
+def test_whole_buffers_stay_in_place() -> None:
+    batches = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=True)
+    batches.start(views(round_index=0, steps=6))
+    place = batches._views["strong"].data_ptr()
+    batches.start(views(round_index=1, steps=4))
+    assert batches._views["strong"].data_ptr() == place
+
+
+def test_side_by_side_keeps_each_clients_rows_together() -> None:
+    clients = [views(client=client) for client in (0, 1, 2)]
+    together = side_by_side([client["strong"] for client in clients])
+    assert together.indices.shape == (5, 12)
+    made = make_view(images(), together).view(5, 3, 4, 1, *SIZE)
+    for position, client in enumerate(clients):
+        alone = make_view(images(), client["strong"]).view(5, 4, 1, *SIZE)
+        assert torch.equal(made[:, position], alone)
+
+
+def test_labelled_images_come_as_two_independent_views_with_their_labels() -> None:
+    config = parse({"server": {"batch": 6}, "seed": 4})
+    pixels = torch.arange(30, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, *SIZE).contiguous()
+    still = Augmentation(flip=False, pad=0, num_ops=0, cutout=0)
+    labeled = LabeledImages(
+        RoundBatches(pixels, still, Normalizer.of((0.0,), (1 / 255,)), torch.float32, whole=False),
+        torch.arange(30) % 7,
+        config,
+    )
+    labeled.start(0, 3, "weak")
+    for _ in range(3):
+        one, two, labels = labeled.next_two()
+        assert torch.equal(one, two)  # nothing to draw: both views show the images of these labels
+        assert (one[:, 0, 0, 0].round().long() % 7).tolist() == labels.tolist()
+
+    moving = RoundBatches(images(30), AUGMENTATION, NORMALIZER, torch.float32, whole=False)
+    labeled = LabeledImages(moving, torch.arange(30) % 7, config)
+    labeled.start(0, 1, "strong")
+    first = labeled.next_two()
+    assert not torch.equal(first[0], first[1])
+    labeled.start(0, 1, "strong")
+    assert torch.equal(first[0], labeled.next_two()[0])
+    labeled.start(1, 1, "strong")
+    assert not torch.equal(first[0], labeled.next_two()[0])
+
+
+def test_active_clients_are_drawn_uniformly_without_replacement() -> None:
+    counts = np.zeros(12)
+    for round_index in range(1200):
+        active = draw_active(5, round_index, 12, range(12), 4)
+        assert len(set(active)) == 4 and list(active) == sorted(active)
+        counts[list(active)] += 1
+    # 400 each, standard deviation 16.
+    assert counts.min() > 330 and counts.max() < 470
+    assert draw_active(5, 7, 12, range(12), 4) == draw_active(5, 7, 12, range(12), 4)
+    assert draw_active(5, 7, 12, range(12), 4) != draw_active(6, 7, 12, range(12), 4)
+
+
+def test_absent_clients_are_replaced_by_the_next_in_line() -> None:
+    usual = draw_active(5, 7, 12, range(12), 4)
+    without = draw_active(5, 7, 12, [c for c in range(12) if c != usual[0]], 4)
+    assert usual[0] not in without and set(usual[1:]) <= set(without) and len(without) == 4
+    assert draw_active(5, 7, 12, usual[:2], 4) == usual[:2]

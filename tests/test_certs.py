@@ -1,0 +1,449 @@
+import hashlib
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from semisfl import certs
+from semisfl.certs import CertError, Credentials
+
+NOW = datetime.now(UTC)
+PAST: dict[str, Any] = {
+    "valid_from": NOW - timedelta(days=9),
+    "valid_until": NOW - timedelta(days=1),
+}
+FUTURE: dict[str, Any] = {
+    "valid_from": NOW + timedelta(days=1),
+    "valid_until": NOW + timedelta(days=9),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certs")
+    certs.make_authority(directory)
+    certs.make_server(directory, ["localhost", "127.0.0.1", "::1", "lab.example.org"])
+    certs.make_client(directory, "cam-1")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another authority, with the same names."""
+    directory = tmp_path_factory.mktemp("stranger")
+    certs.make_authority(directory)
+    certs.make_server(directory, ["localhost"])
+    certs.make_client(directory, "cam-1")
+    return directory
+
+
+def context(
+    purpose: ssl.Purpose, trusted: Path, certificate: Path | None, key: Path | None
+) -> ssl.SSLContext:
+    made = ssl.create_default_context(purpose, cafile=str(trusted))
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.verify_flags |= ssl.VERIFY_X509_STRICT
+    if certificate is not None:
+        made.load_cert_chain(certificate, key)
+    return made
+
+
+def talk(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> bytes:
+    """The client's certificate as the server saw it; ssl.SSLError with what both sides said.
+
+    A TLS 1.3 client finishes its handshake before the server has judged its certificate, so the
+    client also waits for a byte.
+    """
+    seen: list[bytes] = []
+    errors: dict[str, Exception] = {}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def serve() -> None:
+            try:
+                accepted, _ = listener.accept()
+                accepted.settimeout(10)
+                with accepted, server.wrap_socket(accepted, server_side=True) as tls:
+                    seen.append(tls.getpeercert(binary_form=True) or b"")
+                    tls.sendall(b"!")
+            except OSError as error:
+                errors["server"] = error
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            raw = socket.create_connection(listener.getsockname(), timeout=10)
+            with raw, client.wrap_socket(raw, server_hostname=host) as tls:
+                assert tls.recv(1) == b"!" or "server" in errors
+        except OSError as error:
+            errors["client"] = error
+        thread.join(20)
+    assert not any(isinstance(error, TimeoutError) for error in errors.values()), errors
+    if errors:
+        raise ssl.SSLError(str(errors))
+    return seen[0]
+
+
+def server_side(home: Path, trusted: Path | None = None, role: str = "server") -> ssl.SSLContext:
+    return context(
+        ssl.Purpose.CLIENT_AUTH,
+        (trusted or home) / "authority.crt",
+        home / f"{role}.crt",
+        home / f"{role}.key",
+    )
+
+
+def client_side(folder: Path | None, trusted: Path, role: str = "client") -> ssl.SSLContext:
+    certificate, key = (
+        (None, None) if folder is None else (folder / f"{role}.crt", folder / f"{role}.key")
+    )
+    return context(ssl.Purpose.SERVER_AUTH, trusted / "authority.crt", certificate, key)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "lab.example.org"])
+def test_mutual_tls_names_the_client(home: Path, host: str) -> None:
+    folder = home / "clients" / "cam-1"
+    seen = talk(server_side(home), client_side(folder, folder), host)
+    pem = ssl.DER_cert_to_PEM_cert(seen).encode()
+    assert certs.identity(pem) == "cam-1"
+    assert certs.serial(pem) == certs.listing(home)[-1].serial
+
+
+Sides = tuple[ssl.SSLContext, ssl.SSLContext, str]
+
+
+def of_stranger(home: Path, stranger: Path, _: Path) -> Sides:
+    """A client that trusts our server, but was signed by another authority."""
+    return server_side(home), client_side(stranger / "clients" / "cam-1", home), "localhost"
+
+
+def to_stranger(home: Path, stranger: Path, _: Path) -> Sides:
+    """A server signed by another authority, though it trusts our client."""
+    client = client_side(home / "clients" / "cam-1", home)
+    return server_side(stranger, trusted=home), client, "localhost"
+
+
+def without_certificate(home: Path, *_: Path) -> Sides:
+    return server_side(home), client_side(None, home), "localhost"
+
+
+def wrong_host(home: Path, *_: Path) -> Sides:
+    return server_side(home), client_side(home / "clients" / "cam-1", home), "evil.example.org"
+
+
+def wrong_address(home: Path, *_: Path) -> Sides:
+    return server_side(home), client_side(home / "clients" / "cam-1", home), "127.0.0.2"
+
+
+def client_as_server(home: Path, *_: Path) -> Sides:
+    folder = home / "clients" / "cam-1"
+    client = client_side(folder, folder)
+    client.check_hostname = False  # so that the certificate's purpose alone must stop it
+    return server_side(folder, role="client"), client, "localhost"
+
+
+def server_as_client(home: Path, *_: Path) -> Sides:
+    return server_side(home), client_side(home, home, role="server"), "localhost"
+
+
+def self_signed(home: Path, stranger: Path, _: Path) -> Sides:
+    """An authority's own certificate shown as a client's."""
+    return server_side(home), client_side(stranger, home, role="authority"), "localhost"
+
+
+def client_dated(**period: Any) -> Callable[[Path, Path, Path], Sides]:
+    def sides(home: Path, _: Path, fresh: Path) -> Sides:
+        certs.make_authority(fresh, valid_from=NOW - timedelta(days=30))
+        certs.make_server(fresh, ["localhost"])
+        certs.make_client(fresh, "late", **period)
+        return server_side(fresh), client_side(fresh / "clients" / "late", fresh), "localhost"
+
+    return sides
+
+
+def server_dated(**period: Any) -> Callable[[Path, Path, Path], Sides]:
+    def sides(home: Path, _: Path, fresh: Path) -> Sides:
+        certs.make_authority(fresh, valid_from=NOW - timedelta(days=30))
+        certs.make_server(fresh, ["localhost"], **period)
+        certs.make_client(fresh, "cam-1")
+        return server_side(fresh), client_side(fresh / "clients" / "cam-1", fresh), "localhost"
+
+    return sides
+
+
+def authority_expired(home: Path, _: Path, fresh: Path) -> Sides:
+    certs.make_authority(fresh, **PAST)
+    certs.make_server(fresh, ["localhost"], **PAST)
+    certs.make_client(fresh, "cam-1", **PAST)
+    return server_side(fresh), client_side(fresh / "clients" / "cam-1", fresh), "localhost"
+
+
+@pytest.mark.parametrize(
+    ("sides", "message"),
+    [
+        (of_stranger, "certificate verify failed|unknown ca"),
+        (to_stranger, "certificate verify failed|unknown ca"),
+        (without_certificate, "did not return a certificate|certificate required"),
+        (wrong_host, "Hostname mismatch"),
+        (wrong_address, "IP address mismatch"),
+        (client_as_server, "purpose"),
+        (server_as_client, "purpose|unsupported certificate"),
+        (self_signed, "certificate verify failed|unknown ca"),
+        (client_dated(**PAST), "expired"),
+        (client_dated(**FUTURE), "not yet valid|bad certificate"),
+        (server_dated(**PAST), "expired"),
+        (server_dated(**FUTURE), "not yet valid"),
+        (authority_expired, "expired"),
+    ],
+)
+def test_refused(
+    home: Path, stranger: Path, tmp_path: Path, sides: Callable[..., Sides], message: str
+) -> None:
+    server, client, host = sides(home, stranger, tmp_path)
+    with pytest.raises(ssl.SSLError, match=f"(?i){message}"):
+        talk(server, client, host)
+
+
+@pytest.mark.parametrize("period", [{}, {"valid_until": NOW + timedelta(minutes=5)}])
+def test_dates_that_are_good_are_not_refused(
+    home: Path, stranger: Path, tmp_path: Path, period: dict[str, Any]
+) -> None:
+    talk(*client_dated(**period)(home, stranger, tmp_path))
+
+
+def test_grpc_accepts_the_credentials_and_tells_who_came(home: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    seen: list[tuple[str, int]] = []
+
+    def answer(request: bytes, call: object) -> bytes:
+        peer = call.auth_context()  # type: ignore[attr-defined]
+        seen.append((certs.identity(peer), certs.serial(peer)))
+        return request
+
+    mine, theirs = certs.load_server_credentials(home), certs.load_client_credentials(home, "cam-1")
+    server = grpc.server(ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"a": handler}),))
+    secure = grpc.ssl_server_credentials(
+        [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
+    )
+    port = server.add_secure_port("127.0.0.1:0", secure)
+    server.start()
+    try:
+        channel_credentials = grpc.ssl_channel_credentials(
+            theirs.authority, theirs.key, theirs.certificate
+        )
+        with grpc.secure_channel(f"127.0.0.1:{port}", channel_credentials) as channel:
+            assert channel.unary_unary("/t/a")(b"hi", timeout=20) == b"hi"
+    finally:
+        server.stop(0).wait(10)
+    assert seen == [("cam-1", certs.listing(home)[-1].serial)]
+
+
+def test_extensions(home: Path) -> None:
+    def load(path: Path) -> x509.Certificate:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+
+    authority, server = load(home / "authority.crt"), load(home / "server.crt")
+    client = load(home / "clients" / "cam-1" / "client.crt")
+    constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert constraints.value.ca
+    assert constraints.value.path_length == 0
+    assert authority.not_valid_after_utc - NOW > timedelta(days=3640)
+    for leaf, usage in (
+        (server, ExtendedKeyUsageOID.SERVER_AUTH),
+        (client, ExtendedKeyUsageOID.CLIENT_AUTH),
+    ):
+        leaf.verify_directly_issued_by(authority)
+        assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [usage]
+        assert timedelta(days=360) < leaf.not_valid_after_utc - NOW < timedelta(days=366)
+
+
+def test_a_leaf_does_not_outlive_its_authority(tmp_path: Path) -> None:
+    end = NOW.replace(microsecond=0) + timedelta(days=20)
+    certs.make_authority(tmp_path, valid_until=end)
+    assert certs.make_client(tmp_path, "cam-1").valid_until == end
+    with pytest.raises(CertError, match="make a new authority"):
+        certs.make_client(tmp_path, "cam-2", valid_from=end + timedelta(days=1))
+
+
+def test_files_are_for_the_owner_only_and_complete(home: Path) -> None:
+    files = {path for path in home.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(home)) for path in files} == {
+        *("authority.crt", "authority.key", "server.crt", "server.key", "issued.txt"),
+        *("revoked.txt", "clients/cam-1/authority.crt", "clients/cam-1/client.crt"),
+        "clients/cam-1/client.key",
+    }
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    makers: dict[str, Callable[..., Any]] = {
+        "authority.key": lambda **more: certs.make_authority(tmp_path, **more),
+        "server.key": lambda **more: certs.make_server(tmp_path, ["localhost"], **more),
+        "clients/a/client.key": lambda **more: certs.make_client(tmp_path, "a", **more),
+    }
+    for make in makers.values():
+        make()
+    for name, make in makers.items():
+        before = (tmp_path / name).read_bytes()
+        ledger = (tmp_path / "issued.txt").read_bytes()
+        with pytest.raises(CertError, match="exists: overwrite"):
+            make()
+        assert (tmp_path / name).read_bytes() == before
+        assert (tmp_path / "issued.txt").read_bytes() == ledger
+    makers["clients/a/client.key"](overwrite=True)
+    certs.load_client_credentials(tmp_path, "a")
+    assert [entry.name for entry in certs.listing(tmp_path)].count("a") == 2
+
+
+def test_a_half_written_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certs.make_authority(tmp_path)
+    good = (tmp_path / "authority.crt").read_bytes()
+
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("semisfl.certs.os.replace", full)
+    with pytest.raises(CertError, match=r"authority.key cannot be written: No space left"):
+        certs.make_authority(tmp_path, overwrite=True)
+    monkeypatch.undo()
+    assert (tmp_path / "authority.crt").read_bytes() == good
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    certs.make_client(tmp_path, "cam-1")
+
+
+def test_revocation(tmp_path: Path) -> None:
+    certs.make_authority(tmp_path)
+    first = certs.make_client(tmp_path, "cam-1")
+    second = certs.make_client(tmp_path, "cam-1", overwrite=True)
+    other = certs.make_client(tmp_path, "cam-10")
+    assert not certs.is_revoked(tmp_path, first.serial)
+    assert certs.revoke(tmp_path, "cam-1") == [first.serial, second.serial]
+    assert certs.revoke(tmp_path, "cam-1") == []
+    assert certs.is_revoked(tmp_path, first.serial)
+    assert certs.is_revoked(tmp_path, second.serial)
+    assert not certs.is_revoked(tmp_path, other.serial)
+    assert [entry.revoked for entry in certs.listing(tmp_path)] == [False, True, True, False]
+    third = certs.make_client(tmp_path, "cam-1", overwrite=True)
+    assert not certs.is_revoked(tmp_path, third.serial)
+    with pytest.raises(CertError, match=r"'cam-2' was never issued.*cam-1, cam-10"):
+        certs.revoke(tmp_path, "cam-2")
+
+
+def test_a_damaged_or_missing_list_lets_nobody_in(tmp_path: Path) -> None:
+    certs.make_authority(tmp_path)
+    client = certs.make_client(tmp_path, "cam-1")
+    path = tmp_path / "revoked.txt"
+    path.write_text(f"# by hand\n\n{client.serial:X}\n")
+    assert certs.is_revoked(tmp_path, client.serial)
+    path.write_text("ff\nnot a number\n")
+    with pytest.raises(CertError, match="line 2 is not a hexadecimal serial"):
+        certs.is_revoked(tmp_path, client.serial)
+    path.unlink()
+    with pytest.raises(CertError, match=r"revoked.txt cannot be read"):
+        certs.is_revoked(tmp_path, client.serial)
+
+
+def test_listing_gives_the_fingerprints(home: Path) -> None:
+    entries = certs.listing(home)
+    assert [(entry.role, entry.name) for entry in entries] == [
+        *(("authority", "authority"), ("server", "localhost"), ("client", "cam-1")),
+    ]
+    der = ssl.PEM_cert_to_DER_cert((home / "server.crt").read_text())
+    assert entries[1].fingerprint == hashlib.sha256(der).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "../a", "a\\b", "a b", "a\n", "é", "-a", ".a", "a" * 64, "a\0", "/etc"],
+)
+def test_client_names_cannot_leave_the_folder(home: Path, name: str) -> None:
+    ledger = (home / "issued.txt").read_bytes()
+    with pytest.raises(CertError, match="client name") as caught:
+        certs.make_client(home, name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CertError, match="client name"):
+        certs.load_client_credentials(home, name)
+    assert (home / "issued.txt").read_bytes() == ledger
+
+
+@pytest.mark.parametrize(
+    "names", [[], "localhost", ["a b"], ["*.org"], ["é.org"], ["1.2.3"], ["a..b"], ["a\n"], [""]]
+)
+def test_server_names_are_checked(tmp_path: Path, names: list[str]) -> None:
+    certs.make_authority(tmp_path)
+    with pytest.raises(CertError, match="server name"):
+        certs.make_server(tmp_path, names)
+    assert not (tmp_path / "server.key").exists()
+
+
+def test_periods_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(CertError, match="time zone"):
+        certs.make_authority(tmp_path, valid_from=datetime(2020, 1, 1))
+    with pytest.raises(CertError, match="not after valid_from"):
+        certs.make_authority(tmp_path, valid_from=NOW, valid_until=NOW)
+    assert not list(tmp_path.iterdir())
+
+
+def test_loading_finds_what_does_not_fit(home: Path, stranger: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cam"
+    folder.mkdir()
+    source = home / "clients" / "cam-1"
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    assert certs.load_client_credentials(folder) == certs.load_client_credentials(home, "cam-1")
+
+    (folder / "authority.crt").write_bytes((stranger / "authority.crt").read_bytes())
+    with pytest.raises(CertError, match="was not signed by"):
+        certs.load_client_credentials(folder)
+    (folder / "client.key").write_bytes((stranger / "clients/cam-1/client.key").read_bytes())
+    with pytest.raises(CertError, match="does not belong to"):
+        certs.load_client_credentials(folder)
+    (folder / "client.key").write_bytes(b"rubbish")
+    with pytest.raises(CertError, match="is damaged"):
+        certs.load_client_credentials(folder)
+    (folder / "client.key").unlink()
+    with pytest.raises(CertError, match=r"client.key cannot be read: No such file"):
+        certs.load_client_credentials(folder)
+    with pytest.raises(CertError, match=r"authority.crt cannot be read"):
+        certs.make_client(tmp_path / "nowhere", "cam-1")
+
+
+def test_a_server_needs_no_authority_key(home: Path, tmp_path: Path) -> None:
+    for name in ("authority.crt", "server.crt", "server.key"):
+        (tmp_path / name).write_bytes((home / name).read_bytes())
+    loaded = certs.load_server_credentials(tmp_path)
+    assert loaded.certificate == (home / "server.crt").read_bytes()
+    assert "PRIVATE KEY" in loaded.key.decode()
+    assert "PRIVATE KEY" not in repr(loaded)
+
+
+def test_identity_is_only_for_client_certificates(home: Path) -> None:
+    client: Credentials = certs.load_client_credentials(home, "cam-1")
+    assert certs.identity(client.certificate) == "cam-1"
+    assert certs.identity({"x509_pem_cert": [client.certificate]}) == "cam-1"
+    for name in ("server.crt", "authority.crt"):
+        with pytest.raises(CertError, match="is not a client's"):
+            certs.identity((home / name).read_bytes())
+    nobodies: list[dict[str, list[bytes]]] = [
+        {},
+        {"x509_common_name": [b"cam-1"]},
+        {"x509_pem_cert": []},
+    ]
+    for nobody in nobodies:
+        with pytest.raises(CertError, match="no certificate"):
+            certs.identity(nobody)
+    with pytest.raises(CertError, match="not valid PEM"):
+        certs.identity(b"rubbish")

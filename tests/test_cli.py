@@ -1,0 +1,435 @@
+"""The command line: results, bad input, and runs that are stopped, killed or short of disk."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisfl import __version__, checkpoint, config, presets
+from semisfl.cli.main import _spread_settings, main
+
+PNG = b"\x89PNG"
+SIZES = ["clients.total=3", "clients.active=2", "clients.batch=4", "server.batch=4"]
+TINY = ["--set", "rounds=2", "clients.steps=2", "server.steps=2", "data.labeled=8", *SIZES]
+
+
+@pytest.fixture(autouse=True)
+def inside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two classes of 16 x 16 pixels, 30 training and 10 test images each."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 30), ("test", 10)):
+        for label in ("dark", "light"):
+            write_images(tmp_path / "images" / part / label, count, rng, bright=label == "light")
+    return tmp_path / "images"
+
+
+def write_images(
+    folder: Path, count: int, rng: np.random.Generator, bright: bool = False, side: int = 16
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = rng.integers(0, 100, (side, side), dtype=np.uint8) + np.uint8(100 * bright)
+        Image.fromarray(pixels).save(folder / f"{side}-{number}.png")
+
+
+def train_arguments(images: Path, *more: str) -> list[str]:
+    return ["run", *TINY, f"data.name={images}", *more]
+
+
+def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "semisfl", *words],
+        capture_output=True,
+        text=True,
+        **options,
+        check=False,
+    )
+
+
+def refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], pattern: str, code: int = 2
+) -> None:
+    capsys.readouterr()
+    assert main(words) == code
+    printed = capsys.readouterr()
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1, printed.err
+    assert re.match(rf"error: .*{pattern}", lines[0]), lines[0]
+    assert not printed.out
+    assert not list(Path().glob("runs/*")), "a run that cannot begin leaves nothing behind"
+
+
+# --- what commands give ------------------------------------------------------------------------
+
+
+def test_run_keeps_everything_in_its_directory(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_arguments(images, "--out", "first", "--json", "--quiet")) == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert told["directory"] == "first"
+    assert told["rounds"] == 2
+    assert not told["stopped"]
+    assert not printed.err
+    names = {path.name for path in Path("first").iterdir()}
+    assert names >= {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "run.log",
+        "latest.safetensors",
+        "best.safetensors",
+        "partition.png",
+    }
+    rows = [json.loads(line) for line in Path("first/metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1]
+    assert told["accuracy"] == rows[-1]["accuracy"]
+    assert told["bytes"] == rows[-1]["bytes_total"] > 0
+    assert json.loads(Path("first/environment.json").read_text())["semisfl"] == __version__
+    assert "rounds 0 to 1" in Path("first/run.log").read_text()
+
+
+def test_runs_get_new_directories_and_are_never_overwritten(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = train_arguments(images, "method=supervised")
+    assert main(words) == main(words) == 0
+    made = sorted(path.name for path in Path("runs").iterdir())
+    assert len(made) == 2
+    assert all(name.startswith("digits-supervised-seed0-") for name in made)
+    out = capsys.readouterr().out
+    assert "accuracy" in out
+    assert f"semisfl report runs/{made[0]}" in out
+    before = {path: path.read_bytes() for path in Path("runs", made[0]).iterdir()}
+    assert main([*words, "--out", f"runs/{made[0]}"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in Path("runs", made[0]).iterdir()}
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_arguments(images)) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert re.match(r"semisfl: round 2/2  accuracy +\d+\.\d %  \d+\.\d s  left 0:00", lines[1])
+
+
+def test_resume_of_a_finished_run_changes_nothing(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_arguments(images, "--out", "r", "--json")) == 0
+    first = json.loads(capsys.readouterr().out)
+    digest = checkpoint.digest(checkpoint.read(Path("r/latest.safetensors")))
+    assert main(["run", "--resume", "r", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert checkpoint.digest(checkpoint.read(Path("r/latest.safetensors"))) == digest
+
+
+def test_compare_gives_means_and_a_picture_and_reuses_runs(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "--methods", "supervised,semisfl", "--seeds", "2", "--out", "table"]
+    words += [*TINY, "rounds=1", f"data.name={images}", "--target", "1"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [result["method"] for result in told["results"]] == ["supervised", "semisfl"]
+    for result in told["results"]:
+        finals = []
+        for run in result["runs"]:
+            finals.append(
+                json.loads(Path(run, "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
+            )
+        assert len(finals) == 2
+        assert result["accuracy"]["mean"] == pytest.approx(np.mean(finals))
+        assert result["accuracy"]["stderr"] == pytest.approx(np.std(finals, ddof=1) / np.sqrt(2))
+        assert result["to_target"]["reached"] == 2
+    assert Path(told["picture"]).read_bytes().startswith(PNG)
+    before = {path: path.stat().st_mtime_ns for path in Path("table").rglob("*.safetensors")}
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "4 of 4 runs are finished" in printed.err
+    assert "Supervised-only" in printed.out
+    assert before == {
+        path: path.stat().st_mtime_ns for path in Path("table").rglob("*.safetensors")
+    }
+
+    assert main(["report", "table", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    means = {result["method"]: result["accuracy"] for result in told["results"]}
+    assert {result["method"]: result["accuracy"] for result in report["results"]} == means
+    assert Path("table/report.png").read_bytes().startswith(PNG)
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert "digits" in [entry["name"] for entry in known["presets"]]
+    assert {"semisfl", "supervised"} <= {entry["name"] for entry in known["methods"]}
+    models = {entry["name"]: entry for entry in known["models"]}
+    assert models["alexnet"]["bottom"] == 2_251_584
+    assert models["vgg16"]["top"] == 69_623_908
+    assert main(["list"]) == 0
+    assert "2,251,584" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*presets.PRESETS, "cifar10+as_published_code"])
+def test_what_show_prints_is_a_file_that_run_takes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", name]) == 0
+    text = capsys.readouterr().out
+    assert config.parse(tomllib.loads(text)) == presets.preset(name)
+    fields = [
+        line for line in text.splitlines() if " = " in line.split("#")[0] or line.startswith("# ")
+    ]
+    assert len(fields) == len(config.known_keys())
+    assert all(re.search(r"# \S.*\w", line) for line in fields), "each with its explanation"
+    Path("mine.toml").write_text(text)
+    assert main(["show", "mine.toml", "--json", "--set", "seed=7"]) == 0
+    changed = json.loads(capsys.readouterr().out)
+    assert config.parse(changed) == config.parse({**presets.values_of(name), "seed": 7})
+
+
+def test_partition_is_drawn_and_counted(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["partition", "--out", "who.png", *TINY, f"data.name={images}"]
+    assert main([*words, "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert held["server"] == {"images": 8, "classes": {"dark": 4, "light": 4}}
+    assert sum(client["images"] for client in held["clients"]) == 60 - 8
+    assert Path("who.png").read_bytes().startswith(PNG)
+    assert main(words) == 0
+    assert "8 labelled images on the server; 3 clients" in capsys.readouterr().out
+
+
+def test_one_set_takes_several_settings() -> None:
+    words = ["run", "--set", "rounds=2", "seed=1", "--json", "a=b", "--set", "x=1", "digits", "y=1"]
+    assert _spread_settings(words) == [
+        *("run", "--set", "rounds=2", "--set", "seed=1", "--json", "a=b"),
+        *("--set", "x=1", "digits", "y=1"),
+    ]
+    assert _spread_settings(["run", "--set=rounds=2", "--set"]) == [
+        "run",
+        "--set=rounds=2",
+        "--set",
+    ]
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (
+            ["--set", "clients.activ=3"],
+            r"unknown key 'clients.activ'; did you mean 'clients.active'\?",
+        ),
+        (["--set", "rounds=many"], "rounds = 'many'.*integer"),
+        (["--set", "rounds=0"], "rounds = 0.*greater than or equal to 1"),
+        (["--set", "rounds"], "'rounds' is not key=value"),
+        (["--set", "method=fedprox"], "method = 'fedprox' is not known; use .*'semisfl'"),
+        (
+            ["--set", "clients.active=40", "clients.total=30"],
+            "clients.active = 40 exceeds clients.total = 30",
+        ),
+        (["--set", "data.labeled=6000"], "labeled = 6000 exceeds the 5000"),
+        (
+            ["--set", "model.cut=20"],
+            "model.cut = 20 is outside the model; it has 10 layers, use 1 to 9",
+        ),
+        (["--set", "model.cut=conv9"], "model.cut = 'conv9' is no layer.*conv1"),
+        (["--set", "data.name=nowhere"], "'nowhere' is neither a known set .*digits.* nor a path"),
+        (["mnist"], "preset 'mnist' is not known; known: digits"),
+        (["missing.toml"], "cannot read missing.toml"),
+        (["--device", "tpu"], "'tpu' is not known; use auto, cpu or cuda"),
+        (["--rounds", "3"], "[Nn]o such option.*--rounds"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+        (["--resume", "nowhere", "--set", "rounds=3"], "leave out PRESET, --set and --out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_told_in_one_line(
+    words: list[str], pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, ["run", *words], pattern)
+
+
+def test_a_file_that_is_not_toml(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.toml").write_text("rounds: 3\n")
+    refused(capsys, ["run", "bad.toml"], "bad.toml is not TOML")
+
+
+def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(capsys, ["run", "--set", "data.name=empty"], "empty holds no images")
+
+
+def test_a_folder_with_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("train", "test"):
+        write_images(tmp_path / "single" / part / "cat", 12, np.random.default_rng(0))
+    refused(
+        capsys,
+        train_arguments(tmp_path / "single"),
+        r"has 1 class folders \(cat\); at least 2 are needed",
+    )
+
+
+def test_images_of_different_sizes_are_resized_and_it_is_said(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(images / "train" / "dark", 5, np.random.default_rng(1), side=20)
+    assert main(train_arguments(images, "--quiet")) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"warning: .*16.*16", warning)
+
+
+def test_an_output_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+    refused(
+        capsys, ["run", "--out", "file/run"], "cannot write to file/run: .*; choose another --out"
+    )
+    refused(capsys, ["run", "--out", "file"], "file.*choose another --out")
+    # /proc refuses new folders to everybody, root included.
+    refused(
+        capsys, ["run", "--out", "/proc/run"], "cannot write to /proc/run: .*; choose another --out"
+    )
+
+
+def test_a_truncated_checkpoint_is_refused_and_another_can_be_named(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_arguments(images, "--out", "r")) == 0
+    latest = Path("r/latest.safetensors")
+    latest.write_bytes(latest.read_bytes()[:-100])
+    metrics = Path("r/metrics.jsonl").read_text()
+    refused(capsys, ["run", "--resume", "r"], r"r/latest.safetensors is damaged .*best.safetensors")
+    assert Path("r/metrics.jsonl").read_text() == metrics, "nothing is lost"
+    assert main(["run", "--resume", "r/best.safetensors", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 2
+    checkpoint.read(latest)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train_arguments(images, "--out", "r")) == 0
+    latest = Path("r/latest.safetensors")
+    digest = checkpoint.digest(checkpoint.read(latest))
+    latest.unlink()
+    capsys.readouterr()
+    assert main(["run", "--resume", "r", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "no checkpoint yet" in printed.err
+    assert json.loads(printed.out)["rounds"] == 2
+    assert checkpoint.digest(checkpoint.read(latest)) == digest
+
+
+def test_unexpected_errors_have_no_traceback_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError("a bug\nof ours")
+
+    monkeypatch.setattr(presets, "values_of", fail)
+    refused(capsys, ["run"], r"RuntimeError: a bug of ours \(this is unexpected; --debug", code=1)
+    assert main(["run", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+# --- in processes of their own -----------------------------------------------------------------
+
+
+def test_errors_and_version_as_a_shell_sees_them() -> None:
+    bad = command("run", "--set", "round=3")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "error: unknown key 'round'; did you mean 'rounds'?\n"
+    assert command("--version").stdout == f"semisfl {__version__}\n"
+
+
+def test_a_full_disk_loses_no_checkpoint_and_no_metrics(images: Path) -> None:
+    """A limit on file sizes refuses checkpoints as a full disk does, but not the small files."""
+    limit = 100_000
+
+    def tight() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    words = train_arguments(images, "--out", "r")
+    env = {**os.environ, "MPLBACKEND": "agg"}
+    full = command(*words, preexec_fn=tight, env=env)
+    assert full.returncode == 1
+    *warnings, last = [
+        line for line in full.stderr.splitlines() if "round" not in line.split(":")[1]
+    ]
+    assert all(line.startswith("warning: cannot write checkpoint") for line in warnings)
+    assert re.match(
+        r"error: the run's end could not be saved: .*latest.safetensors.*--resume r", last
+    )
+    assert len(Path("r/metrics.jsonl").read_text().splitlines()) == 2
+    assert not list(Path("r").glob("*.safetensors")), "no half-written file"
+    assert not list(Path("r").glob(".*")), "nor a temporary one"
+
+    again = command("run", "--resume", "r", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["rounds"] == 2
+    checkpoint.read(Path("r/latest.safetensors"))
+
+
+def rows_but_for_time(path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(images: Path) -> None:
+    words = train_arguments(images, "rounds=12", "clients.steps=8", "runtime.checkpoint_every=5")
+    whole = command(*words, "--out", "whole")
+    assert whole.returncode == 0, whole.stderr
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "semisfl", *words, "--out", "parts"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        metrics = Path("parts/metrics.jsonl")
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+            assert time.monotonic() < deadline, "no round was done"
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "stopping after this iteration" in err
+    assert "continue with: semisfl run --resume parts" in out
+    done = len(rows_but_for_time(metrics))
+    assert 2 <= done < 12
+    assert checkpoint.read(Path("parts/latest.safetensors"))["round"] == done
+
+    resumed = command("run", "--resume", "parts", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert not json.loads(resumed.stdout)["stopped"]
+    for name in ("latest", "best"):
+        states = [checkpoint.read(Path(run, f"{name}.safetensors")) for run in ("whole", "parts")]
+        assert checkpoint.digest(states[0]) == checkpoint.digest(states[1]), name
+    assert rows_but_for_time(Path("whole/metrics.jsonl")) == rows_but_for_time(metrics)

@@ -1,0 +1,78 @@
+"""Comparisons: which runs they consist of, what is reused, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl import compare, config
+from semisfl.methods import METHODS
+from semisfl.rundir import RunDirectory
+
+VALUES: dict[str, Any] = {"rounds": 2, "seed": 5}
+
+
+def fake_training(job: compare.Job) -> bool:
+    directory = RunDirectory.create(job.path, job.config)
+    for number in range(job.config.rounds):
+        accuracy = (
+            50.0 + job.config.seed + 10 * number + (5 if job.config.method == "semisfl" else 0)
+        )
+        directory.append({"round": number, "accuracy": accuracy, "bytes_total": 9, "seconds": 1.0})
+    return True
+
+
+def test_every_method_has_every_seed(tmp_path: Path) -> None:
+    jobs = compare.plan(VALUES, ["supervised", "semisfl"], 2, tmp_path)
+    assert [(job.config.method, job.config.seed) for job in jobs] == [
+        ("supervised", 5),
+        ("semisfl", 5),
+        ("supervised", 6),
+        ("semisfl", 6),
+    ]
+    assert len({job.path for job in jobs}) == 4
+    assert {job.status for job in jobs} == {"new"}
+
+
+def test_results_are_means_over_seeds_in_the_order_asked_for(tmp_path: Path) -> None:
+    jobs = compare.plan(VALUES, ["supervised", "semisfl"], 2, tmp_path)
+    assert compare.carry_out(jobs, fake_training)
+    summaries = [summary for _, summary in compare.results(jobs)]
+    assert [(s.label, s.accuracy.mean) for s in summaries] == [
+        ("supervised", 65.5),
+        ("semisfl", 70.5),
+    ]
+    assert summaries[0].accuracy.stderr == pytest.approx(0.5)
+
+
+def test_finished_runs_are_reused_and_unfinished_ones_continued(tmp_path: Path) -> None:
+    jobs = compare.plan(VALUES, ["supervised", "semisfl"], 1, tmp_path)
+    fake_training(jobs[0])
+    RunDirectory.create(jobs[1].path, jobs[1].config)
+    again = compare.plan(VALUES, ["supervised", "semisfl"], 2, tmp_path)
+    assert [job.status for job in again] == ["finished", "unfinished", "new", "new"]
+    done: list[Path] = []
+    compare.carry_out(again, lambda job: not done.append(job.path))
+    assert done == [job.path for job in again[1:]]
+
+
+def test_a_stop_ends_the_comparison(tmp_path: Path) -> None:
+    jobs = compare.plan(VALUES, ["supervised"], 3, tmp_path)
+    asked: list[int] = []
+    assert not compare.carry_out(jobs, lambda job: bool(asked.append(job.config.seed)))
+    assert asked == [5]
+
+
+def test_a_run_with_other_settings_is_refused_and_named(tmp_path: Path) -> None:
+    fake_training(compare.plan(VALUES, ["semisfl"], 1, tmp_path)[0])
+    with pytest.raises(config.ConfigError, match=r"rounds = 2 there, 3 here.*another --out"):
+        compare.plan({**VALUES, "rounds": 3}, ["semisfl"], 1, tmp_path)
+
+
+def test_methods_by_name() -> None:
+    assert compare.choose_methods("all") == list(METHODS)
+    assert compare.choose_methods(" semisfl,supervised,semisfl ") == ["semisfl", "supervised"]
+    with pytest.raises(config.ConfigError, match=r"'fedprox' is not known.*semisfl"):
+        compare.choose_methods("semisfl,fedprox")
+    with pytest.raises(config.ConfigError, match="names no method"):
+        compare.choose_methods(",")

@@ -1,0 +1,263 @@
+"""FedSwitch and FedSwitch-SL against plain loops."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch.nn import functional as F
+
+from semisfl import run, seeds
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import FullRound
+from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
+from semisfl.methods.fedswitch_sl import FedSwitchSL
+
+
+def switch(*assignments: str, **kind: bool) -> tuple[run.Experiment, FedSwitch]:
+    experiment = toy.assemble("fedswitch", *assignments, **kind)
+    assert isinstance(experiment.method, FedSwitch)
+    return experiment, experiment.method
+
+
+def test_divergence_is_the_sum_over_classes() -> None:
+    mean = np.array([0.7, 0.2, 0.1, 0.0])
+    expected = sum(p * math.log(4 * p) for p in mean if p > 0)
+    assert float(divergence(torch.from_numpy(mean))) == pytest.approx(expected, rel=1e-12)
+    assert float(divergence(torch.full((10,), 0.1))) == pytest.approx(0, abs=1e-6)
+    assert float(divergence(torch.eye(10)[3])) == pytest.approx(math.log(10))
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+@pytest.mark.parametrize("by_teacher", [False, True])
+def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> None:
+    settings = toy.values("fedswitch")
+    experiment, method = switch(batchnorm=batchnorm)
+    student = copy.deepcopy(method.student)
+    teacher = copy.deepcopy(method.student)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.mul_(1.5)
+    plan = FullRound(
+        2,
+        (0, 2),
+        4,
+        0.1,
+        send={"student": student.state_dict()},
+        on_request={"teacher": teacher.state_dict()},
+        kinds={"teacher": "teacher"},
+        settings={
+            "confidence_threshold": 0.3,
+            "rule": "student",
+            "iid_threshold": 99.0 if by_teacher else -1.0,
+            "ema_decay": 0.6,
+        },
+    )
+    results = experiment.fleet.train(FedSwitchWork(), plan)
+    assert [result.client for result in results] == [0, 2]
+    shards = toy.partition(toy.dataset()).clients
+    for result in results:
+        client, mine = result.client, copy.deepcopy(student)
+        labeller = copy.deepcopy(teacher if by_teacher else student)
+        optimizer = toy.sgd(mine, settings, 0.1)
+        rng = seeds.generator(settings.seed, "batches", 2, client)
+        places = draw_batches(rng, len(shards[client]), 4, 8)
+        strong = toy.shown(settings, "strong", "strong", places, 2, client)
+        weak = toy.shown(settings, "weak", "weak", places, 2, client)
+        kept = 0
+        for step in range(4):
+            voice = labeller if by_teacher else mine
+            with torch.no_grad():
+                confidence, labels = voice.eval()(weak[step]).softmax(1).max(1)
+            losses = F.cross_entropy(mine.train()(strong[step]), labels, reduction="none")
+            optimizer.zero_grad()
+            (losses * (confidence >= 0.3)).mean().backward()
+            optimizer.step()
+            kept += int((confidence >= 0.3).sum())
+            for slow, fast in zip(
+                labeller.state_dict().values(), mine.state_dict().values(), strict=True
+            ):
+                slow.copy_(0.6 * slow + 0.4 * fast if slow.is_floating_point() else fast)
+        toy.assert_same(dict(result.states["student"]), mine.state_dict())
+        assert result.numbers["coverage"] == pytest.approx(kept / 32)
+        assert result.numbers["by_teacher"] == float(by_teacher)
+
+
+def test_the_student_labels_where_its_predictions_are_uneven() -> None:
+    """The threshold lies between the divergences of two clients: only one downloads the teacher."""
+    experiment, method = switch("clients.active=3", "rounds=8", "optimizer.lr=0.05")
+    for round_index in range(4):
+        method.round(round_index)
+    skews = {}
+    for client in (0, 2):
+        count = len(toy.partition(toy.dataset()).clients[client])
+        weak = toy.shown(
+            experiment.config, "weak", "predict-weak", np.arange(count)[:, None], 4, client
+        )
+        with torch.no_grad():
+            p = method.student.eval()(weak[:, 0]).softmax(1).mean(0).double()
+        skews[client] = float((p * (4 * p).log()).sum())
+    assert skews[0] < skews[2]
+    work = FedSwitchWork()
+    before = experiment.fleet.traffic.by_kind().get("teacher_down", 0)
+    state = method.student.state_dict()
+    plan = FullRound(
+        4,
+        (0, 2),
+        1,
+        0.01,
+        send={"student": state},
+        on_request={"teacher": state},
+        kinds={"teacher": "teacher"},
+        settings={
+            "confidence_threshold": 0.95,
+            "rule": "student",
+            "iid_threshold": (skews[0] + skews[2]) / 2,
+            "ema_decay": 0.9,
+        },
+    )
+    first, last = experiment.fleet.train(work, plan)
+    assert (first.numbers["by_teacher"], last.numbers["by_teacher"]) == (1.0, 0.0)
+    size = sum(value.numel() * value.element_size() for value in state.values())
+    assert experiment.fleet.traffic.by_kind()["teacher_down"] - before == size
+
+
+def test_the_rule_difference_compares_with_the_teacher_and_always_downloads_it() -> None:
+    experiment, method = switch("fedswitch.rule=difference", "fedswitch.iid_threshold=1e9")
+    row = method.round(0)
+    assert row["labelled_by_teacher"] == 1.0
+    experiment, method = switch("fedswitch.rule=difference", "fedswitch.iid_threshold=-1e9")
+    row = method.round(0)
+    assert row["labelled_by_teacher"] == 0.0
+    kinds = experiment.fleet.traffic.by_kind()
+    assert kinds["teacher_down"] == kinds["model_down"]
+
+
+def test_the_teacher_changes_only_on_the_server() -> None:
+    _, method = switch("clients.steps=6")
+    method.round(0)
+    after = copy.deepcopy(method.ema.model.state_dict())
+    updates = float(method.ema.updates)
+    _, other = switch("clients.steps=1")
+    other.round(0)
+    assert updates == 5
+    toy.assert_same(after, other.ema.model.state_dict())
+
+
+# --- FedSwitch-SL ---------------------------------------------------------------------------------
+
+
+def split_switch(*assignments: str, **kind: bool) -> tuple[run.Experiment, FedSwitchSL]:
+    experiment = toy.assemble("fedswitch-sl", *assignments, **kind)
+    assert isinstance(experiment.method, FedSwitchSL)
+    return experiment, experiment.method
+
+
+def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
+    settings = toy.values("fedswitch-sl", "clients.active=3", "fedswitch.confidence_threshold=0.3")
+    _, method = split_switch("clients.active=3", "fedswitch.confidence_threshold=0.3")
+    method.round(0)
+    # Client 1 is remembered as uneven: its own student is going to label it.
+    method.skew = {0: 0.1, 1: 0.9}
+    twin, twin_teacher = copy.deepcopy(method.student), copy.deepcopy(method.ema)
+    twin_teacher = copy.deepcopy(method.ema.model)
+    lr = run_lr(settings, 1)
+    # The supervised phase is tested with Supervised-only; here it is taken over.
+    method.supervised.run = lambda round_index, steps, lr: 0.0  # type: ignore[method-assign]
+    method.round(1)
+    shards = toy.partition(toy.dataset()).clients
+    bottoms = [copy.deepcopy(twin.get_submodule("bottom")) for _ in range(3)]
+    labellers = [copy.deepcopy(twin_teacher.get_submodule("bottom")) for _ in range(3)]
+    labellers[1] = copy.deepcopy(bottoms[1])
+    top, teacher_top = twin.get_submodule("top"), twin_teacher.get_submodule("top")
+    server = toy.sgd(top, settings, lr)
+    optimizers = [toy.sgd(bottom, settings, lr) for bottom in bottoms]
+    views = []
+    for client in range(3):
+        rng = seeds.generator(settings.seed, "batches", 1, client)
+        places = draw_batches(rng, len(shards[client]), 4, 8)
+        views.append(
+            [toy.shown(settings, kind, kind, places, 1, client) for kind in ("strong", "weak")]
+        )
+    sums = torch.zeros(3, 4)
+    for step in range(4):
+        optimizers_all = [server, *optimizers]
+        for optimizer in optimizers_all:
+            optimizer.zero_grad()
+        losses = []
+        for client in range(3):
+            strong, weak = (view[step] for view in views[client])
+            with torch.no_grad():
+                mode_top = top if client == 1 else teacher_top
+                predictions = mode_top(labellers[client](weak)).softmax(1)
+                sums[client] += predictions.sum(0)
+                confidence, labels = predictions.max(1)
+            row = F.cross_entropy(top(bottoms[client](strong)), labels, reduction="none")
+            losses.append((row * (confidence >= 0.3)).mean())
+        # The top descends the mean over all rows, each bottom the mean over its own.
+        torch.stack(losses).mean().backward()
+        for bottom in bottoms:
+            for parameter in bottom.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= 3
+        for optimizer in optimizers_all:
+            optimizer.step()
+        with torch.no_grad():
+            for client in range(3):
+                keep = 0.0 if client == 1 else settings.teacher.ema_decay
+                for slow, fast in zip(
+                    labellers[client].parameters(), bottoms[client].parameters(), strict=True
+                ):
+                    slow.copy_(keep * slow + (1 - keep) * fast)
+    toy.assert_same(method.top.state_dict(), top.state_dict())
+    mean = {
+        name: torch.stack([bottom.state_dict()[name] for bottom in bottoms]).mean(0)
+        for name in bottoms[0].state_dict()
+    }
+    toy.assert_same(method.bottom.state_dict(), mean)
+    for client in range(3):
+        p = (sums[client] / sums[client].sum()).double()
+        assert method.skew[client] == pytest.approx(float((p * (4 * p).log()).sum()), rel=1e-4)
+
+
+def run_lr(settings: toy.Config, round_index: int) -> float:
+    from semisfl.algorithm.schedule import learning_rate
+
+    return learning_rate(settings.optimizer, round_index, settings.rounds)
+
+
+def test_a_client_is_labelled_by_the_teacher_the_first_time_only_if_it_looks_iid_afterwards() -> None:
+    _, method = split_switch("clients.active=3", "fedswitch.iid_threshold=-1")
+    assert method.round(0)["labelled_by_teacher"] == 1.0
+    assert method.round(1)["labelled_by_teacher"] == 0.0
+
+
+def test_ablation_forms() -> None:
+    _, weak = split_switch()
+    _, strong = split_switch("fedswitch.labeled_view=strong")
+    assert weak.round(0)["loss_supervised"] != strong.round(0)["loss_supervised"]
+    _, adaptive = split_switch(
+        "fedswitch.controller=true",
+        "controller.kind=raw",
+        "controller.period=2",
+        "controller.window=1",
+        "controller.min_steps_factor=0",
+        "fedswitch.confidence_threshold=1",
+    )
+    steps = []
+    for round_index in range(6):
+        # A supervised loss that rises while the other stays: K_s must fall.
+        adaptive.supervised.run = (  # type: ignore[method-assign]
+            lambda index, steps, lr, value=float(round_index): value
+        )
+        steps.append(adaptive.round(round_index)["supervised_steps"])
+    assert steps[0] == 5
+    assert steps[-1] < 5
+    assert weak.round(1)["supervised_steps"] == 5
+
+
+def test_split_form_refuses_the_rule_it_cannot_follow() -> None:
+    with pytest.raises(ValueError, match=r"fedswitch\.rule = 'difference' needs both models"):
+        toy.assemble("fedswitch-sl", "fedswitch.rule=difference")

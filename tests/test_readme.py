@@ -1,0 +1,71 @@
+"""What the README tells people to do works as it says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from semisfl.cli.main import app, main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+USAGE = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = [line for block in blocks("sh", text) for line in block.splitlines()]
+    return [
+        shlex.split(line, comments=True)[1:]
+        for line in lines
+        if line.strip().startswith("semisfl ")
+    ]
+
+
+def test_the_library_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    accuracy = float(re.match(r"([\d.]+) %", capsys.readouterr().out).group(1))  # type: ignore[union-attr]
+    assert accuracy > 80, "the square is easy to see"
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"^make ([\w-]+)", "\n".join(blocks("sh")), flags=re.MULTILINE)
+    assert {"demo", "test"} <= set(named)
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "\nmake test\n" in script
+    assert "\nmake check\n" in script
+
+
+def test_every_command_is_documented() -> None:
+    known = {command.name for command in app.registered_commands}
+    documented = {words[0] for words in commands(USAGE)}
+    assert known <= documented, f"docs/usage.md does not show {known - documented}"
+
+
+@pytest.mark.parametrize("words", commands(README) + commands(USAGE), ids=" ".join)
+def test_commands_parse(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option shown exists: with --help at its end a command only parses."""
+    if ">" in words:
+        words = words[: words.index(">")]
+    options = {word for word in words if word.startswith("--")}
+    assert main([words[0], "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in options:
+        assert option in shown or option in ("--debug", "--version"), option
+
+
+def test_links_lead_somewhere() -> None:
+    for place in re.findall(r"\]\(([^)#]+)\)", README):
+        assert place.startswith("http") or (ROOT / place).exists(), place

@@ -1,0 +1,96 @@
+"""The learning rate of a round, and the optimiser against torch's own."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from semisfl import seeds
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.algorithm.sgd import SGD
+from semisfl.config import OptimizerConfig
+
+
+def test_cosine_by_hand() -> None:
+    config = OptimizerConfig(lr=0.02, lr_min=0.005)
+    assert learning_rate(config, 0, 1000) == pytest.approx(0.02)
+    assert learning_rate(config, 500, 1000) == pytest.approx((0.02 + 0.005) / 2)
+    assert learning_rate(config, 250, 1000) == pytest.approx(0.005 + 0.0075 * (1 + math.sqrt(0.5)))
+    assert learning_rate(config, 1000, 1000) == pytest.approx(0.005)
+
+
+def test_horizon_replaces_the_rounds_and_the_rate_then_stays() -> None:
+    config = OptimizerConfig(lr=0.02, lr_min=0.005, horizon=10)
+    assert learning_rate(config, 5, 1000) == pytest.approx(0.0125)
+    assert learning_rate(config, 10, 1000) == learning_rate(config, 700, 1000) == pytest.approx(0.005)
+
+
+def twins() -> tuple[nn.Module, nn.Module]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        one = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4)).to(
+            memory_format=torch.channels_last
+        )
+    other = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4))
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.from_numpy(seeds.generator(number, "sgd").normal(size=(5, 2, 4, 4))).float()
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, True)])
+def test_equals_a_new_torch_optimiser_each_phase(momentum: float, nesterov: bool) -> None:
+    mine, theirs = twins()
+    sgd = SGD(mine.parameters(), OptimizerConfig(momentum=momentum, nesterov=nesterov, weight_decay=0.01))
+    for phase, lr in enumerate((0.1, 0.03)):
+        sgd.restart(lr)
+        other = torch.optim.SGD(
+            theirs.parameters(),
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov and momentum > 0,
+            weight_decay=0.01,
+        )
+        for step in range(4):
+            images = batch(10 * phase + step)
+            sgd.descend(mine(images).square().mean())
+            other.zero_grad()
+            theirs(images).square().mean().backward()
+            other.step()
+    for one, two in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+
+
+def test_returns_the_gradients_asked_for_and_leaves_none_behind() -> None:
+    mine, _ = twins()
+    sgd = SGD(mine.parameters(), OptimizerConfig())
+    sgd.restart(0.1)
+    images, unused = batch(0).requires_grad_(), batch(1).requires_grad_()
+    expected = torch.autograd.grad(mine(images).square().mean(), images)[0]
+    before = [parameter.detach().clone() for parameter in mine.parameters()]
+    received, nothing = sgd.descend(mine(images).square().mean(), also=[images, unused])
+    torch.testing.assert_close(received, expected)
+    assert not nothing.any()
+    assert all(parameter.grad is None for parameter in mine.parameters())
+    assert not any(torch.equal(old, new) for old, new in zip(before, mine.parameters(), strict=True))
+
+
+def test_parameters_a_loss_does_not_reach_stay_as_they_are() -> None:
+    """As with torch's optimiser: no gradient, no weight decay."""
+    mine, _ = twins()
+    idle = nn.Parameter(torch.ones(3))
+    sgd = SGD([*mine.parameters(), idle], OptimizerConfig(weight_decay=0.1))
+    sgd.restart(0.1)
+    sgd.descend(mine(batch(0)).sum())
+    assert torch.equal(idle, torch.ones(3))
+
+
+def test_clips_the_joint_norm() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    sgd = SGD([weight], OptimizerConfig(momentum=0.0, weight_decay=0.0))
+    sgd.restart(1.0)
+    sgd.apply([torch.tensor([3.0, 4.0])], clip_norm=1.0)
+    torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]), atol=1e-5, rtol=0)

@@ -1,0 +1,175 @@
+"""SemiFL against plain loops."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch.nn import functional as F
+
+from semisfl import run, seeds
+from semisfl.algorithm.batchnorm import combine, recompute_statistics, statistics_of
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import FullRound
+from semisfl.methods.semifl import SemiFL, SemiFLWork, mix, semifl_loss
+
+
+def make(*assignments: str, **kind: bool) -> tuple[run.Experiment, SemiFL]:
+    experiment = toy.assemble("semifl", *assignments, **kind)
+    assert isinstance(experiment.method, SemiFL)
+    return experiment, experiment.method
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
+    rows = logits - logits.max(1, keepdims=True)
+    logs = rows - np.log(np.exp(rows).sum(1, keepdims=True))
+    return float(-logs[np.arange(len(labels)), labels].mean())
+
+
+def test_loss_is_the_sum_of_three_cross_entropies() -> None:
+    rng = np.random.default_rng(0)
+    strong, mixed = rng.normal(size=(2, 6, 4))
+    labels, others = rng.integers(0, 4, size=(2, 6))
+    weight = 0.3
+    expected = cross_entropy(strong, labels)
+    expected += weight * cross_entropy(mixed, labels) + (1 - weight) * cross_entropy(mixed, others)
+    got = semifl_loss(
+        *(torch.from_numpy(value) for value in (strong, mixed, labels, others)), torch.tensor(weight)
+    )
+    assert float(got) == pytest.approx(expected, rel=1e-6)
+
+
+def test_mixing_weights_the_fixed_image() -> None:
+    a, b = torch.full((2, 1, 1, 1), 10.0), torch.full((2, 1, 1, 1), 20.0)
+    assert mix(a, b, torch.tensor(0.25)).flatten().tolist() == [17.5, 17.5]
+
+
+def settings_for(threshold: float) -> dict[str, float]:
+    return {"confidence_threshold": threshold, "mix_alpha": 0.75, "clip_norm": 0.5}
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_client_half_equals_a_plain_loop(batchnorm: bool) -> None:
+    settings = toy.values("semifl")
+    experiment, method = make(batchnorm=batchnorm)
+    model = copy.deepcopy(method.model)
+    client, threshold = 0, 0.32
+    plan = FullRound(
+        1, (client,), 4, 0.1, send={"model": model.state_dict()}, settings=settings_for(threshold)
+    )
+    (result,) = experiment.fleet.train(SemiFLWork(), plan)
+
+    count = len(toy.partition(toy.dataset()).clients[client])
+    weak = toy.shown(settings, "weak", "predict-weak", np.arange(count)[:, None], 1, client)[:, 0]
+    with torch.no_grad():
+        confidence, labels = model.eval()(weak).softmax(1).max(1)
+    kept = np.flatnonzero(confidence.numpy() >= threshold)
+    assert 0 < len(kept) < count, "the threshold must keep some images and drop some"
+    rng = seeds.generator(settings.seed, "batches", 1, client)
+    fix = kept[draw_batches(rng, len(kept), 4, 8)]
+    pool = rng.integers(count, size=len(kept))
+    other = pool[draw_batches(rng, len(pool), 4, 8)]
+    weights = rng.beta(0.75, 0.75, size=4)
+    assert set(fix.flatten()) <= set(kept)
+    strong = toy.shown(settings, "strong", "strong", fix, 1, client)
+    weak_fix = toy.shown(settings, "weak", "weak_fix", fix, 1, client)
+    weak_mix = toy.shown(settings, "weak", "weak_mix", other, 1, client)
+    optimizer = toy.sgd(model, settings, 0.1)
+    model.train()
+    for step in range(4):
+        weight = float(weights[step])
+        one, two = labels[fix[step]], labels[other[step]]
+        mixed = model_input = weight * weak_fix[step] + (1 - weight) * weak_mix[step]
+        loss = F.cross_entropy(model(strong[step]), one)
+        logits = model(model_input)
+        loss = loss + weight * F.cross_entropy(logits, one)
+        loss = loss + (1 - weight) * F.cross_entropy(logits, two)
+        assert mixed.shape == strong[step].shape
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    toy.assert_same(dict(result.states["model"]), model.state_dict())
+    assert result.numbers["coverage"] == pytest.approx(len(kept) / count)
+
+
+def test_a_client_without_a_confident_image_is_left_out() -> None:
+    experiment, method = make("clients.active=3")
+    state = method.model.state_dict()
+    count = {c: len(shard) for c, shard in enumerate(toy.partition(toy.dataset()).clients)}
+    best = {}
+    for client in count:
+        places = np.arange(count[client])[:, None]
+        weak = toy.shown(experiment.config, "weak", "predict-weak", places, 0, client)[:, 0]
+        with torch.no_grad():
+            best[client] = float(method.model.eval()(weak).softmax(1).max())
+    order = sorted(best, key=lambda client: best[client])
+    threshold = (best[order[0]] + best[order[1]]) / 2
+    plan = FullRound(0, (0, 1, 2), 2, 0.1, send={"model": state}, settings=settings_for(threshold))
+    results = experiment.fleet.train(SemiFLWork(), plan)
+    assert [result.client for result in results if not result.states] == [order[0]]
+    size = sum(value.numel() * value.element_size() for value in state.values())
+    assert experiment.fleet.traffic.by_kind() == {"model_down": 3 * size, "model_up": 2 * size}
+    # Nobody confident: the model is as the server's fine-tuning alone makes it.
+    _, alone = make("semifl.confidence_threshold=1")
+    row = alone.round(0)
+    assert row["contributing"] == 0
+    assert all(float(velocity.abs().sum()) == 0 for velocity in alone.velocity)
+
+
+def test_aggregation_has_momentum() -> None:
+    _, method = make()
+    names = [name for name, _ in method.model.named_parameters()]
+    w = {name: p.detach().numpy().copy() for name, p in method.model.named_parameters()}
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    rng = np.random.default_rng(3)
+    for _ in range(3):
+        uploads = [{n: rng.normal(size=w[n].shape).astype(np.float32) for n in names} for _ in "ab"]
+        method._aggregate([{n: torch.from_numpy(u[n]) for n in names} for u in uploads])
+        for name in names:
+            g = w[name] - (uploads[0][name] + uploads[1][name]) / 2
+            v[name] = 0.5 * v[name] + g
+            w[name] = w[name] - v[name]
+    for name, parameter in method.model.named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), w[name], rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_two_holders_combine_to_those_of_all_batches() -> None:
+    model = toy.network(batchnorm=True)
+    batches = list(torch.randn(5, 7, 3, 12, 12, generator=torch.Generator().manual_seed(1)))
+    activations = [model.get_submodule("conv")(batch).detach().double() for batch in batches]
+    mean = torch.stack([a.mean((0, 2, 3)) for a in activations]).mean(0)
+    variance = torch.stack([a.transpose(0, 1).flatten(1).var(1) for a in activations]).mean(0)
+    parts = []
+    for share in (batches[:2], batches[2:]):
+        count = recompute_statistics(model, share)
+        parts.append(({k: v.clone() for k, v in statistics_of(model).items()}, float(count)))
+    both = combine(parts)
+    torch.testing.assert_close(both["bn.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(both["bn.running_var"].double(), variance, rtol=1e-5, atol=1e-6)
+    assert int(both["bn.num_batches_tracked"]) == 5
+    recompute_statistics(model, batches)
+    toy.assert_same(both, statistics_of(model))
+    assert model.get_submodule("bn").momentum == 0.1
+
+
+def test_tested_statistics_are_those_of_the_server_and_the_coming_clients() -> None:
+    experiment, method = make(batchnorm=True)
+    method.round(0)
+    data, part = toy.dataset(), toy.partition(toy.dataset())
+    from semisfl.fleet.base import draw_active
+
+    coming = draw_active(experiment.config.seed, 1, 3, range(3), 2)
+    fresh = copy.deepcopy(method.model)
+    owners = [part.labeled, *(part.clients[client] for client in coming)]
+    batches = [experiment.normalizer(data.images[torch.from_numpy(owner)]) for owner in owners]
+    recompute_statistics(fresh, batches)
+    toy.assert_same(statistics_of(method.model), statistics_of(fresh))
+
+
+def test_models_without_batchnorm_exchange_no_statistics() -> None:
+    experiment, method = make()
+    method.round(0)
+    size = sum(v.numel() * v.element_size() for v in method.model.state_dict().values())
+    assert experiment.fleet.traffic.by_kind()["model_down"] == 2 * size

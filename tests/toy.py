@@ -1,0 +1,113 @@
+"""A small problem that the methods' tests share: four colours with noise, three uneven clients."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from semisfl import config, run
+from semisfl.config import Config
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.batches import ViewKind, make_view, plan
+from semisfl.data.partition import Partition
+from semisfl.data.sources import Dataset
+
+CLASSES = 4
+
+
+def dataset(count: int = 200, tests: int = 120, seed: int = 5) -> Dataset:
+    rng = np.random.default_rng(seed)
+    colours = np.array([[190, 70, 70], [70, 190, 70], [70, 70, 190], [170, 170, 60]])
+    colours = colours.reshape(CLASSES, 3, 1, 1)
+
+    def draw(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = np.arange(size) % CLASSES
+        noise = rng.normal(0, 45, (size, 3, 12, 12))
+        pixels = np.clip(colours[labels] + noise, 0, 255).astype(np.uint8)
+        return torch.from_numpy(pixels), torch.from_numpy(labels)
+
+    images, labels = draw(count)
+    test_images, test_labels = draw(tests)
+    names = tuple(f"colour{number}" for number in range(CLASSES))
+    return Dataset(
+        "toy", names, images, labels, test_images, test_labels, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    )
+
+
+def partition(data: Dataset) -> Partition:
+    """16 labelled; client 0 holds every class, client 1 two, client 2 one."""
+    labels = data.labels.numpy()
+    rest = np.arange(16, len(labels))
+    shares = [
+        rest[rest % 3 == 0],
+        rest[(rest % 3 == 1) & (labels[rest] < 2)],
+        rest[(rest % 3 == 2) & (labels[rest] == 3)],
+    ]
+    return Partition(np.arange(16), tuple(shares))
+
+
+def network(batchnorm: bool = False, dropout: bool = False) -> nn.Sequential:
+    torch.manual_seed(7)
+    layers: list[tuple[str, nn.Module]] = [("conv", nn.Conv2d(3, 6, 3, stride=2))]
+    if batchnorm:
+        layers.append(("bn", nn.BatchNorm2d(6)))
+    layers += [("relu", nn.ReLU()), ("flatten", nn.Flatten()), ("fc1", nn.Linear(150, 16))]
+    layers.append(("relu1", nn.ReLU()))
+    if dropout:
+        layers.append(("drop", nn.Dropout(0.3)))
+    return nn.Sequential(OrderedDict([*layers, ("fc2", nn.Linear(16, CLASSES))]))
+
+
+def values(method: str, *assignments: str) -> Config:
+    base: dict[str, Any] = {
+        "method": method,
+        "rounds": 3,
+        "data": {"name": "toy", "labeled": 16, "augment": {"cutout": 3}},
+        "clients": {"total": 3, "active": 2, "batch": 8, "steps": 4},
+        "server": {"batch": 8, "steps": 5},
+        "model": {"projection": 8},
+    }
+    return config.parse(config.override(base, list(assignments)))
+
+
+def assemble(
+    method: str, *assignments: str, batchnorm: bool = False, dropout: bool = False
+) -> run.Experiment:
+    data = dataset()
+    model = network(batchnorm, dropout)
+    settings = values(method, *assignments)
+    return run.assemble(settings, data, partition(data), model, device="cpu")
+
+
+def shown(
+    settings: Config, view: ViewKind, purpose: str, places: np.ndarray, round_index: int, client: int
+) -> torch.Tensor:
+    """What a client sees of its images at ``places``: the draws are a function of these arguments."""
+    data, augment = dataset(), settings.data.augment
+    augmentation = Augmentation(augment.flip, augment.pad, augment.operations, augment.cutout)
+    indices = partition(data).clients[client][places]
+    planned = plan(
+        augmentation, view, indices, (12, 12), settings.seed, purpose, round_index, client
+    )
+    images = Normalizer.of(data.mean, data.std)(make_view(data.images, planned))
+    return images.reshape(*places.shape, 3, 12, 12)
+
+
+def sgd(module: nn.Module, settings: Config, lr: float) -> torch.optim.SGD:
+    """PyTorch's own optimiser with a run's settings."""
+    chosen = settings.optimizer
+    return torch.optim.SGD(
+        module.parameters(),
+        lr=lr,
+        momentum=chosen.momentum,
+        nesterov=chosen.nesterov,
+        weight_decay=chosen.weight_decay,
+    )
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        torch.testing.assert_close(value, right[name], rtol=1e-4, atol=1e-6, msg=name)
