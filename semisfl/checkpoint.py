@@ -68,7 +68,11 @@ def write(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     plain = _flatten(state, "", tensors)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"format": str(FORMAT), "state": json.dumps(plain, sort_keys=True), "digest": digest(state)}
+    metadata = {
+        "format": str(FORMAT),
+        "state": json.dumps(plain, sort_keys=True),
+        "digest": digest(state),
+    }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -93,7 +97,9 @@ def read(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     if metadata.get("format") != str(FORMAT):
-        raise CheckpointError(f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}")
+        raise CheckpointError(
+            f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}"
+        )
     try:
         state = _unflatten(json.loads(metadata["state"]), tensors)
         whole = digest(state) == metadata["digest"]
@@ -106,4 +112,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, reason: object) -> CheckpointError:
     said = " ".join(str(reason).split())
-    return CheckpointError(f"checkpoint {path} is damaged ({said}); use another one, e.g. best.safetensors")
+    return CheckpointError(
+        f"checkpoint {path} is damaged ({said}); use another one, e.g. best.safetensors"
+    )

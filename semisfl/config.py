@@ -26,8 +26,15 @@ class Section(BaseModel):
         """TOML has no null: a field that may be none takes the word for it."""
         if not isinstance(values, dict):
             return values
-        optional = {name for name, field in cls.model_fields.items() if NoneType in get_args(field.annotation)}
-        return {key: None if item == "none" and key in optional else item for key, item in values.items()}
+        optional = {
+            name
+            for name, field in cls.model_fields.items()
+            if NoneType in get_args(field.annotation)
+        }
+        return {
+            key: None if item == "none" and key in optional else item
+            for key, item in values.items()
+        }
 
 
 class PartitionConfig(Section):
@@ -39,7 +46,9 @@ class PartitionConfig(Section):
 
 class AugmentConfig(Section):
     flip: bool = Field(True, description="flip half of the images left to right")
-    pad: int | None = Field(None, ge=0, description="crop after reflecting so many pixels; none: side // 8")
+    pad: int | None = Field(
+        None, ge=0, description="crop after reflecting so many pixels; none: side // 8"
+    )
     operations: int = Field(2, ge=0, le=8, description="RandAugment operations of a strong view")
     cutout: int = Field(16, ge=0, description="side of the grey square of a strong view")
 
@@ -47,7 +56,9 @@ class AugmentConfig(Section):
 class DataConfig(Section):
     name: str = Field("digits", description="a named set or a path to images (file or folder)")
     labeled: int = Field(40, ge=1, description="labelled images on the server, |D_l|")
-    size: int | None = Field(None, ge=8, description="resize images to this side; none: as they are")
+    size: int | None = Field(
+        None, ge=8, description="resize images to this side; none: as they are"
+    )
     partition: PartitionConfig = PartitionConfig()
     augment: AugmentConfig = AugmentConfig()
 
@@ -68,7 +79,8 @@ class ServerConfig(Section):
 class ModelConfig(Section):
     name: str = Field("cnn", description="a model of `semisfl list`")
     cut: int | str | None = Field(
-        None, description="layer index or name where clients stop; none: after the last convolution block"
+        None,
+        description="layer index or name where clients stop; none: after the last convolution block",
     )
     projector: Literal["mlp", "linear", "none"] = Field("mlp", description="projection head, w_p")
     projection: int = Field(128, ge=1, description="length of a projected feature")
@@ -85,9 +97,12 @@ class OptimizerConfig(Section):
 
 class TeacherConfig(Section):
     ema_decay: float = Field(0.99, ge=0, le=1, description="gamma of the teacher's moving average")
-    warmup: bool = Field(True, description="decay min(1 - 1/(t+1), gamma) [code]; false: gamma [paper]")
+    warmup: bool = Field(
+        True, description="decay min(1 - 1/(t+1), gamma) [code]; false: gamma [paper]"
+    )
     client: Literal["frozen", "ema"] = Field(
-        "frozen", description="teacher bottoms on clients: as sent [code], or averaged [paper's Eq.]"
+        "frozen",
+        description="teacher bottoms on clients: as sent [code], or averaged [paper's Eq.]",
     )
     client_batchnorm: Literal["batch", "running"] = Field(
         "batch", description="statistics that clients' teacher bottoms use: batch [code] or running"
@@ -96,7 +111,8 @@ class TeacherConfig(Section):
 
 class ControllerConfig(Section):
     kind: Literal["normalised", "raw", "fixed"] = Field(
-        "normalised", description="adapts K_s: by rate- and step-normalised losses [code], raw [paper], never"
+        "normalised",
+        description="adapts K_s: by rate- and step-normalised losses [code], raw [paper], never",
     )
     step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by it")
     min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
@@ -114,26 +130,36 @@ class ControllerConfig(Section):
 
 
 class SemiSFLConfig(Section):
-    confidence_threshold: float = Field(0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau")
-    confidence_rule: Literal[">=", ">"] = Field(">=", description="confident if conf >= tau [code] or > [paper]")
+    confidence_threshold: float = Field(
+        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
+    )
+    confidence_rule: Literal[">=", ">"] = Field(
+        ">=", description="confident if conf >= tau [code] or > [paper]"
+    )
     temperature: float = Field(0.2, gt=0, description="kappa of the contrastive terms")
     supervised_contrast: bool = Field(True, description="the term T of the supervised loss")
     clustering: bool = Field(True, description="the term C, clustering regularisation")
     queue: Literal["two_level", "single"] = Field(
-        "two_level", description="memory queue: the paper's two levels, or the code's one cleared ring"
+        "two_level",
+        description="memory queue: the paper's two levels, or the code's one cleared ring",
     )
     queue_size: int = Field(1024, ge=0, description="keys a level holds")
     own_key: bool = Field(True, description="an image's own teacher key is a reference in T [code]")
     server_pass: Literal["joint", "in_turn"] = Field(
-        "joint", description="same-step keys of all clients are references [code], or only one's own [paper]"
+        "joint",
+        description="same-step keys of all clients are references [code], or only one's own [paper]",
     )
     labeled_view: View = Field("strong", description="augmentation of labelled images")
 
 
 class SemiFLConfig(Section):
-    confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a pseudo-label from here up")
+    confidence_threshold: float = Field(
+        0.95, ge=0, le=1, description="keep a pseudo-label from here up"
+    )
     mix_alpha: float = Field(0.75, gt=0, description="Beta(a, a) of the mixing weight")
-    global_momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's aggregation")
+    global_momentum: float = Field(
+        0.5, ge=0, lt=1, description="momentum of the server's aggregation"
+    )
     clip_norm: float = Field(1.0, gt=0, description="gradient norm limit, clients and server")
 
 
@@ -141,23 +167,32 @@ class FedMatchConfig(Section):
     confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a sample from here up")
     helpers: int = Field(2, ge=0, description="J, models of other clients a client is given")
     refresh: int = Field(10, ge=1, description="rounds between two choices of helpers")
-    keep_helpers: bool = Field(True, description="helpers stay until the next choice; false: one round [code]")
+    keep_helpers: bool = Field(
+        True, description="helpers stay until the next choice; false: one round [code]"
+    )
     psi_factor: float = Field(0.2, gt=0, description="psi starts as so much of sigma")
     lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
     lambda_i: float = Field(1.0, ge=0, description="weight of inter-client consistency")
     lambda_a: float = Field(1.0, ge=0, description="weight of the agreement pseudo-label loss")
     lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
     lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
-    sparse: bool = Field(False, description="count only changed entries on the wire, as its authors do")
+    sparse: bool = Field(
+        False, description="count only changed entries on the wire, as its authors do"
+    )
     threshold: float = Field(1e-5, ge=0, description="a change or |psi| up to this is dropped")
 
 
 class FedSwitchConfig(Section):
-    confidence_threshold: float = Field(0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau")
-    rule: Literal["student", "difference"] = Field(
-        "student", description="switch on KL(mean p || uniform) of the student, or on student minus teacher"
+    confidence_threshold: float = Field(
+        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
     )
-    iid_threshold: float = Field(0.5, description="beta: above it the student labels, at or below the teacher")
+    rule: Literal["student", "difference"] = Field(
+        "student",
+        description="switch on KL(mean p || uniform) of the student, or on student minus teacher",
+    )
+    iid_threshold: float = Field(
+        0.5, description="beta: above it the student labels, at or below the teacher"
+    )
     labeled_view: View = Field("weak", description="augmentation of labelled images")
     controller: bool = Field(False, description="adapt K_s as SemiSFL does (FedSwitch-SL ablation)")
 
@@ -170,7 +205,9 @@ class WireConfig(Section):
 
 
 class NetworkConfig(Section):
-    deadline: float = Field(60.0, gt=0, description="seconds without progress before a client is left out")
+    deadline: float = Field(
+        60.0, gt=0, description="seconds without progress before a client is left out"
+    )
     quorum: int = Field(1, ge=1, description="fewest clients a round goes on with")
 
 
@@ -180,7 +217,9 @@ class RuntimeConfig(Section):
     )
     capture: bool = Field(True, description="record iterations as CUDA graphs")
     deterministic: bool = Field(False, description="bit-identical repeats on a GPU, slower")
-    evaluate_every: int = Field(1, ge=1, description="rounds between two tests; the last round is tested")
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds between two tests; the last round is tested"
+    )
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
 
 
@@ -215,7 +254,8 @@ class Config(Section):
             )
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
-                f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}"
+                f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}; "
+                "set optimizer.lr_min too"
             )
         return self
 

@@ -5,11 +5,15 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+from torch import nn
 
+from semisfl.algorithm.weights import Weights, kernels
 from semisfl.config import RuntimeConfig
 
+Module = TypeVar("Module", bound=nn.Module)
 log = logging.getLogger(__name__)
 
 # Real iterations run before a step is recorded: lazy initialisation must be over by then.
@@ -53,6 +57,16 @@ class Hardware:
     def dtype(self) -> torch.dtype:
         """What images are handed to a model as."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """What layers keep their working weights in; needs the fused kernels."""
+        return self.dtype if self.device.type == "cuda" and kernels() is not None else torch.float32
+
+    def working_copy(self, model: Module) -> Module:
+        """``model``, its layers computing on a copy of its weights in this hardware's precision."""
+        Weights(model, self.weights_dtype)
+        return model
 
     def generator(self, seed: int) -> torch.Generator:
         """A generator for device draws that recorded steps may use; reseed it with ``manual_seed``."""

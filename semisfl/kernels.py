@@ -1,7 +1,9 @@
-"""One fused GPU kernel pair: 2 x 2 max-pooling, bias and ReLU after a convolution, forward and back.
+"""Fused GPU kernels. Imported only on a GPU with Triton.
 
-PyTorch's own pooling keeps 64-bit positions and takes three passes where one will do; together
-with bias and ReLU it was a third of a client's step on an H200. Imported only on a GPU with Triton.
+`pool_bias_relu`: PyTorch's own pooling keeps 64-bit positions and takes three passes where one
+will do; together with bias and ReLU it was a third of a client's step on an H200.
+`sgd` and `follow`: one pass over memory for a step (or a moving average) of a whole model and the
+refreshing of its working copy.
 """
 
 from typing import Any
@@ -10,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from semisfl.config import OptimizerConfig
 
 BLOCK = 1024
 # `which` of an element whose ReLU is closed: nothing flows back.
@@ -87,3 +91,53 @@ class _PoolBiasRelu(torch.autograd.Function):
 def pool_bias_relu(x: Tensor, bias: Tensor) -> Tensor:
     """relu(max_pool2d(x, 2) + bias), for ``x`` channels-last on a GPU."""
     return _PoolBiasRelu.apply(x.contiguous(memory_format=torch.channels_last), bias)
+
+
+@triton.jit
+def _sgd(
+    master, work, momentum, gradient, lr, total, decay, mu, NESTEROV: tl.constexpr, BLOCK: tl.constexpr
+):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < total
+    weight = tl.load(master + offsets, mask=inside)
+    slope = tl.load(gradient + offsets, mask=inside).to(tl.float32) + decay * weight
+    speed = mu * tl.load(momentum + offsets, mask=inside) + slope
+    change = slope + mu * speed if NESTEROV else speed
+    weight -= tl.load(lr) * change
+    tl.store(momentum + offsets, speed, mask=inside)
+    tl.store(master + offsets, weight, mask=inside)
+    tl.store(work + offsets, weight.to(work.dtype.element_ty), mask=inside)
+
+
+def sgd(
+    master: Tensor, work: Tensor, momentum: Tensor, gradient: Tensor, lr: Tensor, config: OptimizerConfig
+) -> None:
+    """One SGD step of flat full-precision weights; ``work`` is their copy in another type."""
+    _sgd[(triton.cdiv(master.numel(), BLOCK),)](
+        master,
+        work,
+        momentum,
+        gradient,
+        lr,
+        master.numel(),
+        config.weight_decay,
+        config.momentum,
+        NESTEROV=config.nesterov,
+        BLOCK=BLOCK,
+    )
+
+
+@triton.jit
+def _follow(target, source, work, keep, total, copied, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < total
+    mine = tl.load(target + offsets, mask=inside)
+    mine += (tl.load(source + offsets, mask=inside) - mine) * (1 - tl.load(keep))
+    tl.store(target + offsets, mine, mask=inside)
+    tl.store(work + offsets, mine.to(work.dtype.element_ty), mask=offsets < copied)
+
+
+def follow(target: Tensor, source: Tensor, work: Tensor, keep: Tensor) -> None:
+    """target <- keep target + (1 - keep) source; ``work`` copies the head of ``target``."""
+    total = target.numel()
+    _follow[(triton.cdiv(total, BLOCK),)](target, source, work, keep, total, work.numel(), BLOCK=BLOCK)

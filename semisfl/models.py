@@ -1,13 +1,15 @@
 """Models as plain layer tables, and the cut that gives clients the bottom and the server the rest."""
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from semisfl.algorithm.weights import kernels
 
 Shape = tuple[int, int, int]
 Projector = Literal["mlp", "linear", "none"]
@@ -70,19 +72,18 @@ def _is_conv_block(layers: list[nn.Module]) -> bool:
 
 def _pool_bias_relu(x: Tensor, bias: Tensor, pool: nn.MaxPool2d) -> Tensor:
     plain = (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (2, 2, 0, 1, False)
-    if x.is_cuda and plain and _kernels() is not None:
-        return _kernels().pool_bias_relu(x, bias)
+    if x.is_cuda and plain and kernels() is not None:
+        return kernels().pool_bias_relu(x, bias)
     return F.relu(pool(x) + bias.view(-1, 1, 1).to(x.dtype))
 
 
-@lru_cache(maxsize=1)
-def _kernels() -> Any:
-    """The fused GPU kernels, or None where Triton is not installed."""
-    try:
-        from semisfl import kernels
-    except ImportError:
-        return None
-    return kernels
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of ``module`` whose dropouts still draw from the same generators.
+
+    A generator that a recorded CUDA graph uses must not be copied.
+    """
+    generators = [layer.generator for layer in module.modules() if isinstance(layer, Dropout)]
+    return copy.deepcopy(module, {id(one): one for one in generators if one is not None})
 
 
 def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,12 +85,20 @@ def serve(
             make_fleet=lambda *parts: fleet.attach(parts[-1]),
         )
         watch(experiment.hardware)
-        state = directory.load("latest") if resume and (out / "latest.safetensors").exists() else None
+        state = last_state(directory) if resume else None
         result = run.run_rounds(experiment, directory, state=state, observe=observe)
         finished = not result.stopped
         return result
     finally:
         fleet.close(finished)
+
+
+def last_state(directory: RunDirectory) -> dict[str, Any] | None:
+    """The last checkpoint; None, and no metrics are kept, if the run was killed before its first."""
+    if (directory.path / "latest.safetensors").exists():
+        return directory.load("latest")
+    directory.keep_metrics_before(0)
+    return None
 
 
 def _image_counts(fleet: RemoteFleet, settings: Config, path: Path) -> list[int]:

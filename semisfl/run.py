@@ -226,6 +226,9 @@ def run_rounds(
             handler = directory.log_to_file()
             root = logging.getLogger("semisfl")
             root.addHandler(handler)
+            if not root.isEnabledFor(logging.INFO):
+                stack.callback(root.setLevel, root.level)
+                root.setLevel(logging.INFO)
             stack.callback(root.removeHandler, handler)
             stack.callback(handler.close)
         log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, hardware.device)

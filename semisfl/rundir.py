@@ -35,7 +35,9 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, run_config: Config) -> "RunDirectory":
         """A new directory; never one that holds a run already."""
-        taken = f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
+        taken = (
+            f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
+        )
         if (path / "config.toml").exists():
             raise ValueError(taken)
         try:
@@ -43,17 +45,25 @@ class RunDirectory:
             # "x": of two runs started at once, one is refused.
             with open(path / "config.toml", "x", encoding="utf-8") as file:
                 file.write(to_toml(run_config))
-            (path / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+            (path / "environment.json").write_text(
+                json.dumps(environment(), indent=2) + "\n", encoding="utf-8"
+            )
         except FileExistsError as error:
-            raise ValueError(taken if path.is_dir() else f"{path} is a file; choose another --out") from error
+            raise ValueError(
+                taken if path.is_dir() else f"{path} is a file; choose another --out"
+            ) from error
         except OSError as error:
-            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from error
+            raise ValueError(
+                f"cannot write to {path}: {error.strerror or error}; choose another --out"
+            ) from error
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         if not (path / "config.toml").is_file():
-            raise ValueError(f"{path} holds no run (no config.toml); --resume wants a run's directory")
+            raise ValueError(
+                f"{path} holds no run (no config.toml); --resume wants a run's directory"
+            )
         return cls(path)
 
     def config(self) -> Config:

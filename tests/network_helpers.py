@@ -7,24 +7,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from semisfl import certs, run
+from semisfl.checkpoint import snapshot
 from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.fleet.base import ClientWork
+from semisfl.fleet.base import ClientWork, Features, SplitRound, State, Traffic, mean_state
 from semisfl.fleet.device import Device
 from semisfl.fleet.link import Link
+from semisfl.fleet.member import Images, Member
 from semisfl.fleet.protocol import Terms
 from semisfl.fleet.remote import RemoteFleet
 from semisfl.fleet.transport import LoopThread
 from semisfl.fleet.wire import Frame
+from semisfl.hardware import Hardware
 
 SIDE = 16
 CLASSES = 4
@@ -36,13 +40,13 @@ def loop_thread() -> LoopThread:
     return LoopThread("tests")
 
 
-def tiny(clients: int = 3, **changes: Any) -> Config:
-    """A configuration that runs a round in a few milliseconds."""
+def tiny(count: int = 3, **changes: Any) -> Config:
+    """A configuration of ``count`` clients that runs a round in a few milliseconds."""
     values: dict[str, Any] = {
         "rounds": 2,
         "seed": 5,
         "data": {"labeled": 8, "partition": {"kind": "iid"}, "augment": {"cutout": 4}},
-        "clients": {"total": clients, "active": clients, "batch": 4, "steps": 2},
+        "clients": {"total": count, "active": count, "batch": 4, "steps": 2},
         "server": {"batch": 4, "steps": 2},
         "model": {"name": "cnn", "projector": "linear", "projection": 8},
         "semisfl": {"queue_size": 16, "confidence_threshold": 0.2},
@@ -61,7 +65,7 @@ def toy_data(clients: int = 3, seed: int = 0) -> tuple[Dataset, Partition]:
     labels = torch.arange(count) % CLASSES
     data = Dataset("toy", tuple("abcd"), images, labels, images[:8], labels[:8], (0.5,), (0.5,))
     shards = np.arange(8, count).reshape(clients, 12)
-    return data, Partition(labeled=np.arange(8), clients=list(shards))
+    return data, Partition(labeled=np.arange(8), clients=tuple(shards))
 
 
 class Killed(BaseException):
@@ -69,7 +73,7 @@ class Killed(BaseException):
 
 
 class Client(threading.Thread):
-    """A device in a thread. ``break_at`` (frame -> None) may raise `Killed`, wait, or spoil things."""
+    """A device in a thread. ``break_at`` is called before each frame is acted on, to break things."""
 
     def __init__(
         self,
@@ -79,8 +83,8 @@ class Client(threading.Thread):
         *,
         credentials: certs.Credentials | None = None,
         works: Mapping[str, ClientWork] | None = None,
-        break_at: Callable[[Frame], None] | None = None,
-        keepalive: float = 10.0,
+        break_at: Callable[["Client", Frame], None] | None = None,
+        load: Images | None = None,
     ) -> None:
         super().__init__(daemon=True, name=name)
         self.link = Link(
@@ -88,12 +92,11 @@ class Client(threading.Thread):
             credentials,
             name=name,
             insecure_loopback=credentials is None,
-            keepalive=keepalive,
             thread=loop_thread(),
         )
-        self.device = Device(self.link, lambda shape: (images, 0), works or {}, "cpu")
+        self.device = Device(self.link, load or (lambda shape: (images, 0)), works or {}, "cpu")
         if break_at is not None:
-            self.device.acting = break_at  # type: ignore[method-assign]
+            self.device.acting = lambda frame: break_at(self, frame)  # type: ignore[method-assign]
         self.error: BaseException | None = None
         self.start()
 
@@ -106,11 +109,14 @@ class Client(threading.Thread):
             self.error = error
 
     def kill(self) -> None:
+        """Gone without a word."""
         self.link.kill()
-
-    def stop(self) -> None:
         self.device.stop()
-        self.join(10)
+
+    def die(self) -> None:
+        """As `kill`, from within."""
+        self.link.kill()
+        raise Killed
 
 
 class Network:
@@ -185,7 +191,7 @@ class Network:
 
 
 @contextmanager
-def network(config: Config, clients: int | None = None, **how: Any) -> Iterator[Network]:
+def network(config: Config, **how: Any) -> Iterator[Network]:
     data, partition = toy_data(config.clients.total)
     net = Network(config, data, partition, **how)
     try:
@@ -212,13 +218,103 @@ def weights(experiment: run.Experiment) -> dict[str, Tensor]:
     return flat
 
 
+class Leaving(NamedTuple):
+    """A client contributes until just before this moment, and again from round ``back``."""
+
+    client: int
+    round: int
+    step: int
+    """First step whose features are missing; the number of steps: only the upload is."""
+    back: int = 1_000_000
+
+
+class Oracle:
+    """A fleet of one engine a client, without any network, that clients leave at given moments."""
+
+    capturable = False
+
+    def __init__(self, net_config: Config, data: Dataset, partition: Partition, *leaving: Leaving) -> None:
+        self.traffic = Traffic()
+        self._config, self._data, self._shards = net_config, data, partition.clients
+        self._leaving = leaving
+        self._members: dict[int, Member] = {}
+        self._round = 0
+
+    def attach(self, hardware: Hardware) -> "Oracle":
+        images = self._data.images
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        terms = Terms(self._config, shape, len(self._data.classes), self._data.mean, self._data.std)
+        for client, shard in enumerate(self._shards):
+            self._members[client] = Member(terms, lambda _, shard=shard: (images[shard], 0), hardware)
+            self._members[client].enrol(client)
+        return self
+
+    def wait_ready(self) -> None:
+        pass
+
+    def present(self) -> list[int]:
+        gone = {item.client for item in self._leaving if item.round < self._round < item.back}
+        return [client for client in self._members if client not in gone]
+
+    def start_round(self, plan: SplitRound) -> None:
+        self._round, self._step = plan.index, 0
+        self._active = plan.active
+        self._bottoms: dict[int, State] = {}
+        for client in self._active:
+            one = replace(plan, active=(client,), bottom=snapshot(plan.bottom), teacher_bottom=snapshot(plan.teacher_bottom))
+            self._members[client].fleet.start_round(one)
+
+    def _here(self) -> tuple[int, ...]:
+        late = {x.client for x in self._leaving if x.round == self._round and x.step <= self._step}
+        return tuple(client for client in self._active if client not in late)
+
+    def forward(self) -> Features:
+        clients = self._here()
+        each = [self._members[client].fleet.forward() for client in clients]
+        student = torch.cat([item.student.detach() for item in each]).requires_grad_()
+        return Features(student, torch.cat([item.teacher for item in each]), clients)
+
+    def backward(self, gradients: Tensor) -> None:
+        clients = self._here()
+        for client, share in zip(clients, gradients.chunk(len(clients)), strict=True):
+            self._members[client].fleet.backward(share)
+        self._step += 1
+
+    def finish_round(self) -> State:
+        mean = mean_state([snapshot(self._members[client].fleet.finish_round()) for client in self._here()])
+        self._round += 1
+        return mean
+
+
+def oracle(config: Config, *leaving: Leaving) -> run.Experiment:
+    """The run without a network in which ``leaving`` clients leave; done."""
+    data, partition = toy_data(config.clients.total)
+    fleet = Oracle(config, data, partition, *leaving)
+    experiment = run.assemble(
+        config, data, partition, device="cpu", make_fleet=lambda *parts: fleet.attach(parts[-1])
+    )
+    run.run_rounds(experiment)
+    return experiment
+
+
+def assert_same(one: run.Experiment, other: run.Experiment) -> None:
+    """Bit for bit."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert torch.equal(value, theirs[key]), key
+        assert torch.isfinite(value.float()).all(), key
+
+
 class Proxy:
     """A TCP relay that counts what passes and can fall silent without closing anything."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, rate: float | None = None) -> None:
+        """``rate``: bytes a second in each direction, if it is to be slow."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.up = self.down = 0
+        self._rate = rate
         self.silent = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -238,9 +334,11 @@ class Proxy:
 
     def _relay(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         try:
-            while data := source.recv(1 << 16):
+            while data := source.recv(1 << 14):
                 while self.silent:
                     time.sleep(0.05)
+                if self._rate is not None:
+                    time.sleep(len(data) / self._rate)
                 setattr(self, way, getattr(self, way) + len(data))
                 sink.sendall(data)
         except OSError:

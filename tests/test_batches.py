@@ -21,6 +21,7 @@ from semisfl.data.batches import (
     split_views,
 )
 from semisfl.fleet.base import draw_active
+from semisfl.hardware import Hardware
 from semisfl.methods.base import LabeledImages
 
 AUGMENTATION = Augmentation(flip=True, pad=None, num_ops=2, cutout=6)
@@ -29,10 +30,14 @@ SIZE = (16, 16)
 
 
 def images(count: int = 40) -> torch.Tensor:
-    return torch.from_numpy(seeds.generator(0, "images").integers(0, 256, (count, 1, *SIZE), dtype=np.uint8))
+    return torch.from_numpy(
+        seeds.generator(0, "images").integers(0, 256, (count, 1, *SIZE), dtype=np.uint8)
+    )
 
 
-def views(seed: int = 1, round_index: int = 2, client: int = 3, steps: int = 5) -> dict[str, Planned]:
+def views(
+    seed: int = 1, round_index: int = 2, client: int = 3, steps: int = 5
+) -> dict[str, Planned]:
     return split_views(AUGMENTATION, np.arange(3, 33), SIZE, steps, 4, seed, round_index, client)
 
 
@@ -42,7 +47,10 @@ def same(one: Mapping[str, Planned], other: Mapping[str, Planned]) -> bool:
 
 
 @given(
-    count=st.integers(1, 60), steps=st.integers(1, 8), batch=st.integers(1, 20), least=st.integers(0, 300)
+    count=st.integers(1, 60),
+    steps=st.integers(1, 8),
+    batch=st.integers(1, 20),
+    least=st.integers(0, 300),
 )
 @settings(max_examples=60, deadline=None)
 def test_draw_batches(count: int, steps: int, batch: int, least: int) -> None:
@@ -100,7 +108,9 @@ def read(batches: RoundBatches, plans: Mapping[str, Planned], steps: int) -> lis
 @pytest.mark.parametrize("budget", [1, 3000, 256 * 2**20])
 def test_whole_and_chunked_give_the_same_batches(budget: int) -> None:
     whole = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=True)
-    chunked = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=False, budget=budget)
+    chunked = RoundBatches(
+        images(), AUGMENTATION, NORMALIZER, torch.float32, whole=False, budget=budget
+    )
     # Later rounds are shorter and longer than the first: buffers are reused where they fit.
     for round_index, steps in enumerate((5, 3, 7)):
         plans = views(round_index=round_index, steps=steps)
@@ -145,6 +155,7 @@ def test_labelled_images_come_as_two_independent_views_with_their_labels() -> No
         RoundBatches(pixels, still, Normalizer.of((0.0,), (1 / 255,)), torch.float32, whole=False),
         torch.arange(30) % 7,
         config,
+        Hardware("cpu"),
     )
     labeled.start(0, 3, "weak")
     for _ in range(3):
@@ -153,7 +164,7 @@ def test_labelled_images_come_as_two_independent_views_with_their_labels() -> No
         assert (one[:, 0, 0, 0].round().long() % 7).tolist() == labels.tolist()
 
     moving = RoundBatches(images(30), AUGMENTATION, NORMALIZER, torch.float32, whole=False)
-    labeled = LabeledImages(moving, torch.arange(30) % 7, config)
+    labeled = LabeledImages(moving, torch.arange(30) % 7, config, Hardware("cpu"))
     labeled.start(0, 1, "strong")
     first = labeled.next_two()
     assert not torch.equal(first[0], first[1])

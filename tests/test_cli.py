@@ -18,6 +18,8 @@ from PIL import Image
 
 from semisfl import __version__, checkpoint, config, presets
 from semisfl.cli.main import _spread_settings, main
+from semisfl.cli.training import StopSignals
+from semisfl.hardware import Hardware
 
 PNG = b"\x89PNG"
 SIZES = ["clients.total=3", "clients.active=2", "clients.batch=4", "server.batch=4"]
@@ -230,6 +232,42 @@ def test_one_set_takes_several_settings() -> None:
         "--set=rounds=2",
         "--set",
     ]
+
+
+def test_a_bare_machine_trains_and_compares(images: Path) -> None:
+    """Without what only pictures and the network need."""
+    code = """
+import sys
+for name in ("matplotlib", "grpc", "msgpack", "cryptography", "datasets", "scipy"):
+    sys.modules[name] = None
+from semisfl.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+    words = ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "table", "--quiet"]
+    words += [*TINY, f"data.name={images}", "--json"]
+    bare = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
+    assert bare.returncode == 0, bare.stderr
+    assert json.loads(bare.stdout)["picture"] is None
+    assert "matplotlib is not installed" in bare.stderr
+    assert not Path("table/semisfl-seed0/partition.png").exists()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
+    hardware = Hardware("cpu")
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignals() as signals:
+        signals.watch(hardware)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert hardware.stopping
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), second)
+        later = Hardware("cpu")
+        signals.watch(later)
+        assert later.stopping, "a comparison does not start its next run"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # --- bad input ---------------------------------------------------------------------------------

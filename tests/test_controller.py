@@ -12,7 +12,9 @@ CIFAR = 4000 / 50000
 Series = Callable[[int], tuple[float, float]]
 
 
-def controller(kind: str = "normalised", steps: int = 100, share: float = CIFAR, **settings: object) -> Controller:
+def controller(
+    kind: str = "normalised", steps: int = 100, share: float = CIFAR, **settings: object
+) -> Controller:
     return Controller(ControllerConfig.model_validate({"kind": kind, **settings}), steps, 50, share)
 
 

@@ -10,6 +10,7 @@ import toy
 from torch.nn import functional as F
 
 from semisfl import run, seeds
+from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
@@ -87,14 +88,14 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
 
 def test_the_student_labels_where_its_predictions_are_uneven() -> None:
     """The threshold lies between the divergences of two clients: only one downloads the teacher."""
-    experiment, method = switch("clients.active=3", "rounds=8", "optimizer.lr=0.05")
-    for round_index in range(4):
+    experiment, method = switch("clients.active=3", "rounds=20", "optimizer.lr=0.1")
+    for round_index in range(8):
         method.round(round_index)
     skews = {}
     for client in (0, 2):
         count = len(toy.partition(toy.dataset()).clients[client])
         weak = toy.shown(
-            experiment.config, "weak", "predict-weak", np.arange(count)[:, None], 4, client
+            experiment.config, "weak", "predict-weak", np.arange(count)[:, None], 8, client
         )
         with torch.no_grad():
             p = method.student.eval()(weak[:, 0]).softmax(1).mean(0).double()
@@ -104,7 +105,7 @@ def test_the_student_labels_where_its_predictions_are_uneven() -> None:
     before = experiment.fleet.traffic.by_kind().get("teacher_down", 0)
     state = method.student.state_dict()
     plan = FullRound(
-        4,
+        8,
         (0, 2),
         1,
         0.01,
@@ -161,9 +162,8 @@ def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
     method.round(0)
     # Client 1 is remembered as uneven: its own student is going to label it.
     method.skew = {0: 0.1, 1: 0.9}
-    twin, twin_teacher = copy.deepcopy(method.student), copy.deepcopy(method.ema)
-    twin_teacher = copy.deepcopy(method.ema.model)
-    lr = run_lr(settings, 1)
+    twin, twin_teacher = copy.deepcopy(method.student), copy.deepcopy(method.ema.model)
+    lr = learning_rate(settings.optimizer, 1, settings.rounds)
     # The supervised phase is tested with Supervised-only; here it is taken over.
     method.supervised.run = lambda round_index, steps, lr: 0.0  # type: ignore[method-assign]
     method.round(1)
@@ -183,8 +183,7 @@ def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
         )
     sums = torch.zeros(3, 4)
     for step in range(4):
-        optimizers_all = [server, *optimizers]
-        for optimizer in optimizers_all:
+        for optimizer in (server, *optimizers):
             optimizer.zero_grad()
         losses = []
         for client in range(3):
@@ -202,7 +201,7 @@ def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
             for parameter in bottom.parameters():
                 assert parameter.grad is not None
                 parameter.grad *= 3
-        for optimizer in optimizers_all:
+        for optimizer in (server, *optimizers):
             optimizer.step()
         with torch.no_grad():
             for client in range(3):
@@ -220,12 +219,6 @@ def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
     for client in range(3):
         p = (sums[client] / sums[client].sum()).double()
         assert method.skew[client] == pytest.approx(float((p * (4 * p).log()).sum()), rel=1e-4)
-
-
-def run_lr(settings: toy.Config, round_index: int) -> float:
-    from semisfl.algorithm.schedule import learning_rate
-
-    return learning_rate(settings.optimizer, round_index, settings.rounds)
 
 
 def test_a_client_is_labelled_by_the_teacher_the_first_time_only_if_it_looks_iid_afterwards() -> None:

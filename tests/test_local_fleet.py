@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 from semisfl import config, models, seeds
 from semisfl.config import Config
@@ -17,7 +18,6 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.stack import Stack
 from semisfl.hardware import Hardware
 from semisfl.models import SplitModel
-from twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 ACTIVE = (0, 2, 3)
 STEPS, BATCH = 3, 5
@@ -68,7 +68,9 @@ def pull(rows: int, width: int, step: int) -> Tensor:
     return torch.from_numpy(seeds.generator(step, "pull").normal(size=(rows, width))).float() / 10
 
 
-def do_round(fleet: LocalFleet, model: SplitModel, index: int = 0, **more: object) -> dict[str, Tensor]:
+def do_round(
+    fleet: LocalFleet, model: SplitModel, index: int = 0, **more: object
+) -> dict[str, Tensor]:
     start(fleet, model, index, **more)
     for step in range(STEPS):
         features = fleet.forward()
@@ -85,9 +87,13 @@ def test_a_round_is_what_separate_clients_would_do(name: str) -> None:
     fleet = make_fleet(model, chosen)
     bottoms = [copy.deepcopy(model.bottom).train() for _ in ACTIVE]
     for client, bottom in zip(ACTIVE, bottoms, strict=True):
-        models.use_generator(bottom, torch.Generator().manual_seed(seeds.derive(2, "dropout", 0, client)))
+        models.use_generator(
+            bottom, torch.Generator().manual_seed(seeds.derive(2, "dropout", 0, client))
+        )
     sgds = [
-        torch.optim.SGD(bottom.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        torch.optim.SGD(
+            bottom.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4
+        )
         for bottom in bottoms
     ]
     start(fleet, model)
@@ -145,7 +151,11 @@ def test_clients_without_a_teacher_label_with_their_student() -> None:
     for step in range(STEPS):
         weak = fleet.batches.get("weak").split(BATCH)
         assert fleet._students is not None
-        expected = [fleet._students.modules[0](weak[0]), taught(weak[1]), fleet._students.modules[2](weak[2])]
+        expected = [
+            fleet._students.modules[0](weak[0]),
+            taught(weak[1]),
+            fleet._students.modules[2](weak[2]),
+        ]
         features = fleet.forward()
         torch.testing.assert_close(features.teacher, torch.cat(expected), atol=1e-5, rtol=0)
         fleet.backward(pull(*features.student.shape, step))
@@ -196,7 +206,9 @@ def test_stack_is_modules_whose_weights_lie_together() -> None:
     for module in stack.modules:
         module.eval()
     expected = copy.deepcopy(template).eval()(images)
-    torch.testing.assert_close(stack(images), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        stack(images, Hardware("cpu").side_by_side), expected, atol=1e-6, rtol=0
+    )
     stack.tensors["0.weight"][1].zero_()
     assert not stack.modules[1].get_parameter("0.weight").any()
     assert stack.modules[0].get_parameter("0.weight").any()
@@ -259,9 +271,11 @@ def test_traffic_is_the_formula_to_the_byte(name: str) -> None:
         assert bottom == 4 * floats + 8 * counters
     else:
         assert bottom == 4 * models.parameter_count(model.bottom)
-    assert set(client for _, _, client in fleet.traffic.counts) == set(ACTIVE)
+    assert {client for _, _, client in fleet.traffic.counts} == set(ACTIVE)
     for client in ACTIVE:
-        per = {(kind, way): n for (kind, way, who), n in fleet.traffic.counts.items() if who == client}
+        per = {
+            (kind, way): n for (kind, way, who), n in fleet.traffic.counts.items() if who == client
+        }
         assert per == {
             ("model", "down"): bottom,
             ("teacher", "down"): bottom,
@@ -275,7 +289,8 @@ def test_traffic_is_the_formula_to_the_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bottom_mb", "features_mb"), [("cnn", 53_696 * 4, 1600), ("alexnet", 2_251_584 * 4, 4096)]
+    ("name", "bottom_mb", "features_mb"),
+    [("cnn", 53_696 * 4, 1600), ("alexnet", 2_251_584 * 4, 4096)],
 )
 def test_per_client_totals_of_the_paper(name: str, bottom_mb: int, features_mb: int) -> None:
     """62.1 MB a client and round on SVHN, 184.3 on CIFAR-10, with B_u = 64 and K_u = 50."""

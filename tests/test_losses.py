@@ -37,7 +37,9 @@ def naive_contrastive(
     keys, key_labels, positive, present = (part.double().numpy() for part in references)
     total = 0.0
     for j in range(len(z)):
-        seen = [a for a in range(len(keys)) if present[a] and not (hidden is not None and hidden[j, a])]
+        seen = [
+            a for a in range(len(keys)) if present[a] and not (hidden is not None and hidden[j, a])
+        ]
         denominator = sum(math.exp(z[j] @ keys[a] / kappa) for a in seen)
         positives = [p for p in seen if positive[p] and key_labels[p] == labels[j]]
         inner = 0.0
@@ -51,7 +53,9 @@ def unit(rng: np.random.Generator, rows: int, width: int = 8) -> Tensor:
     return F.normalize(torch.from_numpy(rng.normal(size=(rows, width))), dim=1)
 
 
-def scene(number: int, anchors: int = 7, others: int = 11) -> tuple[Tensor, Tensor, References, Tensor]:
+def scene(
+    number: int, anchors: int = 7, others: int = 11
+) -> tuple[Tensor, Tensor, References, Tensor]:
     """Anchors with their own keys first, then others; masks drawn at random."""
     rng = seeds.generator(0, "scene", number)
     labels = torch.from_numpy(rng.integers(0, 3, anchors))
@@ -73,7 +77,9 @@ def test_contrastive_is_the_double_loop(number: int, hide: bool) -> None:
     expected = naive_contrastive(
         z.numpy(), labels.numpy(), references, KAPPA, hidden.numpy() if hide else None
     )
-    assert float(contrastive(z, labels, references, KAPPA, mask)) == pytest.approx(expected, abs=2e-6)
+    assert float(contrastive(z, labels, references, KAPPA, mask)) == pytest.approx(
+        expected, abs=2e-6
+    )
 
 
 def test_own_key_counts_and_can_be_hidden() -> None:
@@ -135,7 +141,9 @@ def test_contrastive_gradient_is_the_double_loops(number: int) -> None:
         for sign in (1, -1):
             moved = z.numpy().copy()
             moved[place] += sign * step
-            values.append(naive_contrastive(moved, labels.numpy(), references, KAPPA, hidden.numpy()))
+            values.append(
+                naive_contrastive(moved, labels.numpy(), references, KAPPA, hidden.numpy())
+            )
         numeric[place] = (values[0] - values[1]) / (2 * step)
     np.testing.assert_allclose(leaf.grad.numpy(), numeric, atol=2e-6)
 
@@ -145,7 +153,11 @@ def test_consistency_divides_by_all_rows(kept: str) -> None:
     rng = seeds.generator(0, "consistency")
     logits = torch.from_numpy(rng.normal(size=(9, 4)) * 3).requires_grad_()
     labels = torch.from_numpy(rng.integers(0, 4, 9))
-    flags = {"some": torch.arange(9) % 3 == 0, "none": torch.zeros(9) > 0, "all": torch.ones(9) > 0}[kept]
+    flags = {
+        "some": torch.arange(9) % 3 == 0,
+        "none": torch.zeros(9) > 0,
+        "all": torch.ones(9) > 0,
+    }[kept]
     loss = consistency(logits, labels, flags)
     expected = naive_consistency(logits.detach().numpy(), labels.numpy(), flags.numpy())
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
@@ -176,7 +188,9 @@ def test_clustering_reaches_bottom_and_projector_but_never_the_top() -> None:
     yes = torch.ones(6, dtype=torch.bool)
     features = model.bottom(images)
     model.top(features)
-    contrastive(model.project(features), labels, References(keys, labels, yes, yes), KAPPA).backward()
+    contrastive(
+        model.project(features), labels, References(keys, labels, yes, yes), KAPPA
+    ).backward()
     assert all(parameter.grad is None for parameter in model.top.parameters())
     for part in (model.bottom, model.projector):
         assert all(float(p.grad.abs().max()) > 0 for p in part.parameters() if p.grad is not None)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from twin import bn_model
 
 from semisfl import models, seeds
 from semisfl.models import Shape, SplitModel, parameter_count, split
-from twin import bn_model
 
 # Settings of the paper's tables: bottom and top parameters and the feature size d.
 TABLE = {
@@ -33,7 +33,11 @@ def test_parameter_counts(name: str) -> None:
 
 def test_projection_heads() -> None:
     d = 1600
-    expected = {"mlp": (d * d + d + d * 128 + 128, 128), "linear": (d * 128 + 128, 128), "none": (0, d)}
+    expected = {
+        "mlp": (d * d + d + d * 128 + 128, 128),
+        "linear": (d * 128 + 128, 128),
+        "none": (0, d),
+    }
     for kind, (count, width) in expected.items():
         model = models.build("cnn", (3, 32, 32), 10, projector=kind)  # type: ignore[arg-type]
         assert parameter_count(model.projector) == count
@@ -45,7 +49,9 @@ def test_projection_heads() -> None:
 
 def pictures(shape: Shape, rows: int = 4) -> tuple[Tensor, Tensor]:
     rng = seeds.generator(1, "pictures")
-    return torch.from_numpy(rng.normal(size=(rows, *shape))), torch.from_numpy(rng.integers(0, 3, rows))
+    return torch.from_numpy(rng.normal(size=(rows, *shape))), torch.from_numpy(
+        rng.integers(0, 3, rows)
+    )
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -61,7 +67,9 @@ def small_alexnet() -> nn.Sequential:
     thin: list[tuple[str, nn.Module]] = []
     for name, layer in layers:
         if isinstance(layer, nn.Conv2d):
-            layer = nn.Conv2d(max(1, layer.in_channels // 16), layer.out_channels // 16, 3, padding=1)
+            layer = nn.Conv2d(
+                max(1, layer.in_channels // 16), layer.out_channels // 16, 3, padding=1
+            )
         elif isinstance(layer, nn.Linear):
             classes = 3 if layer.out_features == 3 else layer.out_features // 16
             layer = nn.Linear(layer.in_features // 16, classes)
@@ -97,13 +105,22 @@ def test_split_gradients_equal_the_whole_models_at_every_cut(name: str) -> None:
     F.cross_entropy(whole(images), labels).backward()
     expected = {key: parameter.grad for key, parameter in whole.named_parameters()}
     names = [key for key, _ in whole.named_children()]
-    learning = [i for i, layer in enumerate(whole.children(), 1) if any(True for _ in layer.parameters())]
-    cuts: list[int | str] = [*range(learning[0], learning[-1]), *names[learning[0] - 1 : learning[-1] - 1]]
+    learning = [
+        i for i, layer in enumerate(whole.children(), 1) if any(True for _ in layer.parameters())
+    ]
+    cuts: list[int | str] = [
+        *range(learning[0], learning[-1]),
+        *names[learning[0] - 1 : learning[-1] - 1],
+    ]
     for cut in cuts:
         # `split` passes zeros of the default type through: double afterwards.
         model = split(copy.deepcopy(buffers).float(), shape, cut, "none").double()
         for part in (model.bottom, model.top):
-            own = {key: value for key, value in buffers.state_dict().items() if key in part.state_dict()}
+            own = {
+                key: value
+                for key, value in buffers.state_dict().items()
+                if key in part.state_dict()
+            }
             part.load_state_dict(own)
         model.train()
         torch.testing.assert_close(model(images), copy.deepcopy(buffers)(images), atol=1e-9, rtol=0)
@@ -117,7 +134,9 @@ def test_split_gradients_equal_the_whole_models_at_every_cut(name: str) -> None:
 def test_cut_by_index_and_by_name_agree() -> None:
     by_name = models.build("cnn", (1, 28, 28), 10, cut="relu2", seed=4)
     by_index = models.build("cnn", (1, 28, 28), 10, cut=5, seed=4)
-    assert [n for n, _ in by_name.bottom.named_children()] == [n for n, _ in by_index.bottom.named_children()]
+    assert [n for n, _ in by_name.bottom.named_children()] == [
+        n for n, _ in by_index.bottom.named_children()
+    ]
     assert by_name.features == by_index.features == 64 * 8 * 8
     images = torch.rand(2, 1, 28, 28)
     assert torch.equal(by_name(images), by_index(images))
@@ -126,7 +145,7 @@ def test_cut_by_index_and_by_name_agree() -> None:
 def test_default_cut_is_after_the_flatten() -> None:
     model = models.build("alexnet", (3, 32, 32), 10, projector="none")
     assert [name for name, _ in model.bottom.named_children()][-1] == "flatten"
-    assert [name for name, _ in model.top.named_children()][0] == "drop1"
+    assert next(name for name, _ in model.top.named_children()) == "drop1"
 
 
 @pytest.mark.parametrize(
@@ -147,18 +166,22 @@ def test_cut_outside_the_model(cut: int | str, said: str) -> None:
 
 def test_cut_that_leaves_a_side_nothing_to_learn() -> None:
     own = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(16, 3), nn.Softmax(1))
-    with pytest.raises(ValueError, match="model.cut = 2 leaves the clients no parameters"):
+    with pytest.raises(ValueError, match=r"model.cut = 2 leaves the clients no parameters"):
         split(own, (1, 4, 4), 2)
-    with pytest.raises(ValueError, match="model.cut = 3 leaves the server no parameters"):
+    with pytest.raises(ValueError, match=r"model.cut = 3 leaves the server no parameters"):
         split(own, (1, 4, 4), 3)
     with pytest.raises(ValueError, match="no Flatten layer to cut at"):
         split(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU()), (1, 4, 4))
 
 
 def test_unknown_model_and_images_too_small() -> None:
-    with pytest.raises(ValueError, match="model.name = 'resnet' is not known; known: cnn, alexnet, vgg13, vgg16"):
+    with pytest.raises(
+        ValueError, match=r"model.name = 'resnet' is not known; known: cnn, alexnet, vgg13, vgg16"
+    ):
         models.build("resnet", (3, 32, 32), 10)
-    with pytest.raises(ValueError, match="model.name = 'cnn' cannot take images of 12x12 pixels; set data.size"):
+    with pytest.raises(
+        ValueError, match=r"model.name = 'cnn' cannot take images of 12x12 pixels; set data.size"
+    ):
         models.build("cnn", (3, 12, 12), 10)
 
 

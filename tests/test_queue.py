@@ -50,7 +50,9 @@ def test_ring_keeps_the_latest_rows_across_the_wrap() -> None:
 def test_ring_rows_stay_together() -> None:
     ring = Ring(3, WIDTH, CPU)
     ring.push(keys(0, 1, 2, 3), ints(0, 1, 2, 3), flags(0, 1, 0, 1))
-    for key, label, flag in zip(ring.keys.tolist(), ring.labels.tolist(), ring.flags.tolist(), strict=True):
+    for key, label, flag in zip(
+        ring.keys.tolist(), ring.labels.tolist(), ring.flags.tolist(), strict=True
+    ):
         assert key == [label, -label] and flag == bool(label % 2)
 
 
@@ -108,7 +110,9 @@ def test_single_labelled_keys_are_positives_in_the_supervised_phase_only() -> No
     queue = SingleQueue(4, WIDTH, CPU)
     queue.push_labeled(keys(1, 2), ints(0, 1))
     supervised = seen(queue.push_labeled(keys(3), ints(0)))
-    assert (1, 0, True) in supervised and (2, 1, True) in supervised and supervised[0] == (3, 0, True)
+    assert (
+        (1, 0, True) in supervised and (2, 1, True) in supervised and supervised[0] == (3, 0, True)
+    )
     semi = seen(queue.push_pseudo(keys(10), ints(0), flags(1)))
     assert semi[0] == (10, 0, True)
     assert {(number, label) for number, label, _ in semi[1:]} >= {(1, 0), (2, 1), (3, 0)}
@@ -141,7 +145,9 @@ def test_single_cleared_slots_count_one_each_in_the_denominator() -> None:
     key = F.normalize(torch.tensor([[2.0, 1.0]]), dim=1)
     loss = contrastive(z, ints(0), queue.push_pseudo(key, ints(0), flags(1)), 0.2)
     similarity = math.exp(float(z @ key.T) / 0.2)
-    assert float(loss) == pytest.approx(-math.log(similarity / (similarity + 5 * math.exp(0))), rel=1e-5)
+    assert float(loss) == pytest.approx(
+        -math.log(similarity / (similarity + 5 * math.exp(0))), rel=1e-5
+    )
 
 
 def test_references_do_not_change_with_later_pushes() -> None:
@@ -161,7 +167,11 @@ def test_state_round_trip_goes_on_where_it_was(kind: str) -> None:
     queue.push_pseudo(keys(3, 4), ints(0, 1), flags(1, 0))
     other.load_state_dict({name: tensor.clone() for name, tensor in queue.state_dict().items()})
     for pair in zip(
-        queue.push_pseudo(keys(5), ints(1), flags(1)), other.push_pseudo(keys(5), ints(1), flags(1)), strict=True
+        queue.push_pseudo(keys(5), ints(1), flags(1)),
+        other.push_pseudo(keys(5), ints(1), flags(1)),
+        strict=True,
     ):
         assert torch.equal(*pair)
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in queue.state_dict().items())
+    assert all(
+        torch.equal(tensor, other.state_dict()[name]) for name, tensor in queue.state_dict().items()
+    )

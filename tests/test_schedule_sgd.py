@@ -23,7 +23,9 @@ def test_cosine_by_hand() -> None:
 def test_horizon_replaces_the_rounds_and_the_rate_then_stays() -> None:
     config = OptimizerConfig(lr=0.02, lr_min=0.005, horizon=10)
     assert learning_rate(config, 5, 1000) == pytest.approx(0.0125)
-    assert learning_rate(config, 10, 1000) == learning_rate(config, 700, 1000) == pytest.approx(0.005)
+    assert (
+        learning_rate(config, 10, 1000) == learning_rate(config, 700, 1000) == pytest.approx(0.005)
+    )
 
 
 def twins() -> tuple[nn.Module, nn.Module]:
@@ -44,7 +46,9 @@ def batch(number: int) -> torch.Tensor:
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, True)])
 def test_equals_a_new_torch_optimiser_each_phase(momentum: float, nesterov: bool) -> None:
     mine, theirs = twins()
-    sgd = SGD(mine.parameters(), OptimizerConfig(momentum=momentum, nesterov=nesterov, weight_decay=0.01))
+    sgd = SGD(
+        mine.parameters(), OptimizerConfig(momentum=momentum, nesterov=nesterov, weight_decay=0.01)
+    )
     for phase, lr in enumerate((0.1, 0.03)):
         sgd.restart(lr)
         other = torch.optim.SGD(
@@ -75,7 +79,9 @@ def test_returns_the_gradients_asked_for_and_leaves_none_behind() -> None:
     torch.testing.assert_close(received, expected)
     assert not nothing.any()
     assert all(parameter.grad is None for parameter in mine.parameters())
-    assert not any(torch.equal(old, new) for old, new in zip(before, mine.parameters(), strict=True))
+    assert not any(
+        torch.equal(old, new) for old, new in zip(before, mine.parameters(), strict=True)
+    )
 
 
 def test_parameters_a_loss_does_not_reach_stay_as_they_are() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from semisfl import run, seeds
 from semisfl.algorithm.batchnorm import combine, recompute_statistics, statistics_of
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import FullRound
+from semisfl.fleet.base import FullRound, draw_active
 from semisfl.methods.semifl import SemiFL, SemiFLWork, mix, semifl_loss
 
 
@@ -80,12 +80,11 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool) -> None:
     for step in range(4):
         weight = float(weights[step])
         one, two = labels[fix[step]], labels[other[step]]
-        mixed = model_input = weight * weak_fix[step] + (1 - weight) * weak_mix[step]
+        mixed = weight * weak_fix[step] + (1 - weight) * weak_mix[step]
         loss = F.cross_entropy(model(strong[step]), one)
-        logits = model(model_input)
+        logits = model(mixed)
         loss = loss + weight * F.cross_entropy(logits, one)
         loss = loss + (1 - weight) * F.cross_entropy(logits, two)
-        assert mixed.shape == strong[step].shape
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -158,8 +157,6 @@ def test_tested_statistics_are_those_of_the_server_and_the_coming_clients() -> N
     experiment, method = make(batchnorm=True)
     method.round(0)
     data, part = toy.dataset(), toy.partition(toy.dataset())
-    from semisfl.fleet.base import draw_active
-
     coming = draw_active(experiment.config.seed, 1, 3, range(3), 2)
     fresh = copy.deepcopy(method.model)
     owners = [part.labeled, *(part.clients[client] for client in coming)]

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-
-from semisfl.algorithm.teacher import Teacher, flatten_storage
-from semisfl.models import split
 from twin import bn_model
+
+from semisfl.algorithm.teacher import Teacher
+from semisfl.algorithm.weights import Weights
+from semisfl.models import split
 
 
 class Number(nn.Module):
@@ -30,7 +31,9 @@ def test_starts_as_a_copy_that_is_never_trained() -> None:
     student = Number(3.0)
     teacher = Teacher(student, 0.99)
     assert weight(teacher) == 3.0
-    assert not teacher.model.training and not any(p.requires_grad for p in teacher.model.parameters())
+    assert not teacher.model.training and not any(
+        p.requires_grad for p in teacher.model.parameters()
+    )
     student.set(5.0)
     assert weight(teacher) == 3.0
 
@@ -99,10 +102,12 @@ def test_covers_bottom_top_and_projector() -> None:
 def test_flattening_keeps_values_and_moves_everything_into_one_tensor() -> None:
     module = bn_model()
     before = copy.deepcopy(module.state_dict())
-    flat = flatten_storage(module)
+    flat = Weights(module).master
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     flat.zero_()
-    assert all(not tensor.any() for tensor in module.state_dict().values() if tensor.is_floating_point())
+    assert all(
+        not tensor.any() for tensor in module.state_dict().values() if tensor.is_floating_point()
+    )
 
 
 def test_state_round_trip_keeps_the_warm_up_going() -> None:
@@ -120,6 +125,6 @@ def test_state_round_trip_keeps_the_warm_up_going() -> None:
 def test_a_student_whose_weights_were_moved_is_noticed() -> None:
     student = Number(0.0)
     teacher = Teacher(student, 0.99)
-    student.weight.data = student.weight.data.clone()
+    Weights(student)
     with pytest.raises(AssertionError, match="moved"):
         teacher.update()

@@ -30,7 +30,12 @@ from semisfl.models import SplitModel, use_generator
 
 
 def toy_data(
-    images: int = 240, tests: int = 90, side: int = 16, channels: int = 1, classes: int = 3, seed: int = 0
+    images: int = 240,
+    tests: int = 90,
+    side: int = 16,
+    channels: int = 1,
+    classes: int = 3,
+    seed: int = 0,
 ) -> Dataset:
     """Noisy pictures whose class is the place of a bright bar: easy to learn, impossible to guess."""
     rng = seeds.generator(seed, "toy")
@@ -85,7 +90,9 @@ class PlainQueue:
         self.kind, self.capacity, self.width = kind, capacity, width
         random = torch.randn(capacity, width, generator=torch.Generator().manual_seed(seed))
         empty = self._rows(torch.zeros(0, width), -1, False)
-        self.labeled = empty if kind == "two_level" else self._rows(F.normalize(random, dim=1), -1, False)
+        self.labeled = (
+            empty if kind == "two_level" else self._rows(F.normalize(random, dim=1), -1, False)
+        )
         self.pseudo = empty
 
     @staticmethod
@@ -112,7 +119,9 @@ class PlainQueue:
             self.labeled = self._rows(torch.zeros(self.capacity, self.width), -1, False)
 
 
-def cluster_loss(z: Tensor, labels: Tensor, keys: Tensor, positive: Tensor, temperature: float) -> Tensor:
+def cluster_loss(
+    z: Tensor, labels: Tensor, keys: Tensor, positive: Tensor, temperature: float
+) -> Tensor:
     """Summed over anchors; ``positive`` [n, r] says which references are positives of which anchor."""
     log_share = F.log_softmax(z @ keys.T / temperature, dim=1)
     return -((log_share * positive).sum(1) / positive.sum(1).clamp(min=1)).sum()
@@ -128,7 +137,9 @@ def follow(teacher: nn.Module, student: nn.Module, keep: float) -> None:
 
 
 class PlainTwin:
-    def __init__(self, config: Config, model: SplitModel, data: Dataset, partition: Partition) -> None:
+    def __init__(
+        self, config: Config, model: SplitModel, data: Dataset, partition: Partition
+    ) -> None:
         """``model`` gives the first weights and stays as it is."""
         self.config, self.data, self.partition = config, data, partition
         self.student = copy.deepcopy(model)
@@ -149,10 +160,15 @@ class PlainTwin:
         )
         unlabeled = sum(len(shard) for shard in partition.clients)
         share = len(partition.labeled) / (len(partition.labeled) + unlabeled)
-        self.controller = Controller(config.controller, config.server.steps, config.clients.steps, share)
+        self.controller = Controller(
+            config.controller, config.server.steps, config.clients.steps, share
+        )
         settings = config.data.augment
         self.augmentation = Augmentation(
-            flip=settings.flip, pad=settings.pad, num_ops=settings.operations, cutout=settings.cutout
+            flip=settings.flip,
+            pad=settings.pad,
+            num_ops=settings.operations,
+            cutout=settings.cutout,
         )
         self.normalizer = Normalizer.of(data.mean, data.std)
         self.size = (data.images.shape[2], data.images.shape[3])
@@ -205,7 +221,11 @@ class PlainTwin:
             optimizer.step()
             self.updates += 1
             teacher = config.teacher
-            keep = min(1 - 1 / (self.updates + 1), teacher.ema_decay) if teacher.warmup else teacher.ema_decay
+            keep = (
+                min(1 - 1 / (self.updates + 1), teacher.ema_decay)
+                if teacher.warmup
+                else teacher.ema_decay
+            )
             follow(self.teacher, self.student, keep)
             self.seconds["supervised"].append(time.perf_counter() - started)
             total += float(loss.detach())
@@ -228,7 +248,9 @@ class PlainTwin:
             references = torch.cat([keys[current], old_keys])
             positive = torch.cat([labels[current], old_labels]) == labels[j]
             losses.append(
-                cluster_loss(z[j : j + 1], labels[j], references, positive[None], method.temperature)
+                cluster_loss(
+                    z[j : j + 1], labels[j], references, positive[None], method.temperature
+                )
             )
         self.queue.push_labeled(keys, labels)
         return loss + sum(losses) / len(labels)
@@ -239,7 +261,11 @@ class PlainTwin:
         config = self.config
         wire = config.wire
         active = draw_active(
-            config.seed, index, config.clients.total, range(config.clients.total), config.clients.active
+            config.seed,
+            index,
+            config.clients.total,
+            range(config.clients.total),
+            config.clients.active,
         )
         bottoms, teachers, optimizers, views = [], [], [], []
         for client in active:
@@ -266,7 +292,9 @@ class PlainTwin:
                     client,
                 )
             )
-        server = self._sgd([*self.student.top.parameters(), *self.student.projector.parameters()], lr)
+        server = self._sgd(
+            [*self.student.top.parameters(), *self.student.projector.parameters()], lr
+        )
         sums: dict[str, float] = defaultdict(float)
         for step in range(config.clients.steps):
             strong = [self._images(view["strong"], step) for view in views]
@@ -308,13 +336,17 @@ class PlainTwin:
             confidence, labels = self.teacher.top(torch.cat(teacher_features)).softmax(1).max(1)
             keys = self.teacher.project(torch.cat(teacher_features))
         threshold = method.confidence_threshold
-        flags = confidence >= threshold if method.confidence_rule == ">=" else confidence > threshold
+        flags = (
+            confidence >= threshold if method.confidence_rule == ">=" else confidence > threshold
+        )
         self.student.train()
         losses = F.cross_entropy(self.student.top(e), labels, reduction="none")
         loss = losses[flags].sum() / len(labels)
         if method.clustering:
             z = self.student.project(e)
-            queued = [torch.cat(rows) for rows in zip(self.queue.labeled, self.queue.pseudo, strict=True)]
+            queued = [
+                torch.cat(rows) for rows in zip(self.queue.labeled, self.queue.pseudo, strict=True)
+            ]
             served = [slice(0, clients * batch)]
             if method.server_pass == "in_turn":
                 served = [slice(i * batch, (i + 1) * batch) for i in range(clients)]

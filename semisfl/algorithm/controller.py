@@ -49,7 +49,9 @@ class Controller:
         """Take in a round's mean losses f_s and f_u and set the next round's steps."""
         if self.config.kind == "fixed":
             return
-        self._rounds.append(_Round(supervised, semi, lr, self.supervised_steps, self.cross_entity_steps))
+        self._rounds.append(
+            _Round(supervised, semi, lr, self.supervised_steps, self.cross_entity_steps)
+        )
         self._seen += 1
         # Ten differences need eleven whole windows, and `raw` decides inside the twelfth too.
         del self._rounds[: -(self.config.period + 2 * self.config.window)]
@@ -58,7 +60,9 @@ class Controller:
     def _decide_normalised(self) -> None:
         if self._seen % self.config.period:
             return
-        semi_fell_faster = self._fall("semi", "cross_entity_steps") - self._fall("supervised", "supervised_steps")
+        semi_fell_faster = self._fall("semi", "cross_entity_steps") - self._fall(
+            "supervised", "supervised_steps"
+        )
         self.semi_faster_share = float(np.mean(semi_fell_faster >= MARGIN))
         if self.semi_faster_share >= 0.5:
             lowered = max(self.supervised_steps / self.config.step_decay, self.min_supervised_steps)
@@ -71,7 +75,9 @@ class Controller:
         semi_fell_faster = self._fall("semi") > self._fall("supervised")
         self.semi_faster_share = float(np.mean(semi_fell_faster))
         if self.semi_faster_share >= 0.5:
-            lowered = max(int(self.supervised_steps / self.config.step_decay), int(self.min_supervised_steps))
+            lowered = max(
+                int(self.supervised_steps / self.config.step_decay), int(self.min_supervised_steps)
+            )
             self._lower(lowered)
 
     def _lower(self, steps: int) -> None:

@@ -47,7 +47,9 @@ def contrastive(
     # A large finite number, not -inf: an anchor whose references are all absent must not give NaN.
     similarity = similarity.masked_fill(absent, -1e9)
     log_share = similarity - similarity.logsumexp(dim=1, keepdim=True)
-    positives = (labels.unsqueeze(1) == references.labels.unsqueeze(0)) & references.positive & ~absent
+    positives = (
+        (labels.unsqueeze(1) == references.labels.unsqueeze(0)) & references.positive & ~absent
+    )
     counts = positives.sum(1).clamp(min=1)
     return -((log_share * positives).sum(1) / counts).mean()
 

@@ -1,33 +1,9 @@
 """The teacher: an exponential moving average of the student, parameters and buffers alike."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
-
-def as_view(flat: Tensor, shape: torch.Size, *lead: int) -> Tensor:
-    """``flat`` as ``lead`` + ``shape``; convolution weights lie channels-last, as the kernels want them."""
-    if len(shape) == 4:
-        out, channels, height, width = shape
-        return flat.view(*lead, out, height, width, channels).movedim(-1, -3)
-    return flat.view(*lead, *shape)
-
-
-def flatten_storage(module: nn.Module) -> Tensor:
-    """Move all floating-point parameters and buffers into one tensor; they become views of it.
-
-    A moving average of a whole model is then a single operation.
-    """
-    tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    flat = torch.empty(sum(t.numel() for t in tensors), device=tensors[0].device, dtype=tensors[0].dtype)
-    start = 0
-    for tensor in tensors:
-        view = as_view(flat[start : start + tensor.numel()], tensor.shape)
-        view.copy_(tensor.data)
-        tensor.data = view
-        start += tensor.numel()
-    return flat
+from semisfl.algorithm.weights import Weights, clone, weights_of
 
 
 class Teacher:
@@ -39,30 +15,29 @@ class Teacher:
     """
 
     def __init__(self, student: nn.Module, decay: float, warmup: bool = True) -> None:
-        self.model = copy.deepcopy(student).eval().requires_grad_(False)
+        self.model = clone(student).eval().requires_grad_(False)
         self.decay = decay
         self.warmup = warmup
         self._student = student
-        self._source = flatten_storage(student)
-        self._target = flatten_storage(self.model)
+        self._source = weights_of(student)
+        self._target = Weights(self.model, self._source.dtype)
         self._counters = [
             (mine, theirs)
             for mine, theirs in zip(self.model.buffers(), student.buffers(), strict=True)
             if not mine.is_floating_point()
         ]
-        self.updates = torch.zeros((), device=self._target.device)
+        self.updates = torch.zeros((), device=self._target.master.device)
 
     @torch.no_grad()
     def update(self) -> None:
         """w~ <- m w~ + (1 - m) w."""
-        first = next(self._student.parameters())
-        assert first.data_ptr() == self._source.data_ptr(), "the student's weights moved elsewhere"
+        assert weights_of(self._student) is self._source, "the student's weights moved elsewhere"
         self.updates.add_(1)
         if self.warmup:
             keep = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
         else:
             keep = torch.full_like(self.updates, self.decay)
-        self._target.lerp_(self._source, 1 - keep)
+        self._target.follow(self._source, keep)
         for mine, theirs in self._counters:
             mine.copy_(theirs)
 

@@ -44,12 +44,7 @@ def list_(json_: Json = False) -> None:
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
         "methods": [
-            {
-                "name": name,
-                "title": entry.title,
-                "summary": entry.summary,
-                "note": getattr(entry, "note", ""),
-            }
+            {"name": name, "title": entry.title, "summary": entry.summary, "note": entry.note}
             for name, entry in METHODS.items()
         ],
         "models": _models(),
@@ -60,7 +55,9 @@ def list_(json_: Json = False) -> None:
         return
     _print("presets", ("name", "summary"), known["presets"])
     _print("variants: PRESET+VARIANT", ("name", "summary"), known["variants"])
-    _print("methods: --set method=NAME", ("name", "title", "summary", "note"), known["methods"])
+    _print("methods: --set method=NAME", ("name", "title", "summary"), known["methods"])
+    noted = [method for method in known["methods"] if method["note"]]
+    _print("notes on methods", ("name", "note"), noted)
     columns = ("name", "input", "classes", "features", "bottom", "top")
     _print("models and their parameters: --set model.name=NAME", columns, known["models"])
     _print("data: --set data.name=NAME, or a path to images", ("name", "summary"), known["data"])
@@ -100,7 +97,6 @@ def _data() -> list[dict[str, Any]]:
 
 
 def _print(title: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
-    columns = [column for column in columns if any(row[column] != "" for row in rows)]
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         numbers = isinstance(rows[0][column], int)

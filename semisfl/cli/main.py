@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     console.set_up_logging()
     try:
         code = app(given or ["--help"], prog_name="semisfl", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return _fail("interrupted", code, False) if code == 130 else int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except UsageError as error:

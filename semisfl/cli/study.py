@@ -1,5 +1,6 @@
 """``semisfl compare`` and ``semisfl report``: tables and curves over runs."""
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 from semisfl import curves, report
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
-from semisfl.report import Summary
+from semisfl.report import Group, Summary
 
 Target = Annotated[
     float | None,
@@ -68,30 +69,11 @@ def compare(
             print("stopped; the same command continues")
             return
     results = comparison.results(jobs, target)
-    picture = folder / "compare.png"
-    curves.draw([group for group, _ in results], picture, curves.ACCURACY)
+    picture = _draw([group for group, _ in results], folder / "compare.png", curves.ACCURACY)
     summaries = [summary for _, summary in results]
-    if json_:
-        told = [
-            report.as_json(summary)
-            | {"title": METHODS[summary.method].title, "note": _note(summary.method)}
-            for summary in summaries
-        ]
-        print(json.dumps({"results": told, "target": target, "picture": str(picture)}))
-        return
-    names = [
-        METHODS[summary.method].title
-        + (f" ({_note(summary.method)})" if _note(summary.method) else "")
-        for summary in summaries
-    ]
-    _print_table(summaries, names, target)
-    print(f"curves: {picture}")
-
-
-def _note(method: str) -> str:
-    from semisfl.methods import METHODS
-
-    return getattr(METHODS[method], "note", "")
+    _tell(
+        summaries, [METHODS[summary.method].title for summary in summaries], target, picture, json_
+    )
 
 
 def report_(
@@ -106,14 +88,45 @@ def report_(
     """Draw curves and a table from run directories. Runs that differ only in seed are averaged."""
     groups = report.group_runs(report.find_runs(runs))
     summaries = [report.summarise(group, target) for group in groups]
-    picture = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
-    curves.draw(groups, picture)
-    if json_:
-        told = [report.as_json(summary) for summary in summaries]
-        print(json.dumps({"results": told, "target": target, "picture": str(picture)}))
+    place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
+    picture = _draw(groups, place, curves.ACCURACY + curves.TRAINING)
+    _tell(summaries, [summary.label for summary in summaries], target, picture, json_)
+
+
+def _draw(groups: Sequence[Group], path: Path, panels: Sequence[curves.Panel]) -> Path | None:
+    """The picture, where matplotlib is there to draw it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        console.say("warning: no picture, as matplotlib is not installed; pip install matplotlib")
+        return None
+    curves.draw(groups, path, panels)
+    return path
+
+
+def _tell(
+    summaries: Sequence[Summary],
+    names: Sequence[str],
+    target: float | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    from semisfl.methods import METHODS
+
+    notes = [METHODS[s.method].note if s.method in METHODS else "" for s in summaries]
+    if as_json:
+        told = [
+            report.as_json(summary) | {"note": note}
+            for summary, note in zip(summaries, notes, strict=True)
+        ]
+        place = str(picture) if picture else None
+        print(json.dumps({"results": told, "target": target, "picture": place}))
         return
-    _print_table(summaries, [summary.label for summary in summaries], target)
-    print(f"curves: {picture}")
+    names = [name + ("*" if note else "") for name, note in zip(names, notes, strict=True)]
+    _print_table(summaries, names, target)
+    for name, note in zip(names, notes, strict=True):
+        if note:
+            print(f"* {name.removesuffix('*')}: {note}")
+    if picture:
+        print(f"curves: {picture}")
 
 
 def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: float | None) -> None:

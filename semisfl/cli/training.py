@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -52,7 +53,8 @@ class StopSignals:
             raise KeyboardInterrupt
         self.requested = True
         self._hardware.stopping = True
-        console.say("stopping after this iteration; once more to stop at once")
+        # Not through the console: a handler may interrupt a write there.
+        os.write(2, b"\nstopping after this iteration; once more to stop at once\n")
 
 
 def start(

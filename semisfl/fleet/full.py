@@ -1,6 +1,5 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,13 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.algorithm.sgd import SGD
+from semisfl.algorithm.weights import clone
 from semisfl.config import Config
 from semisfl.data.batches import Planned, RoundBatches, ViewKind, make_view, plan, side_by_side
 from semisfl.fleet.base import ClientWork, Direction, FullRound, Result, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.hardware import Hardware
-from semisfl.models import use_generator
+from semisfl.models import copied, use_generator
 
 PREDICT_BATCH = 512
 
@@ -70,7 +70,7 @@ class Slot:
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
-            self._models[name] = copy.deepcopy(self._template)
+            self._models[name] = copied(self._template)
             use_generator(self._models[name], self._generator)
         return self._models[name]
 

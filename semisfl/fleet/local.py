@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.algorithm.sgd import SGD
+from semisfl.algorithm.weights import clone
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
@@ -57,7 +58,7 @@ class LocalFleet:
             images, augmentation, normalizer, hardware.dtype, whole=hardware.capture
         )
         self._size = (images.shape[2], images.shape[3])
-        self._bottom = model.bottom
+        self._bottom = clone(model.bottom)
         self._teacher_per_client = any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
         self._students: Stack | None = None
         self._teachers: Stack | None = None
@@ -124,8 +125,9 @@ class LocalFleet:
     def _make_slots(self, slots: int) -> None:
         if self._students is not None and len(self._students.modules) == slots:
             return
-        self._students = Stack(self._bottom.train(), slots)
-        self._teachers = Stack(self._bottom, slots, trainable=False)
+        dtype = self.hardware.weights_dtype
+        self._students = Stack(self._bottom.train(), slots, dtype=dtype)
+        self._teachers = Stack(self._bottom, slots, trainable=False, dtype=dtype)
         for module in self._teachers.modules:
             module.eval()
             for layer in batchnorms(module):

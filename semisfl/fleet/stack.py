@@ -1,30 +1,46 @@
 """Several clients' copies of one module, their weights stacked so that whole-fleet operations are single ones."""
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.teacher import as_view
+from semisfl.algorithm.weights import Weights, clone
 from semisfl.fleet.base import State
 
 
-class Stack:
-    """``slots`` copies of ``template``; parameter ``name`` of slot i is ``tensors[name][i]``."""
+Call = Callable[[], None]
 
-    def __init__(self, template: nn.Module, slots: int, trainable: bool = True) -> None:
-        self.modules = [copy.deepcopy(template).requires_grad_(trainable) for _ in range(slots)]
+
+def in_turn(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+class Stack:
+    """``slots`` copies of ``template``; weight ``name`` of slot i is ``tensors[name][i]``.
+
+    ``dtype`` is what their layers compute in (`Weights`).
+    """
+
+    def __init__(
+        self, template: nn.Module, slots: int, trainable: bool = True, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.modules = [clone(template).requires_grad_(trainable) for _ in range(slots)]
+        self._weights = Weights(nn.ModuleList(self.modules), dtype)
         self.tensors: State = {}
-        for name, tensor in template.state_dict().items():
-            flat = torch.empty(slots * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-            self.tensors[name] = as_view(flat, tensor.shape, slots)
-            for slot, module in enumerate(self.modules):
-                owner, _, leaf = name.rpartition(".")
-                target = getattr(module.get_submodule(owner), leaf)
-                target.data = self.tensors[name][slot]
-        self.load(template.state_dict())
+        states = [module.state_dict() for module in self.modules]
+        for name, first in states[0].items():
+            if first.is_floating_point():
+                # Slot after slot lies at a constant distance in the weights' one tensor.
+                apart = states[-1][name].storage_offset() - first.storage_offset()
+                stride = apart // (slots - 1) if slots > 1 else first.numel()
+                self.tensors[name] = first.as_strided((slots, *first.shape), (stride, *first.stride()))
+            else:
+                self.tensors[name] = torch.stack([state[name] for state in states])
+                for slot, module in enumerate(self.modules):
+                    module.get_buffer(name).data = self.tensors[name][slot]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -34,6 +50,7 @@ class Stack:
         """Give every slot, or one, the same state."""
         for name, tensor in self.tensors.items():
             (tensor if slot is None else tensor[slot]).copy_(state[name])
+        self._weights.refresh()
 
     def state(self, slot: int) -> State:
         return {name: tensor[slot] for name, tensor in self.tensors.items()}
@@ -53,8 +70,9 @@ class Stack:
                 tensor.lerp_(other.tensors[name], weight)
             else:
                 tensor.copy_(other.tensors[name])
+        self._weights.refresh()
 
-    def __call__(self, x: Tensor, parallel: Callable[[Sequence[Callable[[], None]]], None]) -> Tensor:
+    def __call__(self, x: Tensor, parallel: Callable[[Sequence[Call]], None] = in_turn) -> Tensor:
         """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
         outputs: list[Tensor] = [x] * len(self.modules)
 

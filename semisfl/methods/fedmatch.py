@@ -150,8 +150,10 @@ class FedMatch:
         for client, upload in uploads.items():
             if settings.sparse:
                 upload, _ = changed(upload, self.sent[client]["psi"], self.names, settings.threshold)
-                self.known[client] = {"sigma": self.sent[client]["sigma"], "psi": upload}
                 uploads[client] = upload
+                # A copy: what is kept here and among the helpers must not share memory on disk.
+                held = {name: value.clone() for name, value in upload.items()}
+                self.known[client] = {"sigma": self.sent[client]["sigma"], "psi": held}
             if settings.helpers:
                 theta = {**upload, **joined(self.sigma, upload)}
                 with self.setup.hardware.arithmetic():

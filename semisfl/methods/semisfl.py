@@ -28,12 +28,14 @@ class SemiSFL:
         config, self.config = setup.config, setup.config
         self.fleet, self.labeled, self.classes = setup.fleet, setup.labeled, setup.classes
         device = setup.hardware.device
-        self.student = setup.model
+        self.student = setup.hardware.working_copy(setup.model)
         ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.ema, self.teacher = ema, ema.model
         self.dropout = ServerDropout(setup)
         queue_seed = seeds.derive(config.seed, "queue")
-        self.queue = QUEUES[config.semisfl.queue](config.semisfl.queue_size, self.student.keys, device, queue_seed)
+        self.queue = QUEUES[config.semisfl.queue](
+            config.semisfl.queue_size, self.student.keys, device, queue_seed
+        )
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
@@ -43,7 +45,9 @@ class SemiSFL:
         self.meter = Meter(setup.hardware)
         self.active: tuple[int, ...] = ()
         self.supervised_step = setup.hardware.record(self._supervised_step)
-        self.cross_entity_step = setup.hardware.record(self._cross_entity_step, setup.fleet.capturable)
+        self.cross_entity_step = setup.hardware.record(
+            self._cross_entity_step, setup.fleet.capturable
+        )
 
     def round(self, round_index: int) -> dict[str, Any]:
         """Round h: lines 3 to 23 of Algorithm 1."""
@@ -62,7 +66,9 @@ class SemiSFL:
         if round_index >= config.server.pretrain_rounds:
             # Line 7: broadcast w_c and w~_c.
             clients = config.clients
-            active = draw_active(config.seed, round_index, clients.total, self.fleet.present(), clients.active)
+            active = draw_active(
+                config.seed, round_index, clients.total, self.fleet.present(), clients.active
+            )
             self.active = active
             self.fleet.start_round(
                 SplitRound(
@@ -72,7 +78,9 @@ class SemiSFL:
                     lr,
                     self.student.bottom.state_dict(),
                     self.teacher.bottom.state_dict(),
-                    teacher_decay=config.teacher.ema_decay if config.teacher.client == "ema" else None,
+                    teacher_decay=config.teacher.ema_decay
+                    if config.teacher.client == "ema"
+                    else None,
                 )
             )
             # Lines 9-17: cross-entity semi-supervised training.
@@ -109,7 +117,9 @@ class SemiSFL:
                 keys = teacher.project(teacher.bottom(for_teacher))
             references = self.queue.push_labeled(keys, labels)
             own = None if method.own_key else _own_key(len(labels), references.keys)
-            loss = loss + contrastive(student.project(features), labels, references, method.temperature, own)
+            loss = loss + contrastive(
+                student.project(features), labels, references, method.temperature, own
+            )
         self.supervised_sgd.descend(loss)
         self.ema.update()
         self.meter.add(loss_supervised=loss)
@@ -128,7 +138,11 @@ class SemiSFL:
         clustering = torch.zeros_like(loss)
         if method.clustering:
             references = self.queue.push_pseudo(keys, labels, confident)
-            others = None if method.server_pass == "joint" else _keys_of_others(features, references.keys)
+            others = (
+                None
+                if method.server_pass == "joint"
+                else _keys_of_others(features, references.keys)
+            )
             clustering = contrastive(
                 student.project(features.student), labels, references, method.temperature, others
             )  # Eq. (5)

@@ -14,16 +14,13 @@ def of_step(
 ) -> dict[str, Tensor]:
     """Sums of one step, for a `Meter`; those by client in the order of ``active``, who answered or not."""
     kept = confident.float()
-    answered = [active.index(client) for client in features.clients]
-    client_rows, client_kept = kept.new_zeros(len(active)), kept.new_zeros(len(active))
-    for place, share in zip(answered, kept.view(len(answered), -1), strict=True):
-        client_rows[place] = features.batch
-        client_kept[place] = share.sum()
+    shares = dict(zip(features.clients, kept.view(len(features.clients), -1).sum(1), strict=True))
+    none, batch = kept.new_zeros(()), kept.new_full((), features.batch)
     sums = {
-        "rows": torch.full((), float(len(labels)), device=labels.device),
+        "rows": kept.new_full((), len(labels)),
         "kept": kept.sum(),
-        "client_rows": client_rows,
-        "client_kept": client_kept,
+        "client_rows": torch.stack([batch if client in shares else none for client in active]),
+        "client_kept": torch.stack([shares.get(client, none) for client in active]),
     }
     if features.truth is not None:
         known = (features.truth >= 0).float()

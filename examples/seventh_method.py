@@ -1,0 +1,69 @@
+"""A seventh method, complete: FedAvg of clients that train FixMatch with the model they receive."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from semisfl.algorithm.losses import consistency, pseudo_label
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
+from semisfl.methods import full
+from semisfl.methods.base import Setup
+
+
+class FedAvgFixMatch:
+    """The server's half: a round, what is tested, what a checkpoint holds."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.model = setup, full.whole(setup.model)
+        self.supervised = full.SupervisedPhase(setup, self.model)
+        self.work = FixMatchWork()
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        config = self.setup.config
+        lr = learning_rate(config.optimizer, round_index, config.rounds)
+        loss = self.supervised.run(round_index, config.server.steps, lr)
+        active = full.active_clients(self.setup, round_index)
+        send = {"model": self.model.state_dict()}
+        plan = FullRound(round_index, active, config.clients.steps, lr, send, settings={"tau": 0.95})
+        results = self.setup.fleet.train(self.work, plan)
+        self.model.load_state_dict(mean_state(full.states_of(results, "model")))
+        return {"learning_rate": lr, "loss_supervised": loss, **full.report(results)}
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        return {"student": self.model}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+
+
+class FixMatchWork:
+    """The client's half: the same code in a simulation, on a GPU and on a device of its own."""
+
+    name = "fixmatch"
+
+    def start(self, client: ClientRuntime) -> bool:
+        client.model("model").load_state_dict(full.given(client, "model"))
+        places = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        client.plan("weak", "weak", places)
+        client.plan("strong", "strong", places)
+        full.start_tally(client)
+        return True
+
+    def step(self, client: ClientRuntime) -> None:
+        model = client.model("model")
+        with torch.no_grad():
+            weak = model.eval()(client.batch_of("weak"))
+        labels, confident = pseudo_label(weak, client.settings["tau"])
+        loss = consistency(model.train()(client.batch_of("strong")), labels, confident)
+        client.descend(model, loss)
+        full.tally(client, loss, confident)
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {"model": client.model("model").state_dict()}, full.read_tally(client)

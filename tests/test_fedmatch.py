@@ -1,0 +1,356 @@
+"""FedMatch against plain loops and NumPy."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from semisfl import presets, run, seeds
+from semisfl.algorithm.helpers import Helpers, nearest, noise_image
+from semisfl.algorithm.sparse import changed
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import FullRound
+from semisfl.methods.fedmatch import (
+    FedMatch,
+    FedMatchWork,
+    agreement,
+    decomposed,
+    inter_client,
+    regularisers,
+)
+
+
+def make(*assignments: str, **kind: bool) -> tuple[run.Experiment, FedMatch]:
+    experiment = toy.assemble("fedmatch", *assignments, **kind)
+    assert isinstance(experiment.method, FedMatch)
+    return experiment, experiment.method
+
+
+def one_hot(*classes: int) -> torch.Tensor:
+    return F.one_hot(torch.tensor(classes), 4).float()
+
+
+def test_votes_are_counted_and_ties_go_to_the_lowest_class() -> None:
+    own = one_hot(3, 3, 1, 2, 0)
+    helpers = [one_hot(2, 3, 3, 2, 3), one_hot(2, 1, 2, 0, 3)]
+    expected = []
+    for row in range(5):
+        votes = np.zeros(4)
+        for voter in (own, *helpers):
+            votes[int(voter[row].argmax())] += 1
+        expected.append(int(np.flatnonzero(votes == votes.max())[0]))
+    assert expected == [2, 3, 1, 2, 3]
+    assert agreement(own, helpers, torch.tensor(1.0)).tolist() == expected
+    assert agreement(own, helpers, torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
+
+
+def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
+    rng = np.random.default_rng(2)
+    p, h1, h2 = rng.dirichlet(np.ones(4), size=(3, 5))
+    confident = np.array([True, False, True, True, False])
+    total = 0.0
+    for row in np.flatnonzero(confident):
+        for h in (h1, h2):
+            total += sum(h[row, c] * np.log(h[row, c] / p[row, c]) for c in range(4)) / 2
+    got = inter_client(
+        torch.from_numpy(p).log(),
+        [torch.from_numpy(h1), torch.from_numpy(h2)],
+        torch.from_numpy(confident),
+    )
+    assert float(got) == pytest.approx(total / 3, rel=1e-10)
+    nobody = torch.zeros(5, dtype=torch.bool)
+    assert float(inter_client(torch.from_numpy(p).log(), [torch.from_numpy(h1)], nobody)) == 0
+
+
+def test_regularisers_are_sums_over_all_but_batchnorm() -> None:
+    sigma, psi = toy.network(batchnorm=True), toy.network(batchnorm=True)
+    with torch.no_grad():
+        for parameter in psi.parameters():
+            parameter.mul_(-0.3)
+    expected = 0.0
+    for (name, s), p in zip(sigma.named_parameters(), psi.parameters(), strict=True):
+        if not name.startswith("bn."):
+            s_, p_ = s.detach().numpy().astype(float), p.detach().numpy().astype(float)
+            expected += 0.5 * ((s_ - p_) ** 2).sum() + 0.01 * np.abs(p_).sum()
+    assert regularisers(sigma, psi, 0.5, 0.01).item() == pytest.approx(expected, rel=1e-5)
+    assert not [name for name in decomposed(sigma) if name.startswith("bn.")]
+
+
+def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> None:
+    _, method = make(batchnorm=True)
+    for name, sigma in method.sigma.named_parameters():
+        psi, theta = method.psi.get_parameter(name), method.model.get_parameter(name)
+        if ".bn." in name:
+            assert float(psi.abs().sum()) == 0
+            torch.testing.assert_close(theta, sigma)
+        else:
+            torch.testing.assert_close(psi, 0.2 * sigma)
+            kept = torch.where(psi.abs() <= 1e-5, 0.0, psi)
+            torch.testing.assert_close(theta, sigma + kept)
+
+
+def test_server_descends_sigma_alone() -> None:
+    _, method = make("server.pretrain_rounds=9", "fedmatch.lambda_s=3")
+    sigma, psi = copy.deepcopy(method.sigma), copy.deepcopy(method.psi)
+    config, labeled = method.setup.config, method.setup.labeled
+    lr = method.round(0)["learning_rate"]
+    toy.assert_same(method.psi.state_dict(), psi.state_dict())
+    optimizer = toy.sgd(sigma, config, lr)
+    labeled.start(0, config.server.steps, "weak", views=1)
+    for _ in range(config.server.steps):
+        images, labels = labeled.next()
+        theta = {name: p + psi.get_parameter(name) for name, p in sigma.named_parameters()}
+        optimizer.zero_grad()
+        (3 * F.cross_entropy(functional_call(sigma, theta, images), labels)).backward()
+        optimizer.step()
+    toy.assert_same(method.sigma.state_dict(), sigma.state_dict())
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+@pytest.mark.parametrize("helped", [False, True])
+def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
+    settings = toy.values("fedmatch")
+    experiment, method = make(batchnorm=batchnorm)
+    sigma, psi = copy.deepcopy(method.sigma), copy.deepcopy(method.psi).requires_grad_(True)
+    uploads = []
+    for scale in (-3.0, 4.0):
+        upload = copy.deepcopy(psi.state_dict())
+        for name in decomposed(psi):
+            upload[name] = upload[name].roll(1) * scale
+        uploads.append(upload)
+    weights = {
+        "lambda_a": 0.7,
+        "lambda_i": 0.4,
+        "lambda_l2": 0.02,
+        "lambda_l1": 1e-3,
+        "confidence_threshold": 0.32,
+    }
+    helpers = {f"helper{place}": upload for place, upload in enumerate(uploads)}
+    plan = FullRound(
+        3,
+        (0, 1),
+        4,
+        0.1,
+        send={"sigma": sigma.state_dict(), "psi": psi.state_dict()},
+        send_to={1: helpers} if helped else {},
+        settings={**settings.fedmatch.model_dump(), **weights},
+    )
+    result = experiment.fleet.train(FedMatchWork(), plan)[1]
+
+    helper_models = []
+    for upload in uploads:
+        helper = copy.deepcopy(sigma)
+        with torch.no_grad():
+            for name in decomposed(psi):
+                helper.get_parameter(name).add_(upload[name])
+        helper_models.append(helper.eval())
+    count = len(toy.partition(toy.dataset()).clients[1])
+    rng = seeds.generator(settings.seed, "batches", 3, 1)
+    places = draw_batches(rng, count, 4, 8)
+    plain = toy.shown(settings, "plain", "plain", places, 3, 1)
+    strong = toy.shown(settings, "strong", "strong", places, 3, 1)
+    optimizer = toy.sgd(psi, settings, 0.1)
+    kept = 0
+    for step in range(4):
+        theta = {
+            name: s.detach() + psi.get_parameter(name) if name in decomposed(psi) else s.detach()
+            for name, s in sigma.named_parameters()
+        }
+        p = functional_call(psi.eval(), theta, plain[step]).softmax(1)
+        guesses = [helper(plain[step]).softmax(1).detach() for helper in helper_models]
+        psi.train()
+        logits = functional_call(psi, theta, strong[step])
+        rows, loss = [], torch.zeros(())
+        for row in range(8):
+            if float(p[row].max()) < 0.32:
+                continue
+            kept += 1
+            votes = [0] * 4
+            votes[int(p[row].argmax())] += 1
+            value = torch.zeros(())
+            if helped:
+                for guess in guesses:
+                    votes[int(guess[row].argmax())] += 1
+                    value = value + 0.4 * (guess[row] * (guess[row] / p[row]).log()).sum() / 2
+            label = torch.tensor([votes.index(max(votes))])
+            rows.append(value + 0.7 * F.cross_entropy(logits[row : row + 1], label))
+        if rows:
+            loss = loss + torch.stack(rows).mean()
+        for name in decomposed(psi):
+            entry = psi.get_parameter(name)
+            loss = loss + 0.02 * (sigma.get_parameter(name).detach() - entry).square().sum()
+            loss = loss + 1e-3 * entry.abs().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert 0 < kept < 32, "the threshold must keep some images and drop some"
+    assert result.numbers["coverage"] == pytest.approx(kept / 32)
+    toy.assert_same(dict(result.states["psi"]), psi.state_dict())
+
+
+def test_regularisers_act_without_a_confident_image() -> None:
+    experiment, method = make("fedmatch.confidence_threshold=1", "optimizer.weight_decay=0")
+    before = copy.deepcopy(method.psi.state_dict())
+    method.round(0)
+    assert float((method.psi.state_dict()["top.fc1.weight"] - before["top.fc1.weight"]).abs().max())
+    assert experiment.fleet.traffic.total() > 0
+
+
+def test_psi_becomes_the_mean_of_the_uploads() -> None:
+    _, method = make(batchnorm=True)
+    seen: list[dict[str, torch.Tensor]] = []
+    train = method.setup.fleet.train
+
+    def watched(work, plan):  # type: ignore[no-untyped-def]
+        results = train(work, plan)
+        seen.extend(dict(result.states["psi"]) for result in results)
+        return results
+
+    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    method.round(0)
+    for name, value in method.psi.state_dict().items():
+        expected = torch.stack([state[name].double() for state in seen]).mean(0)
+        torch.testing.assert_close(value.double(), expected.to(value.dtype).double())
+    for name, buffer in method.model.named_buffers():
+        torch.testing.assert_close(buffer, method.psi.state_dict()[name])
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def test_nearest_are_those_a_kd_tree_finds() -> None:
+    spatial = pytest.importorskip("scipy.spatial")
+    points = np.random.default_rng(4).dirichlet(np.ones(10), size=40)
+    tree = spatial.KDTree(points)
+    embeddings = {client: torch.from_numpy(point) for client, point in enumerate(points)}
+    for client in range(40):
+        _, found = tree.query(points[client], k=3)
+        assert nearest(embeddings, client, 2) == [c for c in found.tolist() if c != client][:2]
+    assert nearest({0: torch.zeros(2), 1: torch.ones(2)}, 0, 2) == []
+
+
+def test_the_noise_image_is_a_truncated_gaussian() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    image = noise_image((3, 80, 80), seeds.generator(0, "noise")).float()
+    expected = stats.truncnorm(-1, (255 - 125) / 125, loc=125, scale=125)
+    assert float(image.mean()) == pytest.approx(expected.mean() - 0.5, abs=3)
+    assert float(image.std()) == pytest.approx(expected.std(), abs=3)
+
+
+def test_an_upload_is_kept_while_it_is_needed() -> None:
+    helpers = Helpers()
+    for client in range(3):
+        helpers.remember(client, 0, {"w": torch.full((1,), float(client))}, torch.eye(3)[client])
+    helpers.choose([0, 7], 2)
+    assert {name: float(s["w"]) for name, s in helpers.of(0).items()} == {"helper0": 1, "helper1": 2}
+    assert helpers.of(7) == {}
+    helpers.remember(1, 1, {"w": torch.full((1,), 9.0)}, torch.eye(3)[1])
+    assert float(helpers.of(0)["helper0"]["w"]) == 1, "client 0 still holds the old one"
+    helpers.choose([0], 2)
+    helpers.remember(2, 2, {"w": torch.full((1,), 8.0)}, torch.eye(3)[2])
+    copy_ = Helpers()
+    copy_.load_state_dict(helpers.state_dict())
+    assert sorted(helpers.state_dict()["shelf"]) == ["0@0", "1@1", "2@0", "2@2"]
+    assert float(copy_.of(0)["helper0"]["w"]) == 9
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_helpers_come_with_a_refresh_and_stay_if_asked_to(keep: bool) -> None:
+    """Three clients, all active: known after round 0, helped in round 1 and 3, in round 2 if kept."""
+    experiment, method = make(
+        "clients.active=3", "fedmatch.refresh=2", f"fedmatch.keep_helpers={str(keep).lower()}"
+    )
+    plans: list[FullRound] = []
+    train = method.setup.fleet.train
+
+    def watched(work, plan):  # type: ignore[no-untyped-def]
+        plans.append(plan)
+        return train(work, plan)
+
+    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    sizes = []
+    for round_index in range(3):
+        before = experiment.fleet.traffic.by_kind().get("model_down", 0)
+        method.round(round_index)
+        sizes.append(experiment.fleet.traffic.by_kind()["model_down"] - before)
+    assert sizes[1] == 2 * sizes[0]  # 2S and J = 2 helpers
+    assert sizes[2] == sizes[0]
+    assert sorted(plans[1].send_to[0]) == ["helper0", "helper1"]
+    assert bool(plans[2].held[0]) is keep
+
+
+# --- sparse deltas --------------------------------------------------------------------------------
+
+
+def test_a_delta_keeps_and_counts_what_changed_by_more_than_the_threshold() -> None:
+    old = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0]), "buffer": torch.tensor([5, 6])}
+    new = {"w": torch.tensor([1.0, 2.25, 3.5, 3.0]), "buffer": torch.tensor([7, 6])}
+    held, size = changed(new, old, ["w"], 0.3)
+    assert held["w"].tolist() == [1.0, 2.0, 3.5, 3.0]
+    assert held["buffer"].tolist() == [7, 6]
+    assert size == 2 * 4 + 2 * 8
+
+
+def test_sparse_traffic_is_the_number_of_changed_entries() -> None:
+    experiment, method = make(
+        "clients.active=3",
+        "fedmatch.sparse=true",
+        "fedmatch.threshold=1e-3",
+        "fedmatch.refresh=2",
+        batchnorm=True,
+    )
+    full = sum(v.numel() * v.element_size() for v in method.model.state_dict().values())
+    buffers = sum(v.numel() * v.element_size() for _, v in method.model.named_buffers())
+    affine = sum(v.numel() * 4 for n, v in method.model.named_parameters() if ".bn." in n)
+    plans: list[FullRound] = []
+    uploads: list[dict[int, dict[str, torch.Tensor]]] = []
+    train = method.setup.fleet.train
+
+    def watched(work, plan):  # type: ignore[no-untyped-def]
+        plans.append(copy.deepcopy(plan.send_to))
+        results = train(work, plan)
+        uploads.append({result.client: dict(result.states["psi"]) for result in results})
+        return results
+
+    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    counts = []
+    for round_index in range(2):
+        before = dict(experiment.fleet.traffic.counts)
+        method.round(round_index)
+        after = experiment.fleet.traffic.counts
+        counts.append({key: after[key] - before.get(key, 0) for key in after})
+
+    def moved(new: dict[str, torch.Tensor], old: dict[str, torch.Tensor]) -> int:
+        entries = sum(int(((new[n] - old[n]).abs() > 1e-3).sum()) for n in method.names)
+        return 4 * entries + buffers + affine
+
+    for client in range(3):
+        sent = plans[0][client]
+        assert counts[0]["model", "down", client] == 2 * full, "first contact"
+        assert counts[0]["model", "up", client] == moved(uploads[0][client], sent["psi"])
+        assert counts[0]["model", "up", client] < full, "the threshold must drop something"
+        held = {
+            n: torch.where((uploads[0][client][n] - v).abs() > 1e-3, uploads[0][client][n], v)
+            for n, v in sent["psi"].items()
+            if n in method.names
+        }
+        second = plans[1][client]
+        expected = moved(second["sigma"], sent["sigma"])
+        expected += moved(second["psi"], {**second["psi"], **held})
+        expected += sum(moved(second[f"helper{place}"], second["psi"]) for place in range(2))
+        assert counts[1]["model", "down", client] == expected
+
+
+def test_the_original_variant_has_its_authors_weights() -> None:
+    settings = presets.preset("cifar10+fedmatch_original")
+    chosen = settings.fedmatch
+    assert (chosen.lambda_s, chosen.lambda_i, chosen.lambda_a) == (10, 1e-2, 1e-2)
+    assert (chosen.lambda_l2, chosen.lambda_l1) == (10, 1e-5)
+    assert chosen.confidence_threshold == 0.85
+    assert not chosen.keep_helpers
+    assert chosen.sparse
+    assert (settings.optimizer.lr, settings.optimizer.momentum) == (1e-3, 0)

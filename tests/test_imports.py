@@ -1,0 +1,172 @@
+"""Imports go one way: cli -> run -> methods -> algorithm, models, fleet.base."""
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import semisfl
+
+ROOT = Path(semisfl.__file__).parent
+# Nothing else may be needed to train in one process.
+CORE_NEEDS = {"torch", "numpy", "pydantic", "safetensors", "rich", "PIL"}
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(file): file for file in sorted(ROOT.rglob("*.py"))}
+
+
+def below(module: str, *packages: str) -> bool:
+    return any(
+        module == f"semisfl.{name}" or module.startswith(f"semisfl.{name}.") for name in packages
+    )
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert not node.level and node.module, "imports are absolute here"
+        # `from semisfl.data import augment` names a module, `from semisfl.seeds import derive` does not.
+        return [
+            full if (full := f"{node.module}.{alias.name}") in FILES else node.module
+            for alias in node.names
+        ]
+    return []
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+@cache
+def imports(module: str, when_imported: bool = False) -> frozenset[str]:
+    """What a module imports, for types alone aside; ``when_imported``: at once, not when first needed."""
+
+    def walk(node: ast.AST) -> set[str]:
+        found = set(_names(node))
+        for child in ast.iter_child_nodes(node):
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            if not _type_checking(child) and not (when_imported and function):
+                found |= walk(child)
+        return found
+
+    return frozenset(walk(ast.parse(FILES[module].read_text(encoding="utf-8"))))
+
+
+def inside(module: str) -> set[str]:
+    return {name for name in imports(module) if name.split(".")[0] == "semisfl"}
+
+
+def modules(*packages: str) -> list[str]:
+    found = [module for module in FILES if below(module, *packages)]
+    assert found
+    return found
+
+
+def test_the_parser_sees_imports() -> None:
+    assert "semisfl.seeds" in imports("semisfl.methods.semisfl")
+    assert "semisfl.algorithm.losses" in imports("semisfl.methods.semisfl")
+    assert "semisfl.fleet.local" in imports("semisfl.run")
+    assert "matplotlib.figure" in imports("semisfl.data.partition")
+    assert "matplotlib.figure" not in imports("semisfl.data.partition", when_imported=True)
+
+
+# Who may import what of the package; everything not named here is free.
+ALLOWED = {
+    "algorithm": ("algorithm", "config"),
+    "models": ("algorithm.weights", "kernels"),
+    "seeds": (),
+    "config": (),
+    "data": ("data", "seeds", "config"),
+    "fleet": (
+        "fleet",
+        "algorithm.teacher",
+        "algorithm.sgd",
+        "algorithm.weights",
+        "models",
+        "data",
+        "config",
+        "seeds",
+        "hardware",
+        "certs",
+        "kernels",
+    ),
+    # `fleet.codec` says how many bytes a tensor is; the engines themselves stay out of sight.
+    "methods": (
+        "methods",
+        "algorithm",
+        "models",
+        "fleet.base",
+        "fleet.codec",
+        "data",
+        "config",
+        "seeds",
+        "hardware",
+    ),
+}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_direction(package: str) -> None:
+    for module in modules(package):
+        for name in inside(module):
+            # `from semisfl import __version__` names the package itself.
+            assert name == "semisfl" or below(name, *ALLOWED[package]), f"{module} imports {name}"
+
+
+def test_algorithm_is_torch_only() -> None:
+    for module in modules("algorithm"):
+        outside = (
+            {name.split(".")[0] for name in imports(module)} - {"semisfl"} - sys.stdlib_module_names
+        )
+        assert outside <= {"torch", "numpy"}, module
+
+
+def test_nothing_below_imports_run_or_cli() -> None:
+    for module in modules(
+        "algorithm", "models", "data", "fleet", "methods", "config", "checkpoint"
+    ):
+        for name in inside(module):
+            assert not below(name, "run", "cli", "report", "compare"), f"{module} imports {name}"
+    for module in FILES:
+        if not below(module, "cli", "__main__"):
+            assert not any(below(name, "cli") for name in inside(module)), module
+
+
+def test_report_imports_nothing_that_trains() -> None:
+    seen, waiting = set(), ["semisfl.report"]
+    while waiting:
+        module = waiting.pop()
+        if module in FILES and module not in seen:
+            seen.add(module)
+            waiting += inside(module)
+    trains = [
+        module
+        for module in seen
+        if below(module, "algorithm", "models", "methods", "fleet", "run", "hardware")
+    ]
+    assert not trains
+
+
+def test_the_core_needs_little() -> None:
+    core = [
+        *modules("algorithm", "models", "methods", "data", "config", "presets", "seeds"),
+        *modules("run", "rundir", "checkpoint", "hardware"),
+        *(f"semisfl.fleet.{name}" for name in ("base", "codec", "stack", "local", "full")),
+    ]
+    for module in core:
+        needed = {name.split(".")[0] for name in imports(module, when_imported=True)}
+        assert needed - sys.stdlib_module_names - {"semisfl"} <= CORE_NEEDS, module
+
+
+def test_no_catch_all_modules() -> None:
+    assert not [
+        module for module in FILES if module.split(".")[-1] in ("utils", "util", "misc", "common")
+    ]

@@ -1,0 +1,406 @@
+"""What networks, devices and people do to a run, and what it does then."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from network_helpers import (
+    Client,
+    Leaving,
+    Network,
+    Proxy,
+    assert_same,
+    network,
+    oracle,
+    tiny,
+    toy_data,
+    until,
+    weights,
+)
+
+from semisfl import checkpoint, network as networks, run
+from semisfl.fleet.device import Device
+from semisfl.fleet.link import Rejected, Stream
+from semisfl.fleet.wire import Frame
+from semisfl.rundir import RunDirectory
+
+PHASES = ["broadcast", "forward", "gradients", "upload"]
+
+
+# --- clients that die -----------------------------------------------------------------------------
+
+
+def dying(phase: str, round_index: int, step: int) -> Callable[[Client, Frame], None]:
+    """Break a client at ``phase``; ``gradients`` is done from outside, once its features are in."""
+
+    def at(client: Client, frame: Frame) -> None:
+        if frame.fields.get("round") != round_index or frame.kind not in ("split", "gradients"):
+            return
+        fleet = client.device.member.fleet
+        if phase == "broadcast" and frame.kind == "split":
+            client.die()
+        if phase == "upload" and frame.kind == "gradients":
+            fleet.finish_round = client.die  # type: ignore[method-assign]
+        due = 0 if frame.kind == "split" else frame.fields["step"] + 1
+        if phase == "forward" and due == step:
+            fleet.forward = client.die  # type: ignore[method-assign]
+
+    return at
+
+
+def run_with_a_death(phase: str, seed: int) -> None:
+    rng = random.Random(f"{phase}{seed}")
+    config = tiny(3, seed=seed, clients={"steps": 3})
+    victim, round_index, step = rng.randrange(3), rng.randrange(2), rng.randrange(3)
+    with network(config) as net:
+        for client in range(3):
+            net.join(client, break_at=dying(phase, round_index, step) if client == victim else None)
+        assert net.fleet.wait_for(3, 20)
+        if phase == "gradients":
+            kill_before_gradients(net, victim, round_index, step)
+        run.run_rounds(net.experiment)
+        assert net.fleet.present() == [client for client in range(3) if client != victim]
+        first_missing = {"broadcast": 0, "forward": step, "gradients": step + 1, "upload": 3}[phase]
+        assert_same(net.experiment, oracle(config, Leaving(victim, round_index, first_missing)))
+
+
+def kill_before_gradients(net: Network, victim: int, round_index: int, step: int) -> None:
+    original, calls = net.fleet.backward, iter(range(1_000))
+
+    def backward(gradients: torch.Tensor) -> None:
+        if next(calls) == round_index * net.config.clients.steps + step:
+            net.clients[victim].kill()
+            until(lambda: victim not in net.fleet.present())
+        original(gradients)
+
+    net.fleet.backward = backward  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_client_dies_and_the_run_goes_on_without_it(phase: str, seed: int) -> None:
+    run_with_a_death(phase, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 27))
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_hundred_deaths(phase: str, seed: int) -> None:
+    run_with_a_death(phase, seed)
+
+
+def test_a_dead_client_comes_back_in_the_next_round() -> None:
+    config = tiny(3, rounds=3)
+    with network(config) as net:
+        for client in range(3):
+            net.join(client, break_at=dying("forward", 0, 1) if client == 1 else None)
+        assert net.fleet.wait_for(3, 20)
+        original = net.fleet.wait_ready
+
+        def wait_ready() -> None:
+            if 1 not in net.fleet.present() and not net.clients[1].is_alive():
+                net.join(1)
+                assert net.fleet.wait_for(3, 20)
+            original()
+
+        net.experiment.fleet.wait_ready = wait_ready  # type: ignore[method-assign]
+        run.run_rounds(net.experiment)
+        assert_same(net.experiment, oracle(config, Leaving(1, 0, 1, back=1)))
+
+
+def test_a_death_in_a_full_model_round() -> None:
+    """Those who answered make the round; the bytes of the dead are not counted as crossed."""
+    config = tiny(3, method="fedswitch", rounds=1)
+
+    def at(client: Client, frame: Frame) -> None:
+        if frame.kind == "upload":
+            client.die()
+
+    with network(config, works=networks.WORKS) as net:
+        for client in range(3):
+            net.join(client, break_at=at if client == 2 else None)
+        assert net.fleet.wait_for(3, 20)
+        run.run_rounds(net.experiment)
+        sent = {client for kind, way, client in net.fleet.traffic.counts if way == "up"}
+        assert sent == {0, 1}
+
+
+# --- servers that die -----------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The server's power cut."""
+
+
+def crash_after(net: Network, calls: int) -> None:
+    """Every call of the fleet, and every start and end of a checkpoint, is a moment to die at."""
+    left = [calls]
+
+    def guarded(function: Callable) -> Callable:
+        def call(*arguments: object) -> object:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Crash
+            return function(*arguments)
+
+        return call
+
+    for name in ("wait_ready", "start_round", "forward", "backward", "finish_round"):
+        setattr(net.fleet, name, guarded(getattr(net.fleet, name)))
+
+
+def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    config = tiny(2, seed=seed, rounds=3)
+    data, partition = toy_data(2)
+    undisturbed = run.assemble(config, data, partition, device="cpu")
+    run.run_rounds(undisturbed)
+    directory = RunDirectory.create(folder / str(seed), config)
+    moments = 3 * (2 + 2 * config.clients.steps + 1)
+    net = Network(config, data, partition)
+    net.join_all()
+    try:
+        crash_after(net, rng.randrange(moments))
+        if rng.random() < 0.3:
+            monkeypatch.setattr(checkpoint.os, "replace", _crash_once(checkpoint.os.replace))
+        try:
+            run.run_rounds(net.experiment, directory)
+        except Crash:
+            port = net.port
+            net.fleet.kill()
+            monkeypatch.undo()
+            net.start_server(port)
+            run.run_rounds(net.experiment, directory, state=networks.last_state(directory))
+        assert_same(net.experiment, undisturbed)
+        assert net.fleet.traffic.counts == undisturbed.fleet.traffic.counts
+        assert [row["round"] for row in directory.metrics()] == [0, 1, 2]
+    finally:
+        monkeypatch.undo()
+        net.close()
+
+
+def _crash_once(function: Callable) -> Callable:
+    def call(source: object, target: object) -> None:
+        if str(target).endswith("latest.safetensors"):
+            raise Crash
+        function(source, target)
+
+    return call
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_killed_server_resumes_bit_for_bit(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_with_server_kills(seed, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 110))
+def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_with_server_kills(seed, tmp_path, monkeypatch)
+
+
+# --- slow, silent, doubled, confused --------------------------------------------------------------
+
+
+def sleeping(round_index: int, seconds: float) -> Callable[[Client, Frame], None]:
+    def at(client: Client, frame: Frame) -> None:
+        if frame.kind == "gradients" and (frame.fields["round"], frame.fields["step"]) == (round_index, 0):
+            time.sleep(seconds)
+
+    return at
+
+
+def test_a_straggler_is_left_out_at_the_deadline_and_its_late_frames_are_ignored() -> None:
+    config = tiny(3, network={"deadline": 2.0})
+    with network(config) as net:
+        for client in range(3):
+            net.join(client, break_at=sleeping(0, 3.0) if client == 0 else None)
+        assert net.fleet.wait_for(3, 20)
+        run.run_rounds(net.experiment)
+        assert net.clients[0].device.rounds == 1
+        assert_same(net.experiment, oracle(config, Leaving(0, 0, 1, back=1)))
+
+
+def test_a_slow_link_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that takes longer than the deadline, but never stands still."""
+    monkeypatch.setattr("semisfl.fleet.transport.CHUNK", 64 * 1024)
+    config = tiny(1, rounds=1, network={"deadline": 1.5}, clients={"batch": 700, "steps": 2})
+    with network(config) as net:
+        proxy = Proxy(f"127.0.0.1:{net.port}", rate=150e3)
+        net.join(0, f"127.0.0.1:{proxy.port}")
+        assert net.fleet.wait_for(1, 20)
+        started = time.monotonic()
+        run.run_rounds(net.experiment)
+        proxy.close()
+        assert time.monotonic() - started > 3 * config.network.deadline
+        assert net.fleet.traffic.by_kind()["model_up"] > 0
+
+
+def test_a_half_open_connection_is_noticed_on_both_sides_within_30_seconds() -> None:
+    with network(tiny(1)) as net:
+        proxy = Proxy(f"127.0.0.1:{net.port}")
+        client = net.join(0, f"127.0.0.1:{proxy.port}")
+        assert net.fleet.wait_for(1, 20)
+        proxy.silent = True
+        until(lambda: not net.fleet.present() and client.link.losses > 0, 30)
+        proxy.silent = False
+        assert net.fleet.wait_for(1, 20)
+        proxy.close()
+
+
+def test_of_two_with_one_identity_the_newer_counts() -> None:
+    """The older is fenced off in the middle of a round and never applied again."""
+    config = tiny(2, rounds=2)
+    entered: list[Client] = []
+
+    def at(client: Client, frame: Frame) -> None:
+        if frame.kind == "gradients" and not entered:
+            entered.append(net.join(0))
+            until(lambda: entered[0].device._member is not None and older.error is None)
+            until(lambda: net.fleet._door._epochs["plaintext:client-0"] == 2)
+
+    with network(config) as net:
+        older = net.join(0, break_at=at)
+        net.join(1)
+        assert net.fleet.wait_for(2, 20)
+        run.run_rounds(net.experiment)
+        older.join(10)
+        assert isinstance(older.error, Rejected) and "fenced off" in str(older.error)
+        assert older.device.rounds == 0 and net.clients[0].device.rounds == 1
+        assert_same(net.experiment, oracle(config, Leaving(0, 0, 1, back=1)))
+
+
+def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(2)
+    data, partition = toy_data(2)
+    undisturbed = run.assemble(config, data, partition, device="cpu")
+    run.run_rounds(undisturbed)
+    original, earlier = Stream.answer, []
+
+    def answer(self: Stream, ticket: int, parts: list[bytes]) -> None:
+        original(self, ticket + 1, parts)
+        original(self, ticket, parts)
+        original(self, ticket, parts)
+        for old in earlier[-2:]:
+            original(self, *old)
+        earlier.append((ticket, parts))
+
+    monkeypatch.setattr(Stream, "answer", answer)
+    with network(config) as net:
+        net.join_all()
+        run.run_rounds(net.experiment)
+        assert net.fleet.present() == [0, 1]
+        assert_same(net.experiment, undisturbed)
+
+
+def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureFixture) -> None:
+    with network(tiny(1)) as net:
+        for strike in range(3):
+            client = net.join(0)
+            assert net.fleet.wait_for(1, 20)
+            for _ in range(100):
+                client.device._stream.answer(999, [b"again"])
+            client.join(10)
+            assert isinstance(client.error, Rejected) and "nobody asked for" in str(client.error), strike
+        client = net.join(0)
+        client.join(10)
+        assert isinstance(client.error, Rejected) and "quarantine" in str(client.error)
+    lines = [record.getMessage() for record in caplog.records if record.name == "semisfl.audit"]
+    assert len(lines) == 4 and all("identity=plaintext:client-0" in line for line in lines)
+
+
+def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: int = 1) -> None:
+    """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
+    original, left = Device._answer, [times]
+
+    def answer(self: Device, received, sent, fields, tensors=None, codecs="fp32") -> None:  # type: ignore[no-untyped-def]
+        if sent == kind and self.member.client == 1 and left[0]:
+            left[0] -= 1
+            name = max(tensors, key=lambda name: tensors[name].numel())
+            tensors = {**tensors, name: tensors[name].clone()}
+            tensors[name].view(-1)[3] = value
+        original(self, received, sent, fields, tensors, codecs)
+
+    monkeypatch.setattr(Device, "_answer", answer)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+@pytest.mark.parametrize("kind", ["features", "bottom"])
+def test_impossible_values_are_dropped_before_they_are_used(
+    kind: str, value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoiling(monkeypatch, kind, value)
+    config = tiny(3)
+    with network(config) as net:
+        net.join_all()
+        run.run_rounds(net.experiment)
+        step = 0 if kind == "features" else config.clients.steps
+        assert_same(net.experiment, oracle(config, Leaving(1, 0, step, back=1)))
+    assert sum(record.name == "semisfl.audit" for record in caplog.records) == 1
+
+
+def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiling(monkeypatch, "states", float("nan"), times=5)
+    with network(tiny(3, method="fedswitch"), works=networks.WORKS) as net:
+        net.join_all()
+        run.run_rounds(net.experiment)
+        for key, value in weights(net.experiment).items():
+            assert torch.isfinite(value.float()).all(), key
+
+
+# --- too few, stopping, clocks --------------------------------------------------------------------
+
+
+def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = tiny(3, network={"quorum": 3})
+    data, partition = toy_data(3)
+    undisturbed = run.assemble(config, data, partition, device="cpu")
+    run.run_rounds(undisturbed)
+    with network(config) as net:
+        for client in range(3):
+            net.join(client, break_at=dying("forward", 1, 1) if client == 2 else None)
+        assert net.fleet.wait_for(3, 20)
+        original, paused = net.fleet._missing, []
+
+        def missing() -> str:
+            if not paused and "quorum" not in caplog.text:
+                paused.append(True)
+            return original()
+
+        net.fleet._missing = missing  # type: ignore[method-assign]
+
+        def come_back() -> None:
+            until(lambda: "paused" in caplog.text, 20)
+            net.join(2)
+
+        import threading
+
+        helper = threading.Thread(target=come_back, daemon=True)
+        helper.start()
+        run.run_rounds(net.experiment)
+        helper.join(5)
+        assert_same(net.experiment, undisturbed)
+    assert "round 1 is repeated" in caplog.text
+    assert "paused: 2 of the 3 clients needed are here; missing: plaintext:client-2" in caplog.text
+    assert "going on: 3 clients are here" in caplog.text
+
+
+def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(2, network={"deadline": 5.0})
+    data, partition = toy_data(2)
+    undisturbed = run.assemble(config, data, partition, device="cpu")
+    run.run_rounds(undisturbed)
+    real, rng = time.time, random.Random(1)
+    monkeypatch.setattr(time, "time", lambda: real() + rng.choice([-3600, 0, 3600]))
+    with network(config) as net:
+        net.join_all()
+        run.run_rounds(net.experiment)
+        assert_same(net.experiment, undisturbed)

@@ -1,0 +1,474 @@
+"""Runs: golden losses, learning, stopping and resuming, and everything that can go wrong with files."""
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from twin import bn_model, toy_data
+
+from semisfl import checkpoint, config, presets, run, rundir, seeds
+from semisfl.checkpoint import CheckpointError
+from semisfl.config import Config
+from semisfl.data import sources
+from semisfl.data.partition import Partition
+from semisfl.rundir import RunDirectory
+
+DATA = toy_data()
+SMALL: dict[str, Any] = {
+    "rounds": 5,
+    "seed": 3,
+    "data": {"labeled": 12, "partition": {"alpha": 0.5}, "augment": {"flip": False, "cutout": 4}},
+    "clients": {"total": 5, "active": 3, "batch": 6, "steps": 3},
+    "server": {"batch": 5, "steps": 4},
+    "model": {"name": "cnn", "projection": 8},
+    "optimizer": {"lr": 0.05, "lr_min": 0.01},
+    "semisfl": {"queue_size": 16, "confidence_threshold": 0.4},
+    "runtime": {"checkpoint_every": 2},
+}
+
+
+def small(*assignments: str) -> Config:
+    return config.parse(config.override(SMALL, list(assignments)))
+
+
+# --- training ----------------------------------------------------------------------------------------
+
+GOLDEN_SETTINGS = [
+    "rounds=3",
+    "seed=1",
+    "clients.total=4",
+    "clients.active=2",
+    "clients.batch=8",
+    "clients.steps=2",
+    "server.batch=8",
+    "server.steps=3",
+    "model.projection=16",
+    "semisfl.confidence_threshold=0.1",
+]
+GOLDEN: dict[str, dict[str, list[float]]] = {
+    "semisfl": {
+        "loss_supervised": [5.030084, 7.011985, 6.428063],
+        "loss_semi": [5.277929, 6.891420, 7.134530],
+        "loss_clustering": [3.725459, 4.615002, 4.907392],
+        "mask_rate": [0.0, 0.0, 0.0],
+        "impurity": [1.0, 0.9375, 0.75],
+    },
+    "supervised": {"loss_supervised": [2.344422, 2.230277, 2.359235]},
+}
+
+
+@pytest.mark.parametrize("method", GOLDEN)
+def test_golden_losses(method: str, tmp_path: Path) -> None:
+    """Digits, a few steps: any change of draws, augmentation, losses or updates shows here."""
+    values = config.override(presets.values_of("digits"), [*GOLDEN_SETTINGS, f"method={method}"])
+    data = sources.load("digits", cache=tmp_path)
+    rows = run.train(config.parse(values), data=data, device="cpu").rounds
+    for name, expected in GOLDEN[method].items():
+        assert [row[name] for row in rows] == pytest.approx(expected, abs=1e-4), name
+
+
+@pytest.mark.parametrize("method", ["semisfl", "supervised"])
+def test_learns_a_toy_set(method: str) -> None:
+    settings = small(f"method={method}", "rounds=8", "server.steps=8", "clients.batch=16")
+    result = run.train(settings, data=DATA, device="cpu")
+    assert result.rounds[0]["accuracy"] < 80
+    assert result.accuracy > 90 and result.best >= result.accuracy
+    assert result.rounds[-1]["loss_supervised"] < result.rounds[0]["loss_supervised"]
+    with torch.no_grad():
+        images = (DATA.test_images.float() / 255 - 0.4) / 0.2
+        hits = (result.model.eval()(images).argmax(1) == DATA.test_labels).float().mean()
+    assert 100 * float(hits) == pytest.approx(result.accuracy)
+
+
+def test_rows_hold_what_is_promised() -> None:
+    rows = run.train(small("runtime.evaluate_every=2"), data=DATA, device="cpu").rounds
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert ["accuracy" in row for row in rows] == [False, True, False, True, True]
+    row = rows[-1]
+    assert row["accuracy"] == row["accuracy_teacher"] and "accuracy_student" in row
+    for name in (
+        "learning_rate",
+        "supervised_steps",
+        "loss_supervised",
+        "loss_semi",
+        "mask_rate",
+        "seconds",
+    ):
+        assert isinstance(row[name], float | int), name
+    assert len(row["coverage_by_class"]) == 3 and len(row["coverage_by_client"]) == 3
+    assert row["bytes_total"] == sum(row["bytes"].values()) == 5 * rows[0]["bytes_total"]
+    json.dumps(rows)
+
+
+def test_supervised_only_sends_nothing() -> None:
+    rows = run.train(small("method=supervised", "rounds=2"), data=DATA, device="cpu").rounds
+    assert rows[-1]["bytes"] == {} and rows[-1]["bytes_total"] == 0
+
+
+def test_own_model_and_partition() -> None:
+    order = seeds.generator(0, "own").permutation(len(DATA.images))
+    own = Partition(
+        np.sort(order[:30]), tuple(np.sort(part) for part in np.array_split(order[30:], 5))
+    )
+    result = run.train(small("rounds=1"), data=DATA, partition=own, model=bn_model(), device="cpu")
+    assert len(result.rounds) == 1 and not result.stopped
+
+
+def test_same_seed_same_run_other_seed_other_run() -> None:
+    one, same, other = (
+        run.train(small("rounds=2", f"seed={seed}"), data=DATA, device="cpu") for seed in (3, 3, 4)
+    )
+    assert plain(one.rounds) == plain(same.rounds) != plain(other.rounds)
+
+
+# --- stopping and resuming ---------------------------------------------------------------------------
+
+
+def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
+    "semisfl": ([], lambda: None),
+    "single": (["semisfl.queue=single", "server.pretrain_rounds=1"], lambda: None),
+    "bn and dropout": (["teacher.client=ema"], bn_model),
+    "dropout on clients": (["model.cut=12"], bn_model),
+    "controller": (
+        ["controller.period=2", "controller.window=1", "controller.min_steps_factor=0"],
+        lambda: None,
+    ),
+    "supervised": (["method=supervised"], bn_model),
+}
+
+
+@contextmanager
+def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every run ends after its ``step``-th iteration, as if a signal had come during it."""
+    seen = 0
+    recorded = run.Hardware.record
+
+    def record(self: Any, call: Callable[[], None], *args: Any, **more: Any) -> Callable[[], None]:
+        def counted() -> None:
+            nonlocal seen
+            seen += 1
+            self.stopping = self.stopping or seen == step
+            call()
+
+        return recorded(self, counted, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Hardware, "record", record)
+        yield
+
+
+def iterations(case: str) -> int:
+    return 5 * (4 if case == "supervised" else 4 + 3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_is_bit_identical(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assignments, model = CASES[case]
+    settings = small(*assignments)
+    run.train(settings, data=DATA, model=model(), device="cpu", out=tmp_path / "whole")
+    whole = RunDirectory.open(tmp_path / "whole")
+    # At random iterations, and in the very first one; each run is interrupted twice.
+    rng = seeds.generator(0, "stop", case)
+    for first in (1, int(rng.integers(2, iterations(case) - 8))):
+        path = tmp_path / f"stopped at {first}"
+        with stopping_at(first, monkeypatch):
+            result = run.train(settings, data=DATA, model=model(), device="cpu", out=path)
+        assert result.stopped and len(result.rounds) < 5
+        with stopping_at(int(rng.integers(1, 6)), monkeypatch):
+            assert run.resume(path, data=DATA, model=model(), device="cpu").stopped
+        result = run.resume(path, data=DATA, model=model(), device="cpu")
+        assert not result.stopped and len(result.rounds) == 5
+        again = RunDirectory.open(path)
+        for name in ("latest", "best"):
+            assert checkpoint.digest(again.load(name)) == checkpoint.digest(whole.load(name)), name
+        assert plain(again.metrics()) == plain(whole.metrics()) == plain(result.rounds)
+
+
+def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(tmp_path: Path) -> None:
+    run.train(small(), data=DATA, device="cpu", out=tmp_path / "whole")
+
+    def crash(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            raise RuntimeError("power failure")
+
+    with pytest.raises(RuntimeError, match="power failure"):
+        run.train(small(), data=DATA, device="cpu", out=tmp_path / "crashed", observe=crash)
+    crashed, whole = RunDirectory.open(tmp_path / "crashed"), RunDirectory.open(tmp_path / "whole")
+    with open(crashed.path / "metrics.jsonl", "a") as file:
+        file.write('{"round": 3, "loss_su')  # a line that was cut off
+    assert crashed.load("latest")["round"] == 2
+    run.resume(tmp_path / "crashed", data=DATA, device="cpu")
+    assert plain(crashed.metrics()) == plain(whole.metrics())
+    assert checkpoint.digest(crashed.load()) == checkpoint.digest(whole.load())
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = run.train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
+    before = (tmp_path / "run" / "latest.safetensors").read_bytes()
+    result = run.resume(tmp_path / "run", data=DATA, device="cpu")
+    assert (result.accuracy, result.best, result.stopped) == (first.accuracy, first.best, False)
+    assert (tmp_path / "run" / "latest.safetensors").read_bytes() == before
+
+
+# --- the run directory -------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_files(tmp_path: Path) -> None:
+    settings = small("data.name=bilder/ü 😀", "fedswitch.iid_threshold=inf", "rounds=3")
+    result = run.train(settings, data=DATA, device="cpu", out=tmp_path / "run")
+    directory = RunDirectory.open(tmp_path / "run")
+    assert directory.config() == settings
+    assert {"semisfl", "torch", "python"} <= json.loads(
+        (directory.path / "environment.json").read_text()
+    ).keys()
+    assert "rounds 0 to 2" in (directory.path / "run.log").read_text()
+    assert directory.metrics() == result.rounds
+    best = max(row["accuracy"] for row in result.rounds)
+    assert directory.load("best")["best"] == best == result.best
+    assert directory.load("latest")["round"] == 3
+    assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
+
+
+def test_never_overwrites_a_run(tmp_path: Path) -> None:
+    run.train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(
+        ValueError, match="already holds a run; choose another --out, or continue it with"
+    ):
+        run.train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_mistake_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="labeled = 500 exceeds the 240 training images"):
+        run.train(small("data.labeled=500"), data=DATA, device="cpu", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("here already")
+    with pytest.raises(ValueError, match="file is a file; choose another --out"):
+        RunDirectory.create(tmp_path / "file", small())
+    with pytest.raises(ValueError, match=r"cannot write to .*; choose another --out"):
+        RunDirectory.create(tmp_path / "file" / "run", small())
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(
+        ValueError, match=r"cannot write to .*Read-only file system; choose another --out"
+    ):
+        RunDirectory.create(tmp_path / "run", small())
+
+
+def test_resume_wants_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no run"):
+        run.resume(tmp_path)
+    RunDirectory.create(tmp_path / "run", small())
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*start it anew"):
+        run.resume(tmp_path / "run", data=DATA)
+
+
+# --- damage and full disks ---------------------------------------------------------------------------
+
+STATE = {
+    "round": 3,
+    "weights": {"a": torch.arange(6.0).view(2, 3), "n": torch.tensor(4), "none": torch.zeros(0, 2)},
+    "list": [1.5, torch.tensor([True, False]), None, "text"],
+}
+
+
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    checkpoint.write(file, STATE)
+    back = checkpoint.read(file)
+    assert checkpoint.digest(back) == checkpoint.digest(STATE)
+    assert back["round"] == 3 and back["list"][2:] == [None, "text"]
+    assert torch.equal(back["weights"]["a"], STATE["weights"]["a"])  # type: ignore[index]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_digest_sees_everything() -> None:
+    seen = {checkpoint.digest(STATE)}
+    for change in (
+        {"round": 4},
+        {"list": [1.5, torch.tensor([True, True]), None, "text"]},
+        {"weights": {**STATE["weights"], "n": torch.tensor(4, dtype=torch.int32)}},  # type: ignore[dict-item]
+        {"weights": {**STATE["weights"], "a": torch.arange(6.0).view(3, 2)}},  # type: ignore[dict-item]
+        {"more": 1},
+    ):
+        seen.add(checkpoint.digest({**STATE, **change}))
+    assert len(seen) == 6
+
+
+def one_line(error: pytest.ExceptionInfo[CheckpointError], file: Path) -> None:
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    checkpoint.write(file, STATE)
+    whole = file.read_bytes()
+    for length in (*range(0, len(whole), 13), len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="damaged") as error:
+            checkpoint.read(file)
+        one_line(error, file)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    checkpoint.write(file, STATE)
+    whole, expected = file.read_bytes(), checkpoint.digest(STATE)
+    for place in range(len(whole)):
+        file.write_bytes(
+            whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+        )
+        try:
+            # Padding and the order of the header's names carry nothing.
+            assert checkpoint.digest(checkpoint.read(file)) == expected
+        except CheckpointError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+
+
+def test_resume_from_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
+    run.train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    file = tmp_path / "run" / "latest.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-5] ^= 1
+    file.write_bytes(bytes(damaged))
+    with pytest.raises(
+        CheckpointError, match=r"does not match its hash.*best.safetensors"
+    ) as error:
+        run.resume(tmp_path / "run", data=DATA, device="cpu")
+    one_line(error, file)
+
+
+def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run.train(small(), data=DATA, device="cpu")
+    full = False
+
+    def fsync(_: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def append(path: Path, data: bytes, really: Any = rundir._append_whole) -> None:
+        fsync(0)
+        really(path, data)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(rundir, "_append_whole", append)
+
+    def fill(row: dict[str, Any]) -> None:
+        nonlocal full
+        full = row["round"] in (1, 2)
+
+    result = run.train(
+        small("rounds=4"), data=DATA, device="cpu", out=tmp_path / "run", observe=fill
+    )
+    assert not result.stopped and len(result.rounds) == 4
+    directory = RunDirectory.open(tmp_path / "run")
+    # Round 3's checkpoint met the full disk: the one of round 2 is whole. Metrics were in memory.
+    assert directory.load("latest")["round"] == 2
+    assert [row["round"] for row in directory.metrics()] == [0, 1]
+    assert "No space left on device; the previous one is kept" in caplog.text
+    assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
+    full = False
+    again = run.resume(tmp_path / "run", data=DATA, device="cpu")
+    assert (
+        [row["round"] for row in directory.metrics()]
+        == [0, 1, 2, 3]
+        == [r["round"] for r in again.rounds]
+    )
+    assert len(whole.rounds) == 5
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel cuts writes off at ``size`` bytes, as a disk that fills up in the middle of one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_metrics_that_did_not_fit_are_written_later_and_whole(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", small())
+    rows = [{"round": index, "loss": index / 3} for index in range(4)]
+    directory.append(rows[0])
+    with largest_file((directory.path / "metrics.jsonl").stat().st_size + 10):
+        directory.append(rows[1])
+        directory.append(rows[2])
+    assert directory.metrics() == rows[:1]
+    directory.append(rows[3])
+    assert directory.metrics() == rows
+
+
+def test_checkpoint_that_did_not_fit_leaves_the_previous_one(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", small())
+    assert directory.save("latest", STATE)
+    with largest_file(600):
+        assert not directory.save("latest", {**STATE, "more": torch.rand(1000)})
+    assert checkpoint.digest(directory.load("latest")) == checkpoint.digest(STATE)
+    assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
+
+
+# --- bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (["data.labeled=500"], "labeled = 500 exceeds the 240 training images with a known label"),
+        (["data.labeled=2"], "labeled = 2 is below the 3 classes"),
+        (["clients.total=300"], "clients = 300 exceeds the 228 images left for them"),
+        (["model.cut=40"], "model.cut = 40 is outside the model; it has 10 layers, use 1 to 9"),
+        (["model.cut=conv9"], "model.cut = 'conv9' is no layer of the model"),
+        (["model.name=resnet"], "model.name = 'resnet' is not known; known: cnn"),
+        (["data.partition.kind=folders"], "has no client folders"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(assignments: list[str], said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        run.train(small(*assignments), data=DATA, device="cpu")
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_partition_and_clients_must_agree() -> None:
+    own = Partition(np.arange(30), tuple(np.array_split(np.arange(30, 240), 4)))
+    with pytest.raises(
+        ValueError, match=r"the data has 4 clients but clients.total = 5; set clients.total = 4"
+    ):
+        run.train(small(), data=DATA, partition=own, device="cpu")
+
+
+def test_unknown_device() -> None:
+    with pytest.raises(ValueError, match="--device 'tpu' is not known; use auto, cpu or cuda"):
+        run.train(small(), data=DATA, device="tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_absent_gpu() -> None:
+    with pytest.raises(
+        ValueError, match="no CUDA device is available here; use --device cpu or auto"
+    ):
+        run.train(small(), data=DATA, device="cuda")
