@@ -7,14 +7,15 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 .PHONY: help demo test test-slow check bench clean
 
 help:
-	@echo "make demo       train on the embedded digits: a table and a picture in runs/demo"
+	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
 	@echo "make test       the tests (make test-slow: those that take minutes)"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds an iteration and images a second on this machine"
 	@echo "make clean      remove the virtual environment and caches; runs stay"
 
 demo: $(VENV)/.installed
-	$(BIN)/semisfl compare digits --methods supervised,semisfl --seeds 1 --out runs/demo
+	$(BIN)/semisfl compare digits --methods supervised,semisfl --seeds 1 \
+		--out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow and not gpu"

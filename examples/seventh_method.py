@@ -28,7 +28,9 @@ class FedAvgFixMatch:
         loss = self.supervised.run(round_index, config.server.steps, lr)
         active = full.active_clients(self.setup, round_index)
         send = {"model": self.model.state_dict()}
-        plan = FullRound(round_index, active, config.clients.steps, lr, send, settings={"tau": 0.95})
+        plan = FullRound(
+            round_index, active, config.clients.steps, lr, send, settings={"tau": 0.95}
+        )
         results = self.setup.fleet.train(self.work, plan)
         self.model.load_state_dict(mean_state(full.states_of(results, "model")))
         return {"learning_rate": lr, "loss_supervised": loss, **full.report(results)}

@@ -39,6 +39,7 @@ class Hardware:
         self._graph_generators: list[torch.Generator] = []
         self._streams: list[torch.cuda.Stream] = []
         self._tasks: list[Callable[[], None]] = []
+        self._beside: torch.cuda.Stream | None = None
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if cuda:
@@ -97,10 +98,20 @@ class Hardware:
             self._tasks.append(task)
 
     def before_waiting(self) -> None:
-        """Whoever is about to wait for the device calls this first."""
+        """Whoever is about to wait for the device calls this first.
+
+        The tasks get a stream of their own: a copy from ordinary host memory waits for all earlier
+        work of its stream, which on the main one would be the rest of the round.
+        """
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task()
+        if not tasks:
+            return
+        if self._beside is None:
+            self._beside = torch.cuda.Stream()
+        with torch.cuda.stream(self._beside):
+            for task in tasks:
+                task()
+        torch.cuda.current_stream().wait_stream(self._beside)
 
     def record(self, step: Callable[[], None], capturable: bool = True) -> Callable[[], None]:
         """``step``, to be called once an iteration.

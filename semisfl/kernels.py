@@ -1,6 +1,6 @@
 """Fused GPU kernels. Imported only on a GPU with Triton.
 
-`pool_bias_relu`: PyTorch's own pooling keeps 64-bit positions and takes three passes where one
+`bias_relu`: PyTorch's own pooling keeps 64-bit positions and takes three passes where one
 will do; together with bias and ReLU it was a third of a client's step on an H200.
 `sgd` and `follow`: one pass over memory for a step (or a moving average) of a whole model and the
 refreshing of its working copy.
@@ -16,81 +16,97 @@ from torch import Tensor
 from semisfl.config import OptimizerConfig
 
 BLOCK = 1024
+# A program of the pooling kernels: so many pixels at a time, so many times, so many channels.
+PIXELS, TURNS, CHANNELS = 32, 4, 64
 # `which` of an element whose ReLU is closed: nothing flows back.
 CLOSED = tl.constexpr(4)
 
 
 @triton.jit
-def _forward(x, bias, out, which, total, channels, width_out, height_out, width, height, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < total
-    channel = offsets % channels
-    pixel = offsets // channels
-    column = pixel % width_out
+def _place(turn, pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, TURNS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Offsets of a tile in the pooled and in the unpooled image, and which of it exists."""
+    pixel = (tl.program_id(0) * TURNS + turn) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
     line = pixel // width_out
-    start = ((line // height_out * height + 2 * (line % height_out)) * width + 2 * column) * channels + channel
-    best = tl.load(x + start, mask=inside).to(tl.float32)
-    chosen = tl.zeros([BLOCK], dtype=tl.int32)
-    for corner in tl.static_range(1, 4):
-        step = (corner // 2 * width + corner % 2) * channels
-        value = tl.load(x + start + step, mask=inside).to(tl.float32)
-        # A NaN wins, as in PyTorch: it must not be hidden.
-        wins = (value > best) | (value != value)
-        best = tl.where(wins, value, best)
-        chosen = tl.where(wins, corner, chosen)
-    sum_ = best + tl.load(bias + channel, mask=inside).to(tl.float32)
-    open_ = (sum_ > 0) | (sum_ != sum_)
-    tl.store(out + offsets, tl.where(open_, sum_, 0.0).to(out.dtype.element_ty), mask=inside)
-    tl.store(which + offsets, tl.where(open_, chosen, CLOSED).to(tl.uint8), mask=inside)
+    row = line // height_out * height + POOL * (line % height_out)
+    source = row * width + POOL * (pixel % width_out)
+    return (
+        pixel[:, None] * channels + channel[None, :],
+        source[:, None] * channels + channel[None, :],
+        inside,
+    )
 
 
 @triton.jit
-def _backward(grad, which, grad_x, total, channels, width_out, height_out, width, height, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < total
-    channel = offsets % channels
-    pixel = offsets // channels
-    column = pixel % width_out
-    line = pixel // width_out
-    start = ((line // height_out * height + 2 * (line % height_out)) * width + 2 * column) * channels + channel
-    value = tl.load(grad + offsets, mask=inside)
-    chosen = tl.load(which + offsets, mask=inside).to(tl.int32)
-    for corner in tl.static_range(0, 4):
-        step = (corner // 2 * width + corner % 2) * channels
-        tl.store(grad_x + start + step, tl.where(chosen == corner, value, 0.0).to(value.dtype), mask=inside)
+def _forward(x, bias, out, which, pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, TURNS: tl.constexpr, CHANNELS: tl.constexpr):
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    shift = tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
+    for turn in range(TURNS):
+        target, source, inside = _place(turn, pixels, channels, width_out, height_out, width, height, POOL, PIXELS, TURNS, CHANNELS)
+        best = tl.load(x + source, mask=inside).to(tl.float32)
+        chosen = tl.zeros([PIXELS, CHANNELS], dtype=tl.int32)
+        for corner in tl.static_range(1, POOL * POOL):
+            step = (corner // 2 * width + corner % 2) * channels
+            value = tl.load(x + source + step, mask=inside).to(tl.float32)
+            # A NaN wins, as in PyTorch: it must not be hidden.
+            wins = (value > best) | (value != value)
+            best = tl.where(wins, value, best)
+            chosen = tl.where(wins, corner, chosen)
+        best += shift
+        is_open = (best > 0) | (best != best)
+        tl.store(out + target, tl.where(is_open, best, 0.0).to(out.dtype.element_ty), mask=inside)
+        tl.store(which + target, tl.where(is_open, chosen, CLOSED).to(tl.uint8), mask=inside)
 
 
-class _PoolBiasRelu(torch.autograd.Function):
+@triton.jit
+def _backward(grad, which, grad_x, sums, pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, TURNS: tl.constexpr, CHANNELS: tl.constexpr):
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros([CHANNELS], dtype=tl.float32)
+    for turn in range(TURNS):
+        target, source, inside = _place(turn, pixels, channels, width_out, height_out, width, height, POOL, PIXELS, TURNS, CHANNELS)
+        value = tl.load(grad + target, mask=inside, other=0.0)
+        chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
+        for corner in tl.static_range(0, POOL * POOL):
+            step = (corner // 2 * width + corner % 2) * channels
+            tl.store(grad_x + source + step, tl.where(chosen == corner, value, 0.0).to(value.dtype), mask=inside)
+        total += tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
+    tl.store(sums + tl.program_id(0) * channels + channel, total, mask=channel < channels)
+
+
+class _BiasRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor, pool: int) -> Tensor:
         images, channels, height, width = x.shape
-        shape = (images, channels, height // 2, width // 2)
+        shape = (images, channels, height // pool, width // pool)
         out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
         which = torch.empty(shape, device=x.device, dtype=torch.uint8, memory_format=torch.channels_last)
-        sizes = (out.numel(), channels, width // 2, height // 2, width, height)
-        _forward[(triton.cdiv(out.numel(), BLOCK),)](x, bias, out, which, *sizes, BLOCK=BLOCK)
+        pixels = out.numel() // channels
+        ctx.sizes = (pixels, channels, width // pool, height // pool, width, height)
+        ctx.grid = (triton.cdiv(pixels, PIXELS * TURNS), triton.cdiv(channels, CHANNELS))
+        _forward[ctx.grid](x, bias, out, which, *ctx.sizes, POOL=pool, PIXELS=PIXELS, TURNS=TURNS, CHANNELS=CHANNELS)
         ctx.save_for_backward(which)
-        ctx.sizes, ctx.shape = sizes, x.shape
+        ctx.shape, ctx.pool = x.shape, pool
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         (which,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        _, _, height, width = ctx.shape
-        # The kernel writes every pixel that was pooled; an odd last row or column was not.
-        make = torch.zeros if height % 2 or width % 2 else torch.empty
-        grad_x = make(ctx.shape, device=grad.device, dtype=grad.dtype).contiguous(
-            memory_format=torch.channels_last
+        grad_x = torch.empty(ctx.shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last)
+        if ctx.shape[2] % ctx.pool or ctx.shape[3] % ctx.pool:
+            # The kernel writes every pixel that was pooled; an odd last row or column was not.
+            grad_x.zero_()
+        sums = torch.empty(ctx.grid[0], ctx.shape[1], device=grad.device)
+        _backward[ctx.grid](
+            grad, which, grad_x, sums, *ctx.sizes, POOL=ctx.pool, PIXELS=PIXELS, TURNS=TURNS, CHANNELS=CHANNELS
         )
-        _backward[(triton.cdiv(grad.numel(), BLOCK),)](grad, which, grad_x, *ctx.sizes, BLOCK=BLOCK)
-        grad_bias = grad.masked_fill(which == 4, 0).sum((0, 2, 3), dtype=torch.float32)
-        return grad_x, grad_bias
+        return grad_x, sums.sum(0), None
 
 
-def pool_bias_relu(x: Tensor, bias: Tensor) -> Tensor:
-    """relu(max_pool2d(x, 2) + bias), for ``x`` channels-last on a GPU."""
-    return _PoolBiasRelu.apply(x.contiguous(memory_format=torch.channels_last), bias)
+def bias_relu(x: Tensor, bias: Tensor, pool: int) -> Tensor:
+    """relu(max_pool2d(x, pool) + bias), pool 1 or 2, for ``x`` on a GPU; the result is channels-last."""
+    return _BiasRelu.apply(x.contiguous(memory_format=torch.channels_last), bias, pool)
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """Models as plain layer tables, and the cut that gives clients the bottom and the server the rest."""
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal
@@ -51,39 +50,32 @@ class Layers(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         layers = list(self)
         while layers:
-            if _is_conv_block(layers):
-                conv, relu, pool, *layers = layers
-                x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
-                x = _pool_bias_relu(x, conv.bias, pool)
+            conv, *layers = layers
+            if not _plain_conv(conv) or not layers or type(layers[0]) is not nn.ReLU:
+                x = conv(x)
+                continue
+            layers.pop(0)
+            pool = layers.pop(0) if layers and _plain_pool(layers[0]) else None
+            x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+            if x.is_cuda and kernels() is not None:
+                x = kernels().bias_relu(x, conv.bias, 2 if pool else 1)
             else:
-                layer, *layers = layers
-                x = layer(x)
+                x = F.relu((pool(x) if pool else x) + conv.bias.view(-1, 1, 1).to(x.dtype))
         return x
 
 
-def _is_conv_block(layers: list[nn.Module]) -> bool:
-    return (
-        [type(layer) for layer in layers[:3]] == [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
-        and layers[0].bias is not None
-        and layers[0].padding_mode == "zeros"
-        and not layers[2].return_indices
+def _plain_conv(layer: nn.Module) -> bool:
+    return type(layer) is nn.Conv2d and layer.bias is not None and layer.padding_mode == "zeros"
+
+
+def _plain_pool(layer: nn.Module) -> bool:
+    """2 x 2 pooling without overlap or padding."""
+    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
+        return False
+    return all(
+        value in (wanted, (wanted, wanted))
+        for value, wanted in ((layer.kernel_size, 2), (layer.stride, 2), (layer.padding, 0), (layer.dilation, 1))
     )
-
-
-def _pool_bias_relu(x: Tensor, bias: Tensor, pool: nn.MaxPool2d) -> Tensor:
-    plain = (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (2, 2, 0, 1, False)
-    if x.is_cuda and plain and kernels() is not None:
-        return kernels().pool_bias_relu(x, bias)
-    return F.relu(pool(x) + bias.view(-1, 1, 1).to(x.dtype))
-
-
-def copied(module: nn.Module) -> nn.Module:
-    """A copy of ``module`` whose dropouts still draw from the same generators.
-
-    A generator that a recorded CUDA graph uses must not be copied.
-    """
-    generators = [layer.generator for layer in module.modules() if isinstance(layer, Dropout)]
-    return copy.deepcopy(module, {id(one): one for one in generators if one is not None})
 
 
 def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:

@@ -246,7 +246,10 @@ def test_an_upload_is_kept_while_it_is_needed() -> None:
     for client in range(3):
         helpers.remember(client, 0, {"w": torch.full((1,), float(client))}, torch.eye(3)[client])
     helpers.choose([0, 7], 2)
-    assert {name: float(s["w"]) for name, s in helpers.of(0).items()} == {"helper0": 1, "helper1": 2}
+    assert {name: float(s["w"]) for name, s in helpers.of(0).items()} == {
+        "helper0": 1,
+        "helper1": 2,
+    }
     assert helpers.of(7) == {}
     helpers.remember(1, 1, {"w": torch.full((1,), 9.0)}, torch.eye(3)[1])
     assert float(helpers.of(0)["helper0"]["w"]) == 1, "client 0 still holds the old one"

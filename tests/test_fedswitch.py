@@ -221,7 +221,9 @@ def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
         assert method.skew[client] == pytest.approx(float((p * (4 * p).log()).sum()), rel=1e-4)
 
 
-def test_a_client_is_labelled_by_the_teacher_the_first_time_only_if_it_looks_iid_afterwards() -> None:
+def test_a_client_is_labelled_by_the_teacher_the_first_time_only_if_it_looks_iid_afterwards() -> (
+    None
+):
     _, method = split_switch("clients.active=3", "fedswitch.iid_threshold=-1")
     assert method.round(0)["labelled_by_teacher"] == 1.0
     assert method.round(1)["labelled_by_teacher"] == 0.0

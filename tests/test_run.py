@@ -19,6 +19,7 @@ from semisfl.checkpoint import CheckpointError
 from semisfl.config import Config
 from semisfl.data import sources
 from semisfl.data.partition import Partition
+from semisfl.hardware import Hardware
 from semisfl.rundir import RunDirectory
 
 DATA = toy_data()
@@ -153,7 +154,7 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run ends after its ``step``-th iteration, as if a signal had come during it."""
     seen = 0
-    recorded = run.Hardware.record
+    recorded = Hardware.record
 
     def record(self: Any, call: Callable[[], None], *args: Any, **more: Any) -> Callable[[], None]:
         def counted() -> None:
@@ -165,7 +166,7 @@ def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return recorded(self, counted, *args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Hardware, "record", record)
+        patch.setattr(Hardware, "record", record)
         yield
 
 
@@ -373,7 +374,7 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
         fsync(0)
         really(path, data)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(rundir, "_append_whole", append)
 
     def fill(row: dict[str, Any]) -> None:

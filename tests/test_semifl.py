@@ -35,7 +35,8 @@ def test_loss_is_the_sum_of_three_cross_entropies() -> None:
     expected = cross_entropy(strong, labels)
     expected += weight * cross_entropy(mixed, labels) + (1 - weight) * cross_entropy(mixed, others)
     got = semifl_loss(
-        *(torch.from_numpy(value) for value in (strong, mixed, labels, others)), torch.tensor(weight)
+        *(torch.from_numpy(value) for value in (strong, mixed, labels, others)),
+        torch.tensor(weight),
     )
     assert float(got) == pytest.approx(expected, rel=1e-6)
 

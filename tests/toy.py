@@ -82,7 +82,12 @@ def assemble(
 
 
 def shown(
-    settings: Config, view: ViewKind, purpose: str, places: np.ndarray, round_index: int, client: int
+    settings: Config,
+    view: ViewKind,
+    purpose: str,
+    places: np.ndarray,
+    round_index: int,
+    client: int,
 ) -> torch.Tensor:
     """What a client sees of its images at ``places``: the draws are a function of these arguments."""
     data, augment = dataset(), settings.data.augment

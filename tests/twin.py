@@ -119,9 +119,7 @@ class PlainQueue:
             self.labeled = self._rows(torch.zeros(self.capacity, self.width), -1, False)
 
 
-def cluster_loss(
-    z: Tensor, labels: Tensor, keys: Tensor, positive: Tensor, temperature: float
-) -> Tensor:
+def cluster_loss(z: Tensor, keys: Tensor, positive: Tensor, temperature: float) -> Tensor:
     """Summed over anchors; ``positive`` [n, r] says which references are positives of which anchor."""
     log_share = F.log_softmax(z @ keys.T / temperature, dim=1)
     return -((log_share * positive).sum(1) / positive.sum(1).clamp(min=1)).sum()
@@ -242,18 +240,20 @@ class PlainTwin:
             keys = self.teacher.project(self.teacher.bottom(others))
         z = self.student.project(features)
         old_keys, old_labels, _ = self.queue.labeled
-        losses = []
-        for j in range(len(labels)):
-            current = [i for i in range(len(labels)) if method.own_key or i != j]
-            references = torch.cat([keys[current], old_keys])
-            positive = torch.cat([labels[current], old_labels]) == labels[j]
-            losses.append(
-                cluster_loss(
-                    z[j : j + 1], labels[j], references, positive[None], method.temperature
+        references, their_labels = torch.cat([keys, old_keys]), torch.cat([labels, old_labels])
+        if method.own_key:
+            positive = labels[:, None] == their_labels
+            total = cluster_loss(z, references, positive, method.temperature)
+        else:
+            total = torch.zeros(())
+            for j in range(len(labels)):
+                others = [a for a in range(len(references)) if a != j]
+                positive = labels[j : j + 1, None] == their_labels[others]
+                total = total + cluster_loss(
+                    z[j : j + 1], references[others], positive, method.temperature
                 )
-            )
         self.queue.push_labeled(keys, labels)
-        return loss + sum(losses) / len(labels)
+        return loss + total / len(labels)
 
     # --- B, X, G ---------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class PlainTwin:
                 references = torch.cat([keys[rows], queued[0]])
                 same = labels[rows, None] == torch.cat([labels[rows], queued[1]])
                 positive = same & torch.cat([flags[rows], queued[2]])
-                part = cluster_loss(z[rows], labels[rows], references, positive, method.temperature)
+                part = cluster_loss(z[rows], references, positive, method.temperature)
                 loss = loss + part / len(labels)
             self.queue.push_pseudo(keys, labels, flags)
         optimizer.zero_grad()
@@ -378,7 +378,9 @@ class PlainTwin:
 def plain_mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     mean = {}
     for name, first in states[0].items():
-        total = sum(state[name].double() for state in states)
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for state in states:
+            total += state[name]
         mean[name] = (total / len(states)).to(first.dtype)  # a counter is truncated
     return mean
 

@@ -9,7 +9,9 @@ SBN_BATCH = 250
 
 
 def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    return [
+        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
 
 
 def statistics_of(model: nn.Module) -> dict[str, Tensor]:
@@ -54,7 +56,9 @@ def combine(parts: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Te
     total = sum(weight for _, weight in parts)
     first = parts[0][0]
     return {
-        name: sum((part[name] * (weight / total) for part, weight in parts), torch.zeros_like(first[name]))
+        name: sum(
+            (part[name] * (weight / total) for part, weight in parts), torch.zeros_like(first[name])
+        )
         if first[name].is_floating_point()
         else torch.stack([part[name] for part, _ in parts]).sum(0)
         for name in first

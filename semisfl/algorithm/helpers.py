@@ -62,7 +62,10 @@ class Helpers:
 
     def of(self, client: int) -> dict[str, State]:
         """``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
-        return {f"helper{place}": self._shelf[key] for place, key in enumerate(self._given.get(client, ()))}
+        return {
+            f"helper{place}": self._shelf[key]
+            for place, key in enumerate(self._given.get(client, ()))
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {

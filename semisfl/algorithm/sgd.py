@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.weights import Weights, as_flat, kernels
+from semisfl.algorithm.weights import ALIGNMENT, Weights, as_flat, kernels, padded
 from semisfl.config import OptimizerConfig
 
 
@@ -27,6 +27,8 @@ class SGD:
             self._weights, self._start, self._stop = _range(self._copies)
             self._momentum = torch.zeros_like(self._weights.master[self._start : self._stop])
             self._momenta.append(self._momentum)
+            largest = max(ALIGNMENT, *(p.numel() for p in self._copies))
+            self._zeros = torch.zeros(largest, device=self.lr.device, dtype=self._weights.dtype)
         if self._plain:
             self._inner = torch.optim.SGD(
                 self._plain,
@@ -67,10 +69,10 @@ class SGD:
             self._step_plain([by_parameter[id(p)] for p in self._plain])
 
     def _step_copies(self, gradients: list[Tensor | None]) -> None:
-        parts = [as_flat(p if g is None else g) for p, g in zip(self._copies, gradients, strict=True)]
-        for index, gradient in enumerate(gradients):
-            if gradient is None:
-                parts[index] = torch.zeros_like(parts[index])
+        parts: list[Tensor] = []
+        for parameter, given in zip(self._copies, gradients, strict=True):
+            parts.append(self._zeros[: parameter.numel()] if given is None else as_flat(given))
+            parts.append(self._zeros[: padded(parameter) - parameter.numel()])
         gradient = torch.cat(parts)
         assert self._weights.work is not None
         master, work = (t[self._start : self._stop] for t in (self._weights.master, self._weights.work))
@@ -100,5 +102,5 @@ def _range(copies: list[nn.Parameter]) -> tuple[Weights, int, int]:
     for parameter in copies:
         home, start = parameter.home  # type: ignore[attr-defined]
         assert home is weights and start == stop, "an optimiser's working copies must lie side by side"
-        stop = start + parameter.numel()
+        stop = start + padded(parameter)
     return weights, first, stop

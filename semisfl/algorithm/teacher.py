@@ -42,11 +42,16 @@ class Teacher:
             mine.copy_(theirs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"updates": self.updates, **{f"model.{k}": v for k, v in self.model.state_dict().items()}}
+        return {
+            "updates": self.updates,
+            **{f"model.{k}": v for k, v in self.model.state_dict().items()},
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.updates.copy_(state["updates"])
-        self.model.load_state_dict({k.removeprefix("model."): v for k, v in state.items() if k != "updates"})
+        self.model.load_state_dict(
+            {k.removeprefix("model."): v for k, v in state.items() if k != "updates"}
+        )
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 CAST_LAYERS = (nn.Conv2d, nn.Linear)
+ALIGNMENT = 64
 
 
 def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
@@ -25,6 +26,11 @@ def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
 def as_flat(tensor: Tensor) -> Tensor:
     """The values of ``tensor`` in the order `as_view` lays them out in."""
     return (tensor.movedim(1, -1) if tensor.dim() == 4 else tensor).reshape(-1)
+
+
+def padded(tensor: Tensor) -> int:
+    """Room for ``tensor`` such that the next one starts where matrix kernels like it."""
+    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
 
 
 class Weights:
@@ -41,8 +47,8 @@ class Weights:
         rest = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point() and id(t) not in known]
         tensors = [*cast, *rest]
         device = tensors[0].device
-        self.master = torch.empty(sum(t.numel() for t in tensors), device=device)
-        self.work = torch.empty(sum(t.numel() for t in cast), device=device, dtype=dtype) if cast else None
+        self.master = torch.zeros(sum(padded(t) for t in tensors), device=device)
+        self.work = torch.zeros(sum(padded(t) for t in cast), device=device, dtype=dtype) if cast else None
         self.dtype = dtype
         start = 0
         for tensor in tensors:
@@ -55,7 +61,7 @@ class Weights:
                 tensor.master, tensor.home = master, (self, start)  # type: ignore[attr-defined]
             else:
                 tensor.data = master
-            start = place.stop
+            start += padded(tensor)
         for layer in module.modules():
             if cast and isinstance(layer, CAST_LAYERS):
                 layer._register_state_dict_hook(_give_master)
@@ -103,8 +109,11 @@ def weights_of(module: nn.Module) -> Weights:
 def clone(module: nn.Module) -> nn.Module:
     """A copy with full-precision parameters of its own, whatever the original computes in."""
     own = module.__dict__.pop("weights", None)
+    # Dropout's generators stay the same objects: one that a recorded graph uses must not be copied.
+    values = [value for layer in module.modules() for value in vars(layer).values()]
+    generators = {id(value): value for value in values if isinstance(value, torch.Generator)}
     try:
-        copied = copy.deepcopy(module)
+        copied = copy.deepcopy(module, generators)
     finally:
         if own is not None:
             module.weights = own

@@ -176,6 +176,9 @@ class RoundBatches:
         if not self.whole or buffer is None or buffer.shape[1:] != value.shape[1:] or len(buffer) < len(value):
             return value
         buffer[: len(value)].copy_(value)
+        if value.is_cuda:
+            # It may come from another stream, whose next round must not reuse it too early.
+            value.record_stream(torch.cuda.current_stream())
         return buffer
 
     def get(self, name: str) -> Tensor:

@@ -43,7 +43,10 @@ class Traffic:
         return sum(self.counts.values())
 
     def state_dict(self) -> dict[str, int]:
-        return {f"{kind}/{direction}/{client}": size for (kind, direction, client), size in self.counts.items()}
+        return {
+            f"{kind}/{direction}/{client}": size
+            for (kind, direction, client), size in self.counts.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.counts.clear()
@@ -183,8 +186,7 @@ class ClientRuntime(Protocol):
         """Keep ``value`` in a buffer that stays in place between rounds."""
         ...
 
-    def held(self, name: str) -> Tensor:
-        ...
+    def held(self, name: str) -> Tensor: ...
 
     def held_step(self, name: str) -> Tensor:
         """Row of a held [steps, ...] tensor that belongs to the current step."""
@@ -248,7 +250,9 @@ class Fleet(Protocol):
 Step = Callable[[], None]
 
 
-def draw_active(seed: int, round_index: int, total: int, present: Sequence[int], count: int) -> tuple[int, ...]:
+def draw_active(
+    seed: int, round_index: int, total: int, present: Sequence[int], count: int
+) -> tuple[int, ...]:
     """``count`` clients uniformly without replacement; an absent one is replaced by the next in line."""
     order = seeds.generator(seed, "active", round_index).permutation(total)
     there = set(present)
@@ -258,7 +262,12 @@ def draw_active(seed: int, round_index: int, total: int, present: Sequence[int],
 def mean_state(states: Sequence[State]) -> State:
     """Plain mean, parameters and buffers alike; integer counters are averaged and truncated."""
     return {
-        name: torch.stack([state[name].double() if not first.is_floating_point() else state[name] for state in states])
+        name: torch.stack(
+            [
+                state[name].double() if not first.is_floating_point() else state[name]
+                for state in states
+            ]
+        )
         .mean(0)
         .to(first.dtype)
         for name, first in states[0].items()

@@ -15,7 +15,7 @@ from semisfl.data.batches import Planned, RoundBatches, ViewKind, make_view, pla
 from semisfl.fleet.base import ClientWork, Direction, FullRound, Result, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.hardware import Hardware
-from semisfl.models import copied, use_generator
+from semisfl.models import use_generator
 
 PREDICT_BATCH = 512
 
@@ -23,7 +23,9 @@ PREDICT_BATCH = 512
 class Slot:
     """A `ClientRuntime` of the simulation. Models and held tensors stay in place between rounds."""
 
-    def __init__(self, template: nn.Module, config: Config, hardware: Hardware, engine: "FullModelClients") -> None:
+    def __init__(
+        self, template: nn.Module, config: Config, hardware: Hardware, engine: "FullModelClients"
+    ) -> None:
         self.device = hardware.device
         self.batch = config.clients.batch
         self.lr = torch.zeros((), device=self.device)
@@ -48,7 +50,9 @@ class Slot:
         self._shard = shard
         self.plans = {}
         self.lr.fill_(round_plan.lr)
-        self._generator.manual_seed(seeds.derive(self._config.seed, "dropout", round_plan.index, client))
+        self._generator.manual_seed(
+            seeds.derive(self._config.seed, "dropout", round_plan.index, client)
+        )
         for sgd in self._sgd.values():
             sgd.restart(round_plan.lr)
         self._received: dict[str, State] = {}
@@ -65,12 +69,16 @@ class Slot:
     def count_bytes(self, direction: Direction, name: str, state: State) -> None:
         kind = self._round.kinds.get(name, "model")
         size = self._round.size
-        count = size(self.client, direction, name, state) if size else state_bytes(state, self._config.wire.models)
+        count = (
+            size(self.client, direction, name, state)
+            if size
+            else state_bytes(state, self._config.wire.models)
+        )
         self._engine.traffic.add(kind, direction, self.client, count)
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
-            self._models[name] = copied(self._template)
+            self._models[name] = clone(self._template)
             use_generator(self._models[name], self._generator)
         return self._models[name]
 
@@ -105,7 +113,9 @@ class Slot:
         batches = self._engine.batches
         planned = self._planned(f"predict-{view}", view, np.arange(self.count)[:, None])
         for first in range(0, self.count, batch):
-            yield batches.normalizer(make_view(batches.images, planned[first : first + batch]), batches.dtype)
+            yield batches.normalizer(
+                make_view(batches.images, planned[first : first + batch]), batches.dtype
+            )
 
     @torch.no_grad()
     def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
@@ -189,7 +199,9 @@ class FullModelClients:
             for name, planned in names.items():
                 if name not in slot.plans:
                     slot.plan(name, planned.view, np.zeros_like(planned.indices))
-        self.batches.start({name: side_by_side([slot.plans[name] for slot in slots]) for name in names})
+        self.batches.start(
+            {name: side_by_side([slot.plans[name] for slot in slots]) for name in names}
+        )
         self._names = tuple(names)
 
     def _step(self, work: ClientWork, slots: list[Slot]) -> None:
@@ -208,6 +220,9 @@ class FullModelClients:
             slot.count_bytes("up", name, state)
         return Result(
             slot.client,
-            {name: {k: v.clone() for k, v in roundtrip_state(state, codec).items()} for name, state in states.items()},
+            {
+                name: {k: v.clone() for k, v in roundtrip_state(state, codec).items()}
+                for name, state in states.items()
+            },
             numbers,
         )

@@ -5,6 +5,7 @@ import logging
 import queue
 import random
 import threading
+import time
 from dataclasses import dataclass
 
 import grpc
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
+BEAT_SECONDS = 0.5
 FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -41,6 +43,7 @@ class Stream:
         self.assembler.limit = protocol.WELCOME.limit
         self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
         self.drained = asyncio.Event()
+        self.beaten = time.monotonic()
         self._loop = loop
 
     def answer(self, ticket: int, parts: Parts) -> None:
@@ -188,11 +191,19 @@ class Link:
         while (chunk := await call.read()) is not grpc.aio.EOF:
             _, complete = stream.assembler.feed(chunk)
             if complete is None:
+                self._show_progress(stream)
                 continue
             if not stream.assembler.epoch:
                 stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
                 self._current = stream
             self._inbox.put(Received(stream, *complete))
+
+    def _show_progress(self, stream: Stream) -> None:
+        """What the server sends may wait in many buffers: only this side knows that it still comes."""
+        now = time.monotonic()
+        if stream.assembler.ticket and now - stream.beaten >= BEAT_SECONDS:
+            stream.beaten = now
+            stream.outbox.put_nowait((stream.assembler.ticket, []))
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         await self._send(call, 0, 0, [b"".join(protocol.hello(self.run, self._name))])

@@ -85,7 +85,7 @@ class Assembler:
         self._last = 0
         self._abandoned: set[int] = set()
         self._buffer: bytearray | None = None
-        self._ticket = self._filled = self._left = 0
+        self.ticket = self._filled = self._left = 0
         self._room = CHUNK
         self._late = False
         self._kept = bytearray()
@@ -126,7 +126,7 @@ class Assembler:
             if len(chunk) != PREFIX.size:
                 raise Violation(f"an empty frame is followed by {len(chunk) - PREFIX.size} bytes")
             return ours, None
-        self._ticket, self._left, self._filled, self._late = ticket, length, 0, late
+        self.ticket, self._left, self._filled, self._late = ticket, length, 0, late
         self._buffer = self._room_for(length) if ours else None
         self._room = CHUNK - PREFIX.size
         return self._go_on(memoryview(chunk)[PREFIX.size :])
@@ -156,12 +156,12 @@ class Assembler:
         progress = self._buffer is not None or self._late
         if self._left:
             return progress, None
-        self._abandoned.discard(self._ticket)
+        self._abandoned.discard(self.ticket)
         frame, self._buffer = self._buffer, None
         if frame is None:
             return progress, None
-        self._last, self.awaited = max(self._last, self._ticket), None
-        return progress, (self._ticket, frame)
+        self._last, self.awaited = max(self._last, self.ticket), None
+        return progress, (self.ticket, frame)
 
 
 class LoopThread:

@@ -25,8 +25,12 @@ class Entry:
 
 
 METHODS: dict[str, Entry] = {
-    "semisfl": Entry(SemiSFL, "SemiSFL", "split model, teacher pseudo-labels, clustering regularisation"),
-    "supervised": Entry(Supervised, "Supervised-only", "the server's labels alone; nothing is sent"),
+    "semisfl": Entry(
+        SemiSFL, "SemiSFL", "split model, teacher pseudo-labels, clustering regularisation"
+    ),
+    "supervised": Entry(
+        Supervised, "Supervised-only", "the server's labels alone; nothing is sent"
+    ),
     "semifl": Entry(
         SemiFL,
         "SemiFL",
@@ -58,4 +62,6 @@ METHODS: dict[str, Entry] = {
     ),
 }
 
-WORKS: dict[str, ClientWork] = {work.name: work for entry in METHODS.values() for work in entry.works}
+WORKS: dict[str, ClientWork] = {
+    work.name: work for entry in METHODS.values() for work in entry.works
+}

@@ -53,7 +53,9 @@ class Method(Protocol):
 class LabeledImages:
     """The server's labelled images D_l, as two independent views and labels a step."""
 
-    def __init__(self, batches: RoundBatches, labels: Tensor, config: Config, hardware: Hardware) -> None:
+    def __init__(
+        self, batches: RoundBatches, labels: Tensor, config: Config, hardware: Hardware
+    ) -> None:
         self._hardware = hardware
         self._batches = batches
         self._labels = labels
@@ -74,11 +76,15 @@ class LabeledImages:
     def plain(self, batch: int) -> Iterator[Tensor]:
         """Every labelled image, un-augmented, at most ``batch`` at a time."""
         images = self._batches.images
-        return (self.normalized(images[first : first + batch]) for first in range(0, len(images), batch))
+        return (
+            self.normalized(images[first : first + batch]) for first in range(0, len(images), batch)
+        )
 
     def start(self, round_index: int, steps: int, view: View, views: int = 2) -> None:
         self._batches.start_from((round_index, steps, view, views), self._make)
-        self._hardware.while_busy(lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make))
+        self._hardware.while_busy(
+            lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make)
+        )
 
     def _make(self, round_index: int, steps: int, view: View, views: int) -> Views:
         seed, batch = self._config.seed, self._config.server.batch
@@ -88,7 +94,13 @@ class LabeledImages:
         size = (images.shape[2], images.shape[3])
         plans = {
             f"view{number}": plan(
-                self._batches.augmentation, view, indices, size, seed, f"labeled-view{number}", round_index
+                self._batches.augmentation,
+                view,
+                indices,
+                size,
+                seed,
+                f"labeled-view{number}",
+                round_index,
             )
             for number in range(1, views + 1)
         }
@@ -102,7 +114,11 @@ class LabeledImages:
 
     def next_two(self) -> tuple[Tensor, Tensor, Tensor]:
         """Two views and the labels."""
-        triple = self._batches.get("view1"), self._batches.get("view2"), self._batches.extra("labels")
+        triple = (
+            self._batches.get("view1"),
+            self._batches.get("view2"),
+            self._batches.extra("labels"),
+        )
         self._batches.advance()
         return triple
 
@@ -129,7 +145,6 @@ class Meter:
         for total in self._sums.values():
             total.zero_()
         return read
-
 
 
 class ServerDropout:

@@ -25,7 +25,15 @@ from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientRuntime, Direction, FullRound, Result, State, mean_state
 from semisfl.fleet.codec import state_bytes
 from semisfl.methods.base import Meter, ServerDropout, Setup
-from semisfl.methods.full import active_clients, given, read_tally, report, start_tally, tally, whole
+from semisfl.methods.full import (
+    active_clients,
+    given,
+    read_tally,
+    report,
+    start_tally,
+    tally,
+    whole,
+)
 from semisfl.models import batchnorms
 
 
@@ -39,7 +47,8 @@ def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters theta = sigma + psi; BatchNorm's are sigma's alone."""
     sums = set(decomposed(sigma))
     return {
-        name: value + psi[name] if name in sums else value for name, value in sigma.named_parameters()
+        name: value + psi[name] if name in sums else value
+        for name, value in sigma.named_parameters()
     }
 
 
@@ -104,7 +113,10 @@ class FedMatch:
             self.helpers.forget()
         helpers = {client: self.helpers.of(client) for client in active}
         buffers = dict(self.model.named_buffers())
-        current = {"sigma": {**self.sigma.state_dict(), **buffers}, "psi": {**self.psi.state_dict(), **buffers}}
+        current = {
+            "sigma": {**self.sigma.state_dict(), **buffers},
+            "psi": {**self.psi.state_dict(), **buffers},
+        }
         self.sent, sizes = self._sparse(current, active) if settings.sparse else ({}, {})
 
         def size(client: int, direction: Direction, name: str, state: State) -> int:
@@ -113,7 +125,10 @@ class FedMatch:
                 return sizes[client, name]
             return changed(state, self.sent[client]["psi"], self.names, settings.threshold)[1]
 
-        extra = {client: {**self.sent.get(client, {}), **(helpers[client] if refresh else {})} for client in active}
+        extra = {
+            client: {**self.sent.get(client, {}), **(helpers[client] if refresh else {})}
+            for client in active
+        }
         return FullRound(
             round_index,
             active,
@@ -146,10 +161,15 @@ class FedMatch:
     @torch.no_grad()
     def _aggregate(self, round_index: int, results: list[Result]) -> None:
         """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
-        settings, uploads = self.setup.config.fedmatch, {r.client: r.states["psi"] for r in results if r.states}
+        settings, uploads = (
+            self.setup.config.fedmatch,
+            {r.client: r.states["psi"] for r in results if r.states},
+        )
         for client, upload in uploads.items():
             if settings.sparse:
-                upload, _ = changed(upload, self.sent[client]["psi"], self.names, settings.threshold)
+                upload, _ = changed(
+                    upload, self.sent[client]["psi"], self.names, settings.threshold
+                )
                 uploads[client] = upload
                 # A copy: what is kept here and among the helpers must not share memory on disk.
                 held = {name: value.clone() for name, value in upload.items()}
@@ -157,7 +177,9 @@ class FedMatch:
             if settings.helpers:
                 theta = {**upload, **joined(self.sigma, upload)}
                 with self.setup.hardware.arithmetic():
-                    embedding = functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
+                    embedding = (
+                        functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
+                    )
                 self.helpers.remember(client, round_index, upload, embedding)
         mean = mean_state(list(uploads.values()))
         self.psi.load_state_dict(mean)
@@ -219,11 +241,16 @@ class FedMatchWork:
         images = client.batch_of("plain")
         own = functional_call(psi.eval(), theta, images).float().log_softmax(1)
         with torch.no_grad():
-            helpers = [client.model(name).eval()(images).float().softmax(1) for name in self._helpers(client)]
+            helpers = [
+                client.model(name).eval()(images).float().softmax(1)
+                for name in self._helpers(client)
+            ]
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = agreement(own, helpers, helped)
         strong = functional_call(psi.train(), theta, client.batch_of("strong"))
-        loss = settings["lambda_a"] * over_confident(F.cross_entropy(strong.float(), labels, reduction="none"), confident)
+        loss = settings["lambda_a"] * over_confident(
+            F.cross_entropy(strong.float(), labels, reduction="none"), confident
+        )
         if helpers:
             loss = loss + settings["lambda_i"] * helped * inter_client(own, helpers, confident)
         penalty = regularisers(sigma, psi, settings["lambda_l2"], settings["lambda_l1"])

@@ -42,7 +42,9 @@ class FedSwitch:
         config, self.setup = setup.config, setup
         self.student = whole(setup.model)
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
-        self.supervised = SupervisedPhase(setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema)
+        self.supervised = SupervisedPhase(
+            setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema
+        )
         self.work = FedSwitchWork()
 
     def round(self, round_index: int) -> dict[str, Any]:
@@ -50,7 +52,11 @@ class FedSwitch:
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # 1. Supervised steps on the student; the teacher follows each. It changes nowhere else.
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        row = {"learning_rate": lr, "supervised_steps": config.server.steps, "loss_supervised": loss}
+        row = {
+            "learning_rate": lr,
+            "supervised_steps": config.server.steps,
+            "loss_supervised": loss,
+        }
         if round_index < config.server.pretrain_rounds:
             return row
         # 2-4. Everyone is sent the student, who asks for it the teacher, and trains.

@@ -36,8 +36,12 @@ class FedSwitchSL:
         self.student = whole(setup.model)
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.bottom, self.top = setup.model.bottom, setup.model.top
-        self.teacher_bottom, self.teacher_top = (self.ema.model.get_submodule(part) for part in ("bottom", "top"))
-        self.supervised = SupervisedPhase(setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema)
+        self.teacher_bottom, self.teacher_top = (
+            self.ema.model.get_submodule(part) for part in ("bottom", "top")
+        )
+        self.supervised = SupervisedPhase(
+            setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema
+        )
         self.server_sgd = SGD(self.top.parameters(), config.optimizer)
         fixed = config.controller.model_copy(update={"kind": "fixed"})
         self.controller = Controller(
@@ -52,7 +56,9 @@ class FedSwitchSL:
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
         self.meter = Meter(setup.hardware)
-        self.cross_entity_step = setup.hardware.record(self._cross_entity_step, setup.fleet.capturable)
+        self.cross_entity_step = setup.hardware.record(
+            self._cross_entity_step, setup.fleet.capturable
+        )
 
     def round(self, round_index: int) -> dict[str, Any]:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
@@ -75,7 +81,9 @@ class FedSwitchSL:
                     lr,
                     self.bottom.state_dict(),
                     self.teacher_bottom.state_dict(),
-                    teacher_for=frozenset(c for c, yes in zip(self.active, by_teacher, strict=True) if yes),
+                    teacher_for=frozenset(
+                        c for c, yes in zip(self.active, by_teacher, strict=True) if yes
+                    ),
                     teacher_decay=config.teacher.ema_decay,
                 )
             )
@@ -86,7 +94,10 @@ class FedSwitchSL:
             sums = self.meter.read()
             loss_semi = sums["loss_semi"] / clients.steps
             self._remember(sums["client_predictions"])
-            row |= {"loss_semi": loss_semi, "labelled_by_teacher": sum(by_teacher) / len(by_teacher)}
+            row |= {
+                "loss_semi": loss_semi,
+                "labelled_by_teacher": sum(by_teacher) / len(by_teacher),
+            }
             row |= statistics.of_round(sums, self.active)
         self.controller.observe(loss_supervised, loss_semi, lr)
         return row

@@ -33,7 +33,13 @@ class SupervisedPhase:
         ema: Teacher | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        self.labeled, self.model, self.view, self.ema, self.clip_norm = setup.labeled, model, view, ema, clip_norm
+        self.labeled, self.model, self.view, self.ema, self.clip_norm = (
+            setup.labeled,
+            model,
+            view,
+            ema,
+            clip_norm,
+        )
         self.dropout = ServerDropout(setup)
         self.sgd = SGD(model.parameters(), setup.config.optimizer)
         self.meter = Meter(setup.hardware)
@@ -60,7 +66,9 @@ class SupervisedPhase:
 
 def active_clients(setup: Setup, round_index: int) -> tuple[int, ...]:
     clients = setup.config.clients
-    return draw_active(setup.config.seed, round_index, clients.total, setup.fleet.present(), clients.active)
+    return draw_active(
+        setup.config.seed, round_index, clients.total, setup.fleet.present(), clients.active
+    )
 
 
 def given(client: ClientRuntime, name: str) -> State:
@@ -79,7 +87,9 @@ def start_tally(client: ClientRuntime) -> None:
 
 def tally(client: ClientRuntime, loss: Tensor, kept: Tensor) -> None:
     kept = kept.float()
-    counts = torch.stack([torch.ones_like(loss), loss, torch.full_like(loss, len(kept)), kept.sum()])
+    counts = torch.stack(
+        [torch.ones_like(loss), loss, torch.full_like(loss, len(kept)), kept.sum()]
+    )
     client.held("tally").add_(counts.detach().float())
 
 
@@ -100,5 +110,7 @@ def report(results: Sequence[Result]) -> dict[str, Any]:
     if there:
         row["loss_semi"] = sum(result.numbers["loss"] for result in there) / len(there)
         row["mask_rate"] = 1 - sum(result.numbers["coverage"] for result in there) / len(there)
-        row["coverage_by_client"] = {str(result.client): result.numbers["coverage"] for result in there}
+        row["coverage_by_client"] = {
+            str(result.client): result.numbers["coverage"] for result in there
+        }
     return row

@@ -79,7 +79,9 @@ class SemiFL:
         if not uploaded:
             return
         mean = mean_state(uploaded)
-        for (name, parameter), velocity in zip(self.model.named_parameters(), self.velocity, strict=True):
+        for (name, parameter), velocity in zip(
+            self.model.named_parameters(), self.velocity, strict=True
+        ):
             velocity.mul_(self.setup.config.semifl.global_momentum).add_(parameter - mean[name])
             parameter.sub_(velocity)
 
@@ -90,7 +92,11 @@ class SemiFL:
         plan = FullRound(round_index, active, 0, 0.0, send={"model": self.model.state_dict()})
         results = self.setup.fleet.train(self.statistics_work, plan) if active else []
         batches = recompute_statistics(self.model, self.setup.labeled.plain(SBN_BATCH))
-        parts = [(result.states["statistics"], result.numbers["batches"]) for result in results if result.states]
+        parts = [
+            (result.states["statistics"], result.numbers["batches"])
+            for result in results
+            if result.states
+        ]
         own = (statistics_of(self.model), float(batches))
         self.model.load_state_dict(combine([own, *parts]), strict=False)
 
@@ -117,7 +123,13 @@ class SemiFLWork:
         model.load_state_dict(client.received("statistics") or {}, strict=False)
         # Pseudo-labels of every local image, once, by the received model on one weak view.
         confidence, labels = client.predict(model, "weak").max(1)
-        kept = (confidence >= client.settings["confidence_threshold"]).nonzero().flatten().cpu().numpy()
+        kept = (
+            (confidence >= client.settings["confidence_threshold"])
+            .nonzero()
+            .flatten()
+            .cpu()
+            .numpy()
+        )
         # D_fix: the kept. D_mix: as many draws with replacement from all, of any confidence.
         rng, alpha = client.rng("batches"), client.settings["mix_alpha"]
         fix = _batches(client, rng, kept)
@@ -157,7 +169,9 @@ def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
     return torch.lerp(others, images, weight.to(images.dtype))
 
 
-def semifl_loss(strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor) -> Tensor:
+def semifl_loss(
+    strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor
+) -> Tensor:
     """CE(strong, y_fix) + l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
     fixed = F.cross_entropy(strong.float(), labels)
     return fixed + torch.lerp(
@@ -173,11 +187,15 @@ class StatisticsWork:
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")
         model.load_state_dict(given(client, "model"))
-        client.hold("batches", torch.tensor(recompute_statistics(model, client.images("plain", SBN_BATCH))))
+        client.hold(
+            "batches", torch.tensor(recompute_statistics(model, client.images("plain", SBN_BATCH)))
+        )
         return True
 
     def step(self, client: ClientRuntime) -> None:
         """There is none."""
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        return {"statistics": statistics_of(client.model("model"))}, {"batches": float(client.held("batches"))}
+        return {"statistics": statistics_of(client.model("model"))}, {
+            "batches": float(client.held("batches"))
+        }

@@ -20,7 +20,11 @@ class Supervised:
         config = self.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        return {"learning_rate": lr, "supervised_steps": config.server.steps, "loss_supervised": loss}
+        return {
+            "learning_rate": lr,
+            "supervised_steps": config.server.steps,
+            "loss_supervised": loss,
+        }
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.student}
