@@ -16,16 +16,18 @@ from torch import Tensor
 from semisfl.config import OptimizerConfig
 
 BLOCK = 1024
-# A program of the pooling kernels: so many pixels at a time, so many times, so many channels.
-PIXELS, TURNS, CHANNELS = 32, 4, 64
+# A program of the pooling kernels sees so many pixels of so many channels.
+TILE = {"PIXELS": 32, "CHANNELS": 64}
 # `which` of an element whose ReLU is closed: nothing flows back.
 CLOSED = tl.constexpr(4)
 
 
 @triton.jit
-def _place(turn, pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, TURNS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Offsets of a tile in the pooled and in the unpooled image, and which of it exists."""
-    pixel = (tl.program_id(0) * TURNS + turn) * PIXELS + tl.arange(0, PIXELS)
+def _tile(
+    pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Offsets of a tile in the pooled and in the unpooled image, which of it exists, its channels."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
     line = pixel // width_out
@@ -35,42 +37,47 @@ def _place(turn, pixels, channels, width_out, height_out, width, height, POOL: t
         pixel[:, None] * channels + channel[None, :],
         source[:, None] * channels + channel[None, :],
         inside,
+        channel,
     )
 
 
 @triton.jit
-def _forward(x, bias, out, which, pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, TURNS: tl.constexpr, CHANNELS: tl.constexpr):
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    shift = tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
-    for turn in range(TURNS):
-        target, source, inside = _place(turn, pixels, channels, width_out, height_out, width, height, POOL, PIXELS, TURNS, CHANNELS)
-        best = tl.load(x + source, mask=inside).to(tl.float32)
-        chosen = tl.zeros([PIXELS, CHANNELS], dtype=tl.int32)
-        for corner in tl.static_range(1, POOL * POOL):
-            step = (corner // 2 * width + corner % 2) * channels
-            value = tl.load(x + source + step, mask=inside).to(tl.float32)
-            # A NaN wins, as in PyTorch: it must not be hidden.
-            wins = (value > best) | (value != value)
-            best = tl.where(wins, value, best)
-            chosen = tl.where(wins, corner, chosen)
-        best += shift
-        is_open = (best > 0) | (best != best)
-        tl.store(out + target, tl.where(is_open, best, 0.0).to(out.dtype.element_ty), mask=inside)
-        tl.store(which + target, tl.where(is_open, chosen, CLOSED).to(tl.uint8), mask=inside)
+def _forward(
+    x, bias, out, which, pixels, channels, width_out, height_out, width, height,
+    POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    target, source, inside, channel = _tile(
+        pixels, channels, width_out, height_out, width, height, POOL, PIXELS, CHANNELS
+    )
+    best = tl.load(x + source, mask=inside).to(tl.float32)
+    chosen = tl.zeros([PIXELS, CHANNELS], dtype=tl.int32)
+    for corner in tl.static_range(1, POOL * POOL):
+        step = (corner // 2 * width + corner % 2) * channels
+        value = tl.load(x + source + step, mask=inside).to(tl.float32)
+        # A NaN wins, as in PyTorch: it must not be hidden.
+        wins = (value > best) | (value != value)
+        best = tl.where(wins, value, best)
+        chosen = tl.where(wins, corner, chosen)
+    best += tl.load(bias + channel, mask=channel < channels).to(tl.float32)[None, :]
+    is_open = (best > 0) | (best != best)
+    tl.store(out + target, tl.where(is_open, best, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(which + target, tl.where(is_open, chosen, CLOSED).to(tl.uint8), mask=inside)
 
 
 @triton.jit
-def _backward(grad, which, grad_x, sums, pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, TURNS: tl.constexpr, CHANNELS: tl.constexpr):
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    total = tl.zeros([CHANNELS], dtype=tl.float32)
-    for turn in range(TURNS):
-        target, source, inside = _place(turn, pixels, channels, width_out, height_out, width, height, POOL, PIXELS, TURNS, CHANNELS)
-        value = tl.load(grad + target, mask=inside, other=0.0)
-        chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
-        for corner in tl.static_range(0, POOL * POOL):
-            step = (corner // 2 * width + corner % 2) * channels
-            tl.store(grad_x + source + step, tl.where(chosen == corner, value, 0.0).to(value.dtype), mask=inside)
-        total += tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
+def _backward(
+    grad, which, grad_x, sums, pixels, channels, width_out, height_out, width, height,
+    POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    target, source, inside, channel = _tile(
+        pixels, channels, width_out, height_out, width, height, POOL, PIXELS, CHANNELS
+    )
+    value = tl.load(grad + target, mask=inside, other=0.0)
+    chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
+    for corner in tl.static_range(0, POOL * POOL):
+        step = (corner // 2 * width + corner % 2) * channels
+        tl.store(grad_x + source + step, tl.where(chosen == corner, value, 0.0).to(value.dtype), mask=inside)
+    total = tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
     tl.store(sums + tl.program_id(0) * channels + channel, total, mask=channel < channels)
 
 
@@ -83,8 +90,8 @@ class _BiasRelu(torch.autograd.Function):
         which = torch.empty(shape, device=x.device, dtype=torch.uint8, memory_format=torch.channels_last)
         pixels = out.numel() // channels
         ctx.sizes = (pixels, channels, width // pool, height // pool, width, height)
-        ctx.grid = (triton.cdiv(pixels, PIXELS * TURNS), triton.cdiv(channels, CHANNELS))
-        _forward[ctx.grid](x, bias, out, which, *ctx.sizes, POOL=pool, PIXELS=PIXELS, TURNS=TURNS, CHANNELS=CHANNELS)
+        ctx.grid = (triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]))
+        _forward[ctx.grid](x, bias, out, which, *ctx.sizes, POOL=pool, **TILE)
         ctx.save_for_backward(which)
         ctx.shape, ctx.pool = x.shape, pool
         return out
@@ -98,9 +105,7 @@ class _BiasRelu(torch.autograd.Function):
             # The kernel writes every pixel that was pooled; an odd last row or column was not.
             grad_x.zero_()
         sums = torch.empty(ctx.grid[0], ctx.shape[1], device=grad.device)
-        _backward[ctx.grid](
-            grad, which, grad_x, sums, *ctx.sizes, POOL=ctx.pool, PIXELS=PIXELS, TURNS=TURNS, CHANNELS=CHANNELS
-        )
+        _backward[ctx.grid](grad, which, grad_x, sums, *ctx.sizes, POOL=ctx.pool, **TILE)
         return grad_x, sums.sum(0), None
 
 

@@ -26,6 +26,7 @@ from network_helpers import (
 )
 
 from semisfl import checkpoint, network as networks, run
+from semisfl.fleet import transport
 from semisfl.fleet.device import Device
 from semisfl.fleet.link import Rejected, Stream
 from semisfl.fleet.wire import Frame
@@ -243,13 +244,25 @@ def test_a_slow_link_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
         assert net.fleet.traffic.by_kind()["model_up"] > 0
 
 
-def test_a_half_open_connection_is_noticed_on_both_sides_within_30_seconds() -> None:
+@pytest.mark.parametrize(
+    "beat, silence", [(1.0, 2.5), pytest.param(None, None, marks=pytest.mark.slow, id="as-is")]
+)
+def test_a_half_open_connection_is_noticed_on_both_sides(
+    beat: float | None, silence: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 30 s as the defaults are; the ordinary suite runs the same at a tenth of them."""
+    if beat is not None:
+        monkeypatch.setattr(transport, "BEAT_SECONDS", beat)
+        monkeypatch.setattr(transport, "SILENCE_SECONDS", silence)
     with network(tiny(1)) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
         client = net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(1, 20)
+        time.sleep(1.5 * transport.SILENCE_SECONDS)
+        assert net.fleet.present() == [0] and client.link.losses == 0, "heartbeats keep an idle link"
         proxy.silent = True
-        until(lambda: not net.fleet.present() and client.link.losses > 0, 30)
+        noticed = until(lambda: not net.fleet.present() and client.link.losses > 0, 30)
+        assert noticed < transport.SILENCE_SECONDS + transport.BEAT_SECONDS
         proxy.silent = False
         assert net.fleet.wait_for(1, 20)
         proxy.close()

@@ -46,14 +46,13 @@ IN_PAPER = [
     "teacher.ema_decay=0.8",
 ]
 CHOOSY = "semisfl.confidence_threshold=0.6"
-# name: (own model?, assignments, tolerance of weights). A value that lies on the border of two
-# steps of a codec may fall to either side, which is a whole step: hence the wider tolerances.
-CASES: dict[str, tuple[bool, list[str], float]] = {
-    "two_level": (False, [], 1e-5),
-    "single": (False, ["semisfl.queue=single"], 1e-5),
-    "as in the paper": (False, IN_PAPER, 1e-5),
-    "in turn, single": (False, ["semisfl.server_pass=in_turn", "semisfl.queue=single"], 1e-5),
-    "teacher ema": (False, ["teacher.client=ema", "teacher.ema_decay=0.5", CHOOSY], 1e-5),
+# name: (own model?, assignments)
+CASES: dict[str, tuple[bool, list[str]]] = {
+    "two_level": (False, []),
+    "single": (False, ["semisfl.queue=single"]),
+    "as in the paper": (False, IN_PAPER),
+    "in turn, single": (False, ["semisfl.server_pass=in_turn", "semisfl.queue=single"]),
+    "teacher ema": (False, ["teacher.client=ema", "teacher.ema_decay=0.5", CHOOSY]),
     "no contrast": (
         False,
         [
@@ -61,26 +60,21 @@ CASES: dict[str, tuple[bool, list[str], float]] = {
             "semisfl.clustering=false",
             "semisfl.confidence_threshold=0.5",
         ],
-        1e-5,
     ),
-    "no queue": (False, ["semisfl.queue_size=0", "model.projector=none"], 1e-5),
-    "early cut": (False, ["model.cut=pool1", "model.projector=linear"], 1e-5),
-    "weak labelled views": (False, ["semisfl.labeled_view=weak", "optimizer.nesterov=false"], 1e-5),
-    "pre-rounds": (False, ["server.pretrain_rounds=2"], 1e-5),
+    "no queue": (False, ["semisfl.queue_size=0", "model.projector=none"]),
+    "early cut": (False, ["model.cut=pool1", "model.projector=linear"]),
+    "weak labelled views": (False, ["semisfl.labeled_view=weak", "optimizer.nesterov=false"]),
+    "pre-rounds": (False, ["server.pretrain_rounds=2"]),
     "controller": (
         False,
         ["controller.period=2", "controller.window=1", "controller.min_steps_factor=0"],
-        1e-5,
     ),
-    "fp16": (False, codecs("fp16"), 5e-4),
-    "int8": (False, codecs("int8"), 5e-4),
-    "bn": (True, [], 1e-5),
-    "bn running": (True, ["teacher.client_batchnorm=running"], 1e-5),
-    "bn ema": (True, ["teacher.client=ema", "teacher.ema_decay=0.5"], 1e-5),
-    "bn ema running": (True, ["teacher.client=ema", "teacher.client_batchnorm=running"], 1e-5),
-    "bn single": (True, ["semisfl.queue=single"], 1e-5),
-    "bn int8": (True, codecs("int8"), 1e-3),
-    "bn, dropout on the clients": (True, ["model.cut=12"], 1e-5),
+    "bn": (True, []),
+    "bn running": (True, ["teacher.client_batchnorm=running"]),
+    "bn ema": (True, ["teacher.client=ema", "teacher.ema_decay=0.5"]),
+    "bn ema running": (True, ["teacher.client=ema", "teacher.client_batchnorm=running"]),
+    "bn single": (True, ["semisfl.queue=single"]),
+    "bn, dropout on the clients": (True, ["model.cut=12"]),
 }
 
 
@@ -93,26 +87,19 @@ def pieces(settings: Config, own: bool) -> tuple[Experiment, SemiSFL, PlainTwin]
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_plain_twin(case: str) -> None:
-    own, assignments, tolerance = CASES[case]
+    own, assignments = CASES[case]
     settings = small(*assignments)
     _, method, twin = pieces(settings, own)
     start = copy.deepcopy(method.student.state_dict())
-    masked, drift = [], 0.0
+    masked = []
     for index in range(settings.rounds):
         ours, theirs = method.round(index), twin.round(index)
         for name, value in theirs.items():
-            assert ours[name] == pytest.approx(value, abs=1e2 * tolerance), name
+            assert ours[name] == pytest.approx(value, abs=1e-4), name
         masked.append(ours.get("mask_rate"))
-        assert (
-            largest_difference(method.student.state_dict(), twin.student.state_dict()) < tolerance
-        )
-        assert (
-            largest_difference(method.teacher.state_dict(), twin.teacher.state_dict()) < tolerance
-        )
-        drift = max(drift, mean_difference(method.student.state_dict(), twin.student.state_dict()))
+        for mine, plain in ((method.student, twin.student), (method.teacher, twin.teacher)):
+            assert largest_difference(mine.state_dict(), plain.state_dict()) < 1e-5
         assert method.controller.supervised_steps == twin.controller.supervised_steps
-    # A codec's odd step aside, nothing differs: with int8, one round trip forgotten gives 7e-5 or more.
-    assert drift < 2e-5
     # Not for want of anything happening: weights moved, some labels were confident, some were not.
     assert largest_difference(method.student.state_dict(), start) > 0.02
     assert any(rate is not None and 0 < rate < 1 for rate in masked), masked
@@ -120,10 +107,25 @@ def test_equals_the_plain_twin(case: str) -> None:
         assert method.controller.supervised_steps < settings.server.steps
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_codecs_lose_what_the_twin_loses(codec: str, own: bool) -> None:
+    """The median of three seeds, and of all weights their mean difference: a number on the border of
+    two steps of a codec may fall to either side. One int8 round trip forgotten gives 5e-7 or more."""
+    differences = []
+    for seed in (3, 4, 5):
+        settings = small(f"seed={seed}", *codecs(codec))
+        _, method, twin = pieces(settings, own)
+        method.round(0)
+        twin.round(0)
+        differences.append(mean_difference(method.student.state_dict(), twin.student.state_dict()))
+    assert sorted(differences)[1] < 2e-7
+
+
 def test_the_options_differ_from_the_default() -> None:
     """So that agreement with the twin says something about each of them."""
     losses = {}
-    for case, (own, assignments, _) in CASES.items():
+    for case, (own, assignments) in CASES.items():
         _, method, _ = pieces(small(*assignments), own)
         losses[case] = tuple(method.round(index)["loss_semi"] for index in range(3))
     assert len(set(losses.values())) == len(CASES)

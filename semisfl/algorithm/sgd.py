@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from semisfl.algorithm.weights import ALIGNMENT, Weights, as_flat, kernels, padded
 from semisfl.config import OptimizerConfig
 
+# Up to so many kernel launches a step cost less than copying the gradients together.
+MOST_LAUNCHES = 32
+
 
 class SGD:
     """Momentum (Nesterov) SGD with weight decay on every parameter.
@@ -69,20 +72,32 @@ class SGD:
             self._step_plain([by_parameter[id(p)] for p in self._plain])
 
     def _step_copies(self, gradients: list[Tensor | None]) -> None:
+        """Few, large parameters one by one; many small ones (a stack of clients) laid side by side."""
+        if self._momentum.is_cuda and len(self._copies) <= MOST_LAUNCHES:
+            start = self._start
+            for parameter, given in zip(self._copies, gradients, strict=True):
+                size = parameter.numel()
+                self._step_range(start, start + size, self._zeros[:size] if given is None else as_flat(given))
+                start += padded(parameter)
+            return
         parts: list[Tensor] = []
         for parameter, given in zip(self._copies, gradients, strict=True):
             parts.append(self._zeros[: parameter.numel()] if given is None else as_flat(given))
-            parts.append(self._zeros[: padded(parameter) - parameter.numel()])
-        gradient = torch.cat(parts)
+            if padded(parameter) > parameter.numel():
+                parts.append(self._zeros[: padded(parameter) - parameter.numel()])
+        self._step_range(self._start, self._stop, torch.cat(parts))
+
+    def _step_range(self, start: int, stop: int, gradient: Tensor) -> None:
         assert self._weights.work is not None
-        master, work = (t[self._start : self._stop] for t in (self._weights.master, self._weights.work))
+        master, work = self._weights.master[start:stop], self._weights.work[start:stop]
+        momentum = self._momentum[start - self._start : stop - self._start]
         config = self.config
         if master.is_cuda:
-            kernels().sgd(master, work, self._momentum, gradient, self.lr, config)
+            kernels().sgd(master, work, momentum, gradient, self.lr, config)
             return
         gradient = gradient.float() + config.weight_decay * master
-        self._momentum.mul_(config.momentum).add_(gradient)
-        master.sub_(self.lr * (gradient + config.momentum * self._momentum if config.nesterov else self._momentum))
+        momentum.mul_(config.momentum).add_(gradient)
+        master.sub_(self.lr * (gradient + config.momentum * momentum if config.nesterov else momentum))
         work.copy_(master)
 
     def _step_plain(self, gradients: list[Tensor | None]) -> None:

@@ -111,12 +111,12 @@ class FullRound:
     """Further states for single clients."""
     held: Mapping[int, Mapping[str, State]] = field(default_factory=dict)
     """States single clients were sent earlier and still hold: `received` gives them, uncounted.
-    An engine whose client has lost them sends and counts them again."""
+    Over a network, where clients keep nothing between rounds, they are sent and counted again."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain values the client half reads."""
     size: Callable[[int, Direction, str, State], int] | None = None
     """Bytes that a state (client, direction, name, values) counts as; None: what crosses the wire.
-    For methods whose authors count otherwise, e.g. only entries that changed."""
+    For methods whose authors count otherwise, e.g. only entries that changed; in simulation only."""
 
 
 @dataclass(frozen=True)

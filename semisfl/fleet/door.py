@@ -139,6 +139,8 @@ class Door:
             self._check_hello(identity, hello.fields)
             session = self._open(context, identity)
             ending = await session.run()
+            # Before goodbye is said: to a connection that is dead that may take for ever.
+            self._close(session)
             if ending is None:
                 log.info("%s said goodbye", identity)
             elif ending[0] is not grpc.StatusCode.OK:
@@ -266,10 +268,13 @@ class Door:
             self.changed.notify_all()
 
     def _close(self, session: Session) -> None:
-        self.sent += session.sent
-        self.received += session.received
         if self._streams.get(session.identity) is session:
             del self._streams[session.identity]
+        if session.closed:
+            return
+        session.closed = True
+        self.sent += session.sent
+        self.received += session.received
         self._forget(session)
 
     def _forget(self, session: Session) -> None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
-BEAT_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5
 FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -76,7 +76,6 @@ class Link:
         *,
         name: str = "",
         insecure_loopback: bool = False,
-        keepalive: float = transport.KEEPALIVE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
         if credentials is None or insecure_loopback:
@@ -92,7 +91,7 @@ class Link:
         self._address = address
         self._credentials = None if insecure_loopback else credentials
         self._name = name
-        self._options = transport.options(keepalive)
+        self._options = transport.options()
         self._inbox: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
         self._jitter = random.SystemRandom()
         self._thread = thread or LoopThread("semisfl-client")
@@ -175,6 +174,8 @@ class Link:
                 await self._read(stream, call)
             except Violation as error:
                 return True, grpc.StatusCode.UNAVAILABLE, f"the server broke the protocol: {error}"
+            except TimeoutError:
+                return self._welcomed(stream), grpc.StatusCode.UNAVAILABLE, "nothing was heard for too long"
             except grpc.aio.AioRpcError:
                 pass
             finally:
@@ -182,26 +183,35 @@ class Link:
                 stream.drained.set()
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
-            welcomed = stream.assembler.epoch > 0
-            return welcomed, await call.code(), await call.details() or "connection lost"
+            return self._welcomed(stream), await call.code(), await call.details() or "connection lost"
         finally:
             await channel.close()
 
+    @staticmethod
+    def _welcomed(stream: Stream) -> bool:
+        return stream.assembler.epoch > 0
+
     async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
-        while (chunk := await call.read()) is not grpc.aio.EOF:
+        while (chunk := await asyncio.wait_for(call.read(), transport.SILENCE_SECONDS)) is not grpc.aio.EOF:
+            beats = stream.assembler.beats
             _, complete = stream.assembler.feed(chunk)
             if complete is None:
-                self._show_progress(stream)
+                self._show_life(stream, answer=stream.assembler.beats > beats)
                 continue
             if not stream.assembler.epoch:
                 stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
                 self._current = stream
             self._inbox.put(Received(stream, *complete))
 
-    def _show_progress(self, stream: Stream) -> None:
-        """What the server sends may wait in many buffers: only this side knows that it still comes."""
+    def _show_life(self, stream: Stream, answer: bool) -> None:
+        """Answer a heartbeat; or say, now and then, that a long frame is still arriving.
+
+        What the server sends may wait in many buffers: only this side knows that it still comes.
+        """
         now = time.monotonic()
-        if stream.assembler.ticket and now - stream.beaten >= BEAT_SECONDS:
+        if answer:
+            stream.outbox.put_nowait((0, []))
+        elif stream.assembler.ticket and now - stream.beaten >= PROGRESS_SECONDS:
             stream.beaten = now
             stream.outbox.put_nowait((stream.assembler.ticket, []))
 

@@ -377,7 +377,9 @@ class _FullExchange:
         }
 
     def _states(self, client: int) -> dict[str, State]:
-        return {**self._plan.send, **self._plan.send_to.get(client, {})}
+        # Clients keep nothing between rounds: what they should still hold is sent, and counted, again.
+        plan = self._plan
+        return {**plan.send, **plan.held.get(client, {}), **plan.send_to.get(client, {})}
 
     def begin(self, client: int) -> None:
         plan = self._plan

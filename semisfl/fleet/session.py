@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import grpc.aio
 
+from semisfl.fleet import transport
 from semisfl.fleet.transport import Assembler, Parts, Violation, cut
 
 PASSED_OVER_LIMIT = 64
@@ -33,7 +34,9 @@ class Session:
         self.client = -1
         """The index in the roster, once the client is ready."""
         self.progress = time.monotonic()
-        self.open = True
+        self.delay: float | None = None
+        """Seconds the last heartbeat took there and back."""
+        self.closed = False
         self.sent = 0
         self.received = 0
         self._context = context
@@ -44,6 +47,9 @@ class Session:
         self._tickets = 0
         self._outbox: asyncio.Queue[tuple[Iterator[bytes], Callable[[], object] | None]] = asyncio.Queue()
         self._writing = False
+        self._heard = time.monotonic()
+        self._beats = 0
+        self._beat_at: float | None = None
         self._closing: asyncio.Future[tuple[grpc.StatusCode, str]] = self._loop.create_future()
 
     def ask(
@@ -89,7 +95,7 @@ class Session:
 
     async def run(self) -> tuple[grpc.StatusCode, str] | None:
         """Serve the stream until it ends; how it is to be ended, or None if the client did."""
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        tasks = [asyncio.create_task(task) for task in (self._read(), self._write(), self._beat())]
         try:
             await asyncio.wait([*tasks, self._closing], return_when=asyncio.FIRST_COMPLETED)
             if self._closing.done():
@@ -99,7 +105,6 @@ class Session:
                     raise error
             return None
         finally:
-            self.open = False
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -107,13 +112,27 @@ class Session:
     async def _read(self) -> None:
         while (chunk := await self._context.read()) is not grpc.aio.EOF:
             self.received += len(chunk)
+            self._heard = time.monotonic()
             moved, complete = self._assembler.feed(chunk)
             if moved:
                 self.progress = time.monotonic()
             if complete is not None:
                 self._deliver(self, *complete)
-            if self._assembler.passed_over > PASSED_OVER_LIMIT:
+            if self._assembler.beats and self._beat_at is not None:
+                self.delay, self._beat_at = self._heard - self._beat_at, None
+            unasked = self._assembler.passed_over + max(0, self._assembler.beats - self._beats)
+            if unasked > PASSED_OVER_LIMIT:
                 raise Violation(f"more than {PASSED_OVER_LIMIT} frames nobody asked for")
+
+    async def _beat(self) -> None:
+        """Keep both sides sure of each other, and find out when they no longer can be."""
+        while (silence := time.monotonic() - self._heard) < transport.SILENCE_SECONDS:
+            await asyncio.sleep(min(transport.BEAT_SECONDS, transport.SILENCE_SECONDS - silence))
+            if self._beat_at is None and not self._writing:
+                self._beats += 1
+                self._beat_at = time.monotonic()
+                self._outbox.put_nowait((cut([], self.epoch, 0), None))
+        self._close(grpc.StatusCode.UNAVAILABLE, f"nothing was heard for {transport.SILENCE_SECONDS:g} s")
 
     async def _write(self) -> None:
         while True:

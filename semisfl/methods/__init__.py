@@ -61,7 +61,3 @@ METHODS: dict[str, Entry] = {
         "a reconstruction: FedSwitch's rule, decided on the server",
     ),
 }
-
-WORKS: dict[str, ClientWork] = {
-    work.name: work for entry in METHODS.values() for work in entry.works
-}

@@ -20,10 +20,9 @@ from semisfl import seeds
 from semisfl.algorithm.helpers import Helpers, noise_image
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.sgd import SGD
-from semisfl.algorithm.sparse import changed
+from semisfl.algorithm.sparse import SparseLinks
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import ClientRuntime, Direction, FullRound, Result, State, mean_state
-from semisfl.fleet.codec import state_bytes
+from semisfl.fleet.base import ClientRuntime, FullRound, Result, State, mean_state
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.full import (
     active_clients,
@@ -72,8 +71,7 @@ class FedMatch:
         self.helpers = Helpers()
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
         self.noise = setup.labeled.normalized(noise)
-        self.known: dict[int, dict[str, State]] = {}
-        """What each client holds of sigma and psi, for sparse deltas."""
+        self.links = SparseLinks(self.names, config.fedmatch.threshold, base="psi")
         self._join()
 
     def round(self, round_index: int) -> dict[str, Any]:
@@ -117,16 +115,9 @@ class FedMatch:
             "sigma": {**self.sigma.state_dict(), **buffers},
             "psi": {**self.psi.state_dict(), **buffers},
         }
-        self.sent, sizes = self._sparse(current, active) if settings.sparse else ({}, {})
-
-        def size(client: int, direction: Direction, name: str, state: State) -> int:
-            """4 bytes for every entry that changed; the first time a client is met, everything."""
-            if direction == "down" and name in current:
-                return sizes[client, name]
-            return changed(state, self.sent[client]["psi"], self.names, settings.threshold)[1]
-
+        sent = self.links.down(active, current) if settings.sparse else {}
         extra = {
-            client: {**self.sent.get(client, {}), **(helpers[client] if refresh else {})}
+            client: {**sent.get(client, {}), **(helpers[client] if refresh else {})}
             for client in active
         }
         return FullRound(
@@ -138,25 +129,8 @@ class FedMatch:
             send_to=extra,
             held={} if refresh else helpers,
             settings=settings.model_dump(),
-            size=size if settings.sparse else None,
+            size=self.links.size if settings.sparse else None,
         )
-
-    def _sparse(
-        self, current: dict[str, State], active: tuple[int, ...]
-    ) -> tuple[dict[int, dict[str, State]], dict[tuple[int, str], int]]:
-        """What each client will hold after the deltas to ``current``, and what these count."""
-        sent: dict[int, dict[str, State]] = {}
-        sizes: dict[tuple[int, str], int] = {}
-        for client in active:
-            sent[client] = {}
-            for name, new in current.items():
-                held, size = new, state_bytes(new, "fp32")
-                if client in self.known:
-                    old = self.known[client][name]
-                    held, size = changed(new, old, self.names, self.setup.config.fedmatch.threshold)
-                sent[client][name] = {key: value.clone() for key, value in held.items()}
-                sizes[client, name] = size
-        return sent, sizes
 
     @torch.no_grad()
     def _aggregate(self, round_index: int, results: list[Result]) -> None:
@@ -167,13 +141,7 @@ class FedMatch:
         )
         for client, upload in uploads.items():
             if settings.sparse:
-                upload, _ = changed(
-                    upload, self.sent[client]["psi"], self.names, settings.threshold
-                )
-                uploads[client] = upload
-                # A copy: what is kept here and among the helpers must not share memory on disk.
-                held = {name: value.clone() for name, value in upload.items()}
-                self.known[client] = {"sigma": self.sent[client]["sigma"], "psi": held}
+                uploads[client] = upload = self.links.up(client, upload)
             if settings.helpers:
                 theta = {**upload, **joined(self.sigma, upload)}
                 with self.setup.hardware.arithmetic():
@@ -202,13 +170,13 @@ class FedMatch:
             "sigma": self.sigma.state_dict(),
             "psi": self.psi.state_dict(),
             "helpers": self.helpers.state_dict(),
-            "known": {str(client): states for client, states in self.known.items()},
+            "links": self.links.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("model", "sigma", "psi", "helpers"):
+        for name in ("model", "sigma", "psi", "helpers", "links"):
             getattr(self, name).load_state_dict(state[name])
-        self.known = {int(client): states for client, states in state["known"].items()}
+        self.meter.read()  # a round that was given up half-way leaves its sums behind
 
 
 class FedMatchWork:
