@@ -206,6 +206,7 @@ def run_rounds(
     )
     history: list[dict[str, Any]] = []
     first, best = 0, 0.0
+    best_state: dict[str, Any] | None = None
     if state is not None:
         method.load_state_dict(state["method"])
         fleet.traffic.load_state_dict(state["traffic"])
@@ -248,6 +249,7 @@ def run_rounds(
             except Stopped:
                 if directory is not None:
                     directory.save("latest", before)
+                    _save_best(directory, best_state)
                 log.info("stopped before round %d was complete", round_index)
                 return _result(method, history, best, stopped=True, directory=directory)
             last = round_index == config.rounds - 1
@@ -264,13 +266,19 @@ def run_rounds(
             round_index += 1
             if directory is not None:
                 directory.append(row)
-                if improved and round_index > 0:
-                    directory.save("best", full_state(round_index))
+                if improved:
+                    best_state = checkpoint.snapshot(full_state(round_index))
                 if last or round_index % config.runtime.checkpoint_every == 0:
                     directory.save("latest", full_state(round_index))
+                    best_state = _save_best(directory, best_state)
             if observe is not None:
                 observe(row)
     return _result(method, history, best, stopped=False, directory=directory)
+
+
+def _save_best(directory: RunDirectory, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Write the best state since the last checkpoint; what could not be written is kept for the next."""
+    return None if state is None or directory.save("best", state) else state
 
 
 def _result(

@@ -166,7 +166,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
         logits = functional_call(psi, theta, strong[step])
         rows, loss = [], torch.zeros(())
         for row in range(8):
-            if float(p[row].max()) < 0.32:
+            if p[row].max().item() < 0.32:
                 continue
             kept += 1
             votes = [0] * 4

@@ -192,16 +192,19 @@ class Link:
         return stream.assembler.epoch > 0
 
     async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
-        while (chunk := await asyncio.wait_for(call.read(), transport.SILENCE_SECONDS)) is not grpc.aio.EOF:
-            beats = stream.assembler.beats
-            _, complete = stream.assembler.feed(chunk)
-            if complete is None:
-                self._show_life(stream, answer=stream.assembler.beats > beats)
-                continue
-            if not stream.assembler.epoch:
-                stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
-                self._current = stream
-            self._inbox.put(Received(stream, *complete))
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(transport.SILENCE_SECONDS) as silence:
+            while (chunk := await call.read()) is not grpc.aio.EOF:
+                silence.reschedule(loop.time() + transport.SILENCE_SECONDS)
+                beats = stream.assembler.beats
+                _, complete = stream.assembler.feed(chunk)
+                if complete is None:
+                    self._show_life(stream, answer=stream.assembler.beats > beats)
+                    continue
+                if not stream.assembler.epoch:
+                    stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
+                    self._current = stream
+                self._inbox.put(Received(stream, *complete))
 
     def _show_life(self, stream: Stream, answer: bool) -> None:
         """Answer a heartbeat; or say, now and then, that a long frame is still arriving.

@@ -176,7 +176,6 @@ class FedMatch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in ("model", "sigma", "psi", "helpers", "links"):
             getattr(self, name).load_state_dict(state[name])
-        self.meter.read()  # a round that was given up half-way leaves its sums behind
 
 
 class FedMatchWork:

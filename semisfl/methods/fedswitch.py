@@ -40,7 +40,7 @@ class FedSwitch:
 
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
-        self.student = whole(setup.model)
+        self.student = setup.hardware.working_copy(whole(setup.model))
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(
             setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema

@@ -33,7 +33,7 @@ class FedSwitchSL:
                 'has not; set fedswitch.rule = "student"'
             )
         device = setup.hardware.device
-        self.student = whole(setup.model)
+        self.student = setup.hardware.working_copy(whole(setup.model))
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.bottom, self.top = setup.model.bottom, setup.model.top
         self.teacher_bottom, self.teacher_top = (

@@ -47,7 +47,6 @@ class SupervisedPhase:
 
     def run(self, round_index: int, steps: int, lr: float) -> float:
         """So many steps; their mean loss."""
-        self.meter.read()  # a round that was given up half-way leaves its sums behind
         self.dropout.start(round_index)
         self.labeled.start(round_index, steps, self.view, views=1)
         self.sgd.restart(lr)

@@ -13,7 +13,7 @@ from semisfl.methods.full import SupervisedPhase, whole
 class Supervised:
     def __init__(self, setup: Setup) -> None:
         self.config = setup.config
-        self.student = whole(setup.model)
+        self.student = setup.hardware.working_copy(whole(setup.model))
         self.supervised = SupervisedPhase(setup, self.student)
 
     def round(self, round_index: int) -> dict[str, Any]:

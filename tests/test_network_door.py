@@ -1,0 +1,279 @@
+"""Who is turned away at the door: everyone who should be, each with one audit line."""
+
+import asyncio
+import logging
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from network_helpers import Network, network, on_loop, tiny, until
+
+from semisfl import certs
+from semisfl.certs import Credentials
+from semisfl.fleet import protocol, transport
+from semisfl.fleet.transport import CHUNK, MAGIC, PREFIX, Assembler, cut
+from semisfl.fleet.wire import encode
+
+HANDSHAKE = 1.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("authority")
+    certs.make_authority(place)
+    certs.make_server(place, ["localhost"])
+    for name in ("client-0", "client-1", "revoked"):
+        certs.make_client(place, name)
+    certs.revoke(place, "revoked")
+    return place
+
+
+@pytest.fixture(scope="module")
+def net(folder: Path) -> Iterator[Network]:
+    with network(tiny(2), certificates=folder, handshake_seconds=HANDSHAKE) as net:
+        yield net
+
+
+def own(folder: Path, name: str = "client-0") -> Credentials:
+    return certs.load_client_credentials(folder, name)
+
+
+def forged(folder: Path, subject: str, uri: str | None, usage: x509.ObjectIdentifier, issuer: Path | None = None) -> Credentials:
+    """A certificate signed by this authority that `semisfl certs` would never make."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    place = issuer or folder / "authority"
+    authority = x509.load_pem_x509_certificate(place.with_suffix(".crt").read_bytes())
+    signer = serialization.load_pem_private_key(place.with_suffix(".key").read_bytes(), None)
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    )
+    if uri is not None:
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+        builder = builder.add_extension(names, critical=False)
+    certificate = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    if issuer is not None:
+        certificate += place.with_suffix(".crt").read_bytes()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Credentials((folder / "authority.crt").read_bytes(), certificate, private)
+
+
+@dataclass
+class Outcome:
+    frames: int
+    code: grpc.StatusCode
+    details: str
+
+
+def knock(
+    port: int,
+    credentials: Credentials | None,
+    chunks: list[bytes] | None = None,
+    *,
+    host: str = "localhost",
+    then: list[bytes] | None = None,
+    trust: bytes | None = None,
+) -> Outcome:
+    """Open a stream by hand, send ``chunks`` and, once welcomed, ``then``; see how it ends."""
+
+    async def attempt() -> Outcome:
+        if credentials is None and trust is None:
+            channel = grpc.aio.insecure_channel(f"{host}:{port}", options=transport.options())
+        elif credentials is None:
+            channel = grpc.aio.secure_channel(
+                f"{host}:{port}", grpc.ssl_channel_credentials(trust), options=transport.options()
+            )
+        else:
+            tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+            channel = grpc.aio.secure_channel(f"{host}:{port}", tls, options=transport.options())
+        call = channel.stream_stream(transport.METHOD)()
+        frames = 0
+        try:
+            async with asyncio.timeout(8):
+                for chunk in good_hello() if chunks is None else chunks:
+                    await call.write(chunk)
+                while (chunk := await call.read()) is not grpc.aio.EOF:
+                    frames += 1
+                    for answer in then or []:
+                        await call.write(answer)
+                    then_sent.append(True)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass
+        code, details = await call.code(), await call.details()
+        await channel.close()
+        return Outcome(frames, code, details or "")
+
+    then_sent: list[bool] = []
+    return on_loop(attempt())
+
+
+def good_hello(**changes: object) -> list[bytes]:
+    fields = {"protocol": 1, "run": "", "name": "", "codecs": ["bf16", "fp16", "fp32", "int8"], **changes}
+    return list(cut(encode("hello", fields, {}), 0, 0))
+
+
+def audit_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "semisfl.audit"]
+
+
+def test_the_right_client_is_welcomed(net: Network, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The control: everything below differs from this in one thing."""
+    client = net.join(0)
+    assert net.fleet.wait_for(1, 10)
+    time.sleep(HANDSHAKE + 0.7)
+    assert audit_lines(caplog) == [] and client.error is None
+    client.kill()
+    client.join(10)
+    until(lambda: net.fleet.present() == [])
+
+
+TLS_REFUSALS = {
+    "none": lambda folder, other: dict(credentials=None, trust=own(folder).authority),
+    "plaintext": lambda folder, other: dict(credentials=None),
+    "another authority": lambda folder, other: dict(credentials=replace(own(other), authority=own(folder).authority)),
+    "another authority on both sides": lambda folder, other: dict(credentials=own(other)),
+    "expired": lambda folder, other: dict(credentials=own(folder, "expired")),
+    "not yet valid": lambda folder, other: dict(credentials=own(folder, "early")),
+    "the server's own": lambda folder, other: dict(credentials=certs.load_server_credentials(folder)),
+    "server usage with a client's name": lambda folder, other: dict(
+        credentials=forged(folder, "client-0", "semisfl://client/client-0", ExtendedKeyUsageOID.SERVER_AUTH)
+    ),
+    "signed by a client": lambda folder, other: dict(
+        credentials=forged(
+            folder,
+            "client-1",
+            "semisfl://client/client-1",
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+            folder / "clients" / "client-0" / "client",
+        )
+    ),
+    "wrong host name": lambda folder, other: dict(credentials=own(folder), host="127.0.0.1"),
+}
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    now = datetime.now(UTC)
+    certs.make_client(folder, "expired", valid_from=now - timedelta(days=9), valid_until=now - timedelta(days=1))
+    certs.make_client(folder, "early", valid_from=now + timedelta(days=1), valid_until=now + timedelta(days=9))
+    place = tmp_path_factory.mktemp("other")
+    certs.make_authority(place)
+    certs.make_client(place, "client-0")
+    return place
+
+
+def test_refused_in_the_handshake(
+    net: Network, folder: Path, other: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, make in TLS_REFUSALS.items():
+        outcome = knock(net.port, **make(folder, other))
+        assert (outcome.frames, outcome.code) == (0, grpc.StatusCode.UNAVAILABLE), name
+    with socket.create_connection(("localhost", net.port)) as scan:
+        scan.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+    until(lambda: len(audit_lines(caplog)) >= len(TLS_REFUSALS) + 1, 5)
+    time.sleep(0.3)
+    assert len(audit_lines(caplog)) == len(TLS_REFUSALS) + 1
+    assert all("TLS" in line for line in audit_lines(caplog))
+    assert net.fleet.present() == []
+
+
+def ready(net: Network, **changes: object) -> list[bytes]:
+    fields = {"model": net.fleet._shapes.digest, "images": 3, "skipped": 0, **changes}
+    epoch = net.fleet._door._epochs["client-1"] + 1
+    return list(cut(encode("ready", fields, {}), epoch, 1))
+
+
+DOOR_REFUSALS = {
+    "revoked": (lambda net, folder: dict(credentials=own(folder, "revoked")), "revoked"),
+    "no name": (
+        lambda net, folder: dict(credentials=forged(folder, "client-0", None, ExtendedKeyUsageOID.CLIENT_AUTH)),
+        "",
+    ),
+    "two names": (
+        lambda net, folder: dict(
+            credentials=forged(folder, "client-0", "semisfl://client/client-1", ExtendedKeyUsageOID.CLIENT_AUTH)
+        ),
+        "",
+    ),
+    "stranger when all places are taken": (
+        lambda net, folder: dict(
+            credentials=forged(folder, "client-7", "semisfl://client/client-7", ExtendedKeyUsageOID.CLIENT_AUTH)
+        ),
+        "all clients.total = 2 places are taken",
+    ),
+    "another protocol": (lambda net, folder: dict(chunks=good_hello(protocol=2)), "protocol 2 but 1 here"),
+    "another frame version": (
+        lambda net, folder: dict(chunks=[_other_version(good_hello()[0])]),
+        "protocol 9",
+    ),
+    "another run": (lambda net, folder: dict(chunks=good_hello(run="0" * 32)), "belongs to run"),
+    "too few codecs": (lambda net, folder: dict(chunks=good_hello(codecs=["int8"])), "codecs fp32"),
+    "another kind": (
+        lambda net, folder: dict(chunks=list(cut(encode("bottom", {"round": 1}, {}), 0, 0))),
+        "not expected",
+    ),
+    "extra field": (lambda net, folder: dict(chunks=good_hello(image="x")), "fields are"),
+    "garbage": (lambda net, folder: dict(chunks=[b"\\x00" * 40]), "instead of"),
+    "too short": (lambda net, folder: dict(chunks=[b"SSF1"]), "its prefix has"),
+    "oversize": (lambda net, folder: dict(chunks=list(cut([bytes(3 * CHUNK)], 0, 0))), "this phase allows"),
+    "claims the earth": (
+        lambda net, folder: dict(chunks=[PREFIX.pack(MAGIC, 0, 0, 2**63) + b"x"]),
+        "any frame may have",
+    ),
+    "silence": (lambda net, folder: dict(chunks=[]), "no hello within"),
+    "another model": (lambda net, folder: dict(then=ready(net, model="f" * 32)), "built model"),
+    "no images": (lambda net, folder: dict(then=ready(net, images=0)), "no images"),
+    "answers with something else": (
+        lambda net, folder: dict(then=list(cut([b"x" * 50], net.fleet._door._epochs["client-1"] + 1, 1))),
+        "not semisfl",
+    ),
+}
+
+
+def _other_version(chunk: bytes) -> bytes:
+    at = PREFIX.size + 4
+    return chunk[:at] + struct.pack("<I", 9) + chunk[at + 4 :]
+
+
+@pytest.mark.parametrize("name", DOOR_REFUSALS)
+def test_refused_at_hello(name: str, net: Network, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, reason = DOOR_REFUSALS[name]
+    how = {"credentials": own(folder, "client-1"), **make(net, folder)}
+    net.fleet._door._strikes.clear()
+    outcome = knock(net.port, **how)
+    final = {
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    }
+    assert outcome.code in final, outcome
+    assert outcome.frames == (1 if "then" in how else 0)
+    assert reason in outcome.details
+    (line,) = audit_lines(caplog)
+    assert "refused peer=ipv" in line and outcome.details in line
+    assert net.fleet.present() == []
+
+
+def test_nothing_private_is_in_a_credential_s_text(folder: Path) -> None:
+    assert "PRIVATE" not in repr(own(folder))
