@@ -1,15 +1,15 @@
 """What the network costs: an iteration against a bare TLS socket, idle clients, coming back.
 
-    python -m benchmarks.network [iteration] [idle] [return] [--clients N] [--json]
+    python -m benchmarks.network [iteration | idle ...] [--clients N] [--json]
 
 Everything is on loopback with mutual TLS. The two sides of a ratio are measured in turns within
 one run, so that a busy machine disturbs both alike.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import resource
@@ -30,9 +30,9 @@ from torch import nn
 
 from semisfl import certs
 from semisfl.config import Config, parse
-from semisfl.fleet import protocol
+from semisfl.fleet import transport
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.link import Link
+from semisfl.fleet.link import Link, Received
 from semisfl.fleet.protocol import Shapes, Terms
 from semisfl.fleet.remote import RemoteFleet
 from semisfl.fleet.transport import LoopThread
@@ -47,7 +47,9 @@ PROCESSES = multiprocessing.get_context("fork")
 
 def configuration(clients: int) -> Config:
     active = min(clients, CLIENTS)
-    return parse({"clients": {"total": clients, "active": active, "batch": BATCH, "steps": 1_000_000}})
+    return parse(
+        {"clients": {"total": clients, "active": active, "batch": BATCH, "steps": 1_000_000}}
+    )
 
 
 def model() -> SplitModel:
@@ -122,7 +124,9 @@ def bare_client(folder: Path, number: int, port: int, up: int, down: int) -> Non
     context = ssl.create_default_context(cafile=str(place / "authority.crt"))
     context.load_cert_chain(place / "client.crt", place / "client.key")
     payload, room = os.urandom(up), memoryview(bytearray(down))
-    with context.wrap_socket(socket.create_connection(("localhost", port)), server_hostname="localhost") as stream:
+    with context.wrap_socket(
+        socket.create_connection(("localhost", port)), server_hostname="localhost"
+    ) as stream:
         with contextlib.suppress(OSError, EOFError):
             while True:
                 stream.sendall(payload)
@@ -197,9 +201,14 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
             port = free.getsockname()[1]
         # Forked before this process has a gRPC thread: a fork would not survive one.
         bare_port, up, down = listener.getsockname()[1], 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
-        ours = [PROCESSES.Process(target=stand_in, args=(folder, n, port), daemon=True) for n in range(CLIENTS)]
+        ours = [
+            PROCESSES.Process(target=stand_in, args=(folder, n, port), daemon=True)
+            for n in range(CLIENTS)
+        ]
         bare = [
-            PROCESSES.Process(target=bare_client, args=(folder, n, bare_port, up, down), daemon=True)
+            PROCESSES.Process(
+                target=bare_client, args=(folder, n, bare_port, up, down), daemon=True
+            )
             for n in range(CLIENTS)
         ]
         for process in [*ours, *bare]:
@@ -217,7 +226,10 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
         for process in [*ours, *bare]:
             process.kill()
         fleet.kill()
-    middle = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in results.items()}
+    middle = {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in results.items()
+    }
     return {
         "fleet_ms": round(middle["fleet"][0], 1),
         "bare_tls_ms": round(middle["bare"][0], 1),
@@ -225,3 +237,134 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
         "fleet_server_cpu_ms": round(middle["fleet"][1], 1),
         "bare_server_cpu_ms": round(middle["bare"][1], 1),
     }
+
+
+# --- many clients ---------------------------------------------------------------------------------
+
+
+class Responder:
+    """Takes a link's place in the inbox: says it is ready, on the loop, and nothing else."""
+
+    def __init__(self, digest: str) -> None:
+        self._ready = encode("ready", {"model": digest, "images": 1, "skipped": 0}, {})
+
+    def put(self, item: object) -> None:
+        if isinstance(item, Received) and item.ticket == 1:
+            item.stream.answer(item.ticket, self._ready)
+
+
+def crowd(folder: Path, first: int, last: int, port: int) -> None:
+    """Many clients in one process, each with its own certificate, connection and back-off."""
+    thread = LoopThread("crowd")
+    responder = Responder(Shapes.of(configuration(CLIENTS), model()).digest)
+    links = []
+    for number in range(first, last):
+        credentials = certs.load_client_credentials(folder, f"client-{number}")
+        link = Link(f"localhost:{port}", credentials, thread=thread)
+        link._inbox = responder  # type: ignore[assignment]
+        links.append(link)
+    signal.pause()
+
+
+def lonely_server(folder: Path, clients: int, port: int, state: Any) -> None:
+    """Counts who is there, for another process to see; and, once all are, what they cost."""
+    fleet = server(folder, clients, port)
+    empty = resident()
+    while True:
+        state["present"] = len(fleet.present())
+        state["megabytes"] = (resident() - empty) / 2**20
+        state["cpu"] = time.process_time()
+        delays = sorted(
+            session.delay for session in list(fleet._door.sessions.values()) if session.delay
+        )
+        if delays:
+            state["heartbeats"], state["p99"] = len(delays), delays[int(0.99 * (len(delays) - 1))]
+        time.sleep(0.05)
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> float:
+    started = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - started > seconds:
+            raise TimeoutError(f"not so after {seconds} s")
+        time.sleep(0.01)
+    return time.perf_counter() - started
+
+
+def idle(clients: int = 1000) -> dict[str, Any]:
+    """Idle mutual-TLS clients on one server, and how soon they are back when it is killed."""
+    with tempfile.TemporaryDirectory() as place, PROCESSES.Manager() as manager:
+        folder = Path(place)
+        authority(folder, clients)
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        state = manager.dict(present=0, heartbeats=0)
+
+        def start_server() -> multiprocessing.Process:
+            process = PROCESSES.Process(
+                target=lonely_server, args=(folder, clients, port, state), daemon=True
+            )
+            process.start()
+            return process
+
+        process = start_server()
+        people = PROCESSES.Process(target=crowd, args=(folder, 0, clients, port), daemon=True)
+        people.start()
+        connected = wait(lambda: state["present"] == clients, 300)
+        # Every client is sent one heartbeat in this time.
+        before, _ = state["cpu"], wait(lambda: state["heartbeats"] >= clients, 60)
+        time.sleep(transport.BEAT_SECONDS)
+        result = {
+            "clients": clients,
+            "seconds_to_connect": round(connected, 1),
+            "server_kilobytes_a_client": round(1024 * state["megabytes"] / clients, 1),
+            "server_cpu_seconds_idle": round(state["cpu"] - before, 2),
+            "heartbeat_p99_ms": round(1e3 * state["p99"], 1),
+        }
+        process.kill()
+        process.join()
+        state["present"] = 0
+        process = start_server()
+        result["seconds_until_all_are_back"] = round(
+            wait(lambda: state["present"] == clients, 300), 1
+        )
+        for each in (process, people):
+            each.kill()
+            each.join()
+    return result
+
+
+BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "iteration": lambda clients: iteration(),
+    "idle": idle,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(BENCHMARKS), help=", ".join(BENCHMARKS))
+    parser.add_argument(
+        "--clients", type=int, default=1000, help="of `idle`; 5000 needs `ulimit -n 20000`"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    for name in options.names:
+        if name not in BENCHMARKS:
+            sys.exit(f"{name!r} is not known; use {', '.join(BENCHMARKS)}")
+        result = BENCHMARKS[name](options.clients)
+        if options.json:
+            print(json.dumps({"benchmark": f"network_{name}", **result}))
+        else:
+            print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ class Hardware:
         self._pool: tuple[int, int] | None = None
         self._graph_generators: list[torch.Generator] = []
         self._streams: list[torch.cuda.Stream] = []
+        self._cores: ThreadPoolExecutor | None = None
         self._tasks: list[Callable[[], None]] = []
         self._beside: torch.cuda.Stream | None = None
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -51,7 +53,9 @@ class Hardware:
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """Models called inside compute in the chosen precision."""
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+        with torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+        ):
             yield
 
     @property
@@ -76,10 +80,9 @@ class Hardware:
         return generator
 
     def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Independent calls; on a GPU spread over a few streams."""
+        """Independent calls; on a GPU spread over a few streams, on a CPU over its cores."""
         if self.device.type != "cuda" or len(calls) == 1:
-            for call in calls:
-                call()
+            self._on_cores(calls)
             return
         main = torch.cuda.current_stream()
         if not self._streams:
@@ -91,6 +94,23 @@ class Hardware:
                 call()
         for stream in self._streams:
             main.wait_stream(stream)
+
+    def _on_cores(self, calls: Sequence[Callable[[], None]]) -> None:
+        """One call a core: small models gain little from many cores working on one operation."""
+        cores = torch.get_num_threads()
+        if self.device.type != "cpu" or cores == 1 or len(calls) == 1:
+            for call in calls:
+                call()
+            return
+        if self._cores is None:
+            self._cores = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
+
+        def alone(call: Callable[[], None]) -> None:
+            with self.arithmetic():  # autocast is a matter of each thread
+                call()
+
+        for _ in self._cores.map(alone, calls):
+            pass
 
     def while_busy(self, task: Callable[[], None]) -> None:
         """Do ``task`` when the host would next wait for the GPU; on a CPU there is no such time."""
@@ -182,7 +202,9 @@ def _choose(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is available here; use --device cpu or auto")
+        raise ValueError(
+            "--device cuda: no CUDA device is available here; use --device cpu or auto"
+        )
     if device not in ("cpu", "cuda") and not device.startswith("cuda:"):
         raise ValueError(f"--device {device!r} is not known; use auto, cpu or cuda")
     return torch.device(device)

@@ -24,7 +24,15 @@ CLOSED = tl.constexpr(4)
 
 @triton.jit
 def _tile(
-    pixels, channels, width_out, height_out, width, height, POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+    pixels,
+    channels,
+    width_out,
+    height_out,
+    width,
+    height,
+    POOL: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
     """Offsets of a tile in the pooled and in the unpooled image, which of it exists, its channels."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -76,7 +84,11 @@ def _backward(
     chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
     for corner in tl.static_range(0, POOL * POOL):
         step = (corner // 2 * width + corner % 2) * channels
-        tl.store(grad_x + source + step, tl.where(chosen == corner, value, 0.0).to(value.dtype), mask=inside)
+        tl.store(
+            grad_x + source + step,
+            tl.where(chosen == corner, value, 0.0).to(value.dtype),
+            mask=inside,
+        )
     total = tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
     tl.store(sums + tl.program_id(0) * channels + channel, total, mask=channel < channels)
 
@@ -87,7 +99,9 @@ class _BiasRelu(torch.autograd.Function):
         images, channels, height, width = x.shape
         shape = (images, channels, height // pool, width // pool)
         out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
-        which = torch.empty(shape, device=x.device, dtype=torch.uint8, memory_format=torch.channels_last)
+        which = torch.empty(
+            shape, device=x.device, dtype=torch.uint8, memory_format=torch.channels_last
+        )
         pixels = out.numel() // channels
         ctx.sizes = (pixels, channels, width // pool, height // pool, width, height)
         ctx.grid = (triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]))
@@ -100,7 +114,9 @@ class _BiasRelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         (which,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        grad_x = torch.empty(ctx.shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last)
+        grad_x = torch.empty(
+            ctx.shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last
+        )
         if ctx.shape[2] % ctx.pool or ctx.shape[3] % ctx.pool:
             # The kernel writes every pixel that was pooled; an odd last row or column was not.
             grad_x.zero_()
@@ -116,7 +132,16 @@ def bias_relu(x: Tensor, bias: Tensor, pool: int) -> Tensor:
 
 @triton.jit
 def _sgd(
-    master, work, momentum, gradient, lr, total, decay, mu, NESTEROV: tl.constexpr, BLOCK: tl.constexpr
+    master,
+    work,
+    momentum,
+    gradient,
+    lr,
+    total,
+    decay,
+    mu,
+    NESTEROV: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < total
@@ -131,7 +156,12 @@ def _sgd(
 
 
 def sgd(
-    master: Tensor, work: Tensor, momentum: Tensor, gradient: Tensor, lr: Tensor, config: OptimizerConfig
+    master: Tensor,
+    work: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    lr: Tensor,
+    config: OptimizerConfig,
 ) -> None:
     """One SGD step of flat full-precision weights; ``work`` is their copy in another type."""
     _sgd[(triton.cdiv(master.numel(), BLOCK),)](
@@ -161,4 +191,6 @@ def _follow(target, source, work, keep, total, copied, BLOCK: tl.constexpr):
 def follow(target: Tensor, source: Tensor, work: Tensor, keep: Tensor) -> None:
     """target <- keep target + (1 - keep) source; ``work`` copies the head of ``target``."""
     total = target.numel()
-    _follow[(triton.cdiv(total, BLOCK),)](target, source, work, keep, total, work.numel(), BLOCK=BLOCK)
+    _follow[(triton.cdiv(total, BLOCK),)](
+        target, source, work, keep, total, work.numel(), BLOCK=BLOCK
+    )

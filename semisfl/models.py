@@ -84,7 +84,12 @@ def _plain_pool(layer: nn.Module) -> bool:
         return False
     return all(
         value in (wanted, (wanted, wanted))
-        for value, wanted in ((layer.kernel_size, 2), (layer.stride, 2), (layer.padding, 0), (layer.dilation, 1))
+        for value, wanted in (
+            (layer.kernel_size, 2),
+            (layer.stride, 2),
+            (layer.padding, 0),
+            (layer.dilation, 1),
+        )
     )
 
 
@@ -118,7 +123,11 @@ def cnn(shape: Shape, classes: int) -> nn.Sequential:
         channels = width
     layers.append(("flatten", nn.Flatten()))
     size = _flat_size(layers, shape)
-    layers += [("fc1", nn.Linear(size, 512)), ("relu_fc1", nn.ReLU()), ("fc2", nn.Linear(512, classes))]
+    layers += [
+        ("fc1", nn.Linear(size, 512)),
+        ("relu_fc1", nn.ReLU()),
+        ("fc2", nn.Linear(512, classes)),
+    ]
     return _stack(layers)
 
 
@@ -151,7 +160,9 @@ def _vgg(depths: tuple[int, ...]) -> Callable[[Shape, int], nn.Sequential]:
     def build(shape: Shape, classes: int) -> nn.Sequential:
         layers: list[tuple[str, nn.Module]] = []
         channels = shape[0]
-        for block, (width, depth) in enumerate(zip((64, 128, 256, 512, 512), depths, strict=True), 1):
+        for block, (width, depth) in enumerate(
+            zip((64, 128, 256, 512, 512), depths, strict=True), 1
+        ):
             for number in range(1, depth + 1):
                 layers += [
                     (f"conv{block}_{number}", nn.Conv2d(channels, width, 3, padding=1)),
@@ -192,7 +203,9 @@ class SplitModel(nn.Module):
     to the space in which clusters are formed.
     """
 
-    def __init__(self, bottom: nn.Module, top: nn.Module, projector: nn.Module, features: int) -> None:
+    def __init__(
+        self, bottom: nn.Module, top: nn.Module, projector: nn.Module, features: int
+    ) -> None:
         super().__init__()
         self.bottom = bottom
         self.top = top
@@ -209,7 +222,9 @@ class SplitModel(nn.Module):
     @property
     def keys(self) -> int:
         """Length of a projected feature."""
-        widths = [layer.out_features for layer in self.projector.modules() if isinstance(layer, nn.Linear)]
+        widths = [
+            layer.out_features for layer in self.projector.modules() if isinstance(layer, nn.Linear)
+        ]
         return widths[-1] if widths else self.features
 
 
@@ -231,9 +246,13 @@ def split(
     at = _cut_index(layers, cut)
     bottom = _stack([*layers[:at]])
     if not any(True for _ in bottom.parameters()):
-        raise ValueError(f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution")
+        raise ValueError(
+            f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution"
+        )
     if not any(True for _, layer in layers[at:] for _ in layer.parameters()):
-        raise ValueError(f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer")
+        raise ValueError(
+            f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
+        )
     cut_shape = feature_shape(bottom, shape)
     if len(cut_shape) > 1:
         bottom = _stack([*layers[:at], ("cut", nn.Flatten())])
@@ -281,11 +300,15 @@ def _cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> in
     if cut is None:
         flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
         if not flat or flat[0] + 1 >= len(layers):
-            raise ValueError("model.cut is not given and the model has no Flatten layer to cut at; set it")
+            raise ValueError(
+                "model.cut is not given and the model has no Flatten layer to cut at; set it"
+            )
         return flat[0] + 1
     if isinstance(cut, str):
         if cut not in names:
-            raise ValueError(f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}")
+            raise ValueError(
+                f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
+            )
         cut = names.index(cut) + 1
     if not 1 <= cut <= len(layers) - 1:
         raise ValueError(
@@ -303,7 +326,9 @@ def _adopt_dropout(module: nn.Module) -> None:
 
 
 def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    return [
+        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
 
 
 def parameter_count(module: nn.Module) -> int:

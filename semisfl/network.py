@@ -28,7 +28,13 @@ from semisfl.rundir import RunDirectory
 log = logging.getLogger(__name__)
 
 WORKS = {work.name: work for entry in METHODS.values() for work in entry.works}
-DEMO = {"clients.total": 4, "clients.active": 4, "rounds": 8, "network.quorum": 2, "data.partition.kind": "iid"}
+DEMO = {
+    "clients.total": 4,
+    "clients.active": 4,
+    "rounds": 8,
+    "network.quorum": 2,
+    "data.partition.kind": "iid",
+}
 
 
 def serve(
@@ -58,7 +64,9 @@ def serve(
         log.warning("%s", note)
     known = np.flatnonzero(data.labels.numpy() >= 0)
     if not known.size:
-        raise ConfigError(f"{labeled} holds no labelled images; it needs train/<class>/* and test/<class>/*")
+        raise ConfigError(
+            f"{labeled} holds no labelled images; it needs train/<class>/* and test/<class>/*"
+        )
     hardware = Hardware(device, settings.runtime)
     watch(hardware)
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
@@ -76,7 +84,10 @@ def serve(
         listening(fleet.port)
         fleet.wait_ready()
         # Only how many there are matters here, for |D_l| / |D|: the images stay with the clients.
-        shards = tuple(np.zeros(count, np.int64) for count in _image_counts(fleet, settings, out / "images.json"))
+        shards = tuple(
+            np.zeros(count, np.int64)
+            for count in _image_counts(fleet, settings, out / "images.json")
+        )
         experiment = run.assemble(
             settings,
             data,
@@ -123,7 +134,9 @@ def join(
 
     Raises `semisfl.fleet.link.Rejected` with the server's reason if it refuses this client.
     """
-    credentials = None if insecure_loopback else certs.load_client_credentials(certificates or Path())
+    credentials = (
+        None if insecure_loopback else certs.load_client_credentials(certificates or Path())
+    )
     if not data.is_dir():
         raise ConfigError(f"{data} is no folder; --data wants a folder of images")
     link = Link(address, credentials, name=name, insecure_loopback=insecure_loopback)
@@ -145,13 +158,22 @@ def load_images(root: Path, shape: Shape) -> tuple[torch.Tensor, int]:
     read = [packed._pixels(rows, row, (width, height), channels) for row in range(len(rows.names))]
     kept = [pixels for pixels in read if pixels is not None]
     if not kept:
-        raise ConfigError(f"none of the {len(read)} images in {root} can be read; formats: {', '.join(packed.FORMATS)}")
+        raise ConfigError(
+            f"none of the {len(read)} images in {root} can be read; formats: {', '.join(packed.FORMATS)}"
+        )
     if len(kept) < len(read):
-        log.warning("%d of %d images in %s could not be read and are skipped", len(read) - len(kept), len(read), root)
+        log.warning(
+            "%d of %d images in %s could not be read and are skipped",
+            len(read) - len(kept),
+            len(read),
+            root,
+        )
     return torch.from_numpy(np.stack(kept)), len(read) - len(kept)
 
 
-def demo_network(place: Path, *, observe: run.Observer | None = None, device: str = "auto") -> run.Result:
+def demo_network(
+    place: Path, *, observe: run.Observer | None = None, device: str = "auto"
+) -> run.Result:
     """A server here and four client processes, on loopback with real TLS and the embedded digits."""
     assignments = [f"{key}={value}" for key, value in DEMO.items()]
     settings = config.parse(config.override(presets.digits(), assignments))
@@ -205,4 +227,8 @@ def _write_demo_images(settings: Config, place: Path) -> None:
     write(data.images[labeled], by_class(data.labels[labeled]), place / "labeled" / "train")
     write(data.test_images, by_class(data.test_labels), place / "labeled" / "test")
     for number, shard in enumerate(partition.clients):
-        write(data.images[torch.from_numpy(shard)], [str(n) for n in range(len(shard))], place / f"device-{number}")
+        write(
+            data.images[torch.from_numpy(shard)],
+            [str(n) for n in range(len(shard))],
+            place / f"device-{number}",
+        )

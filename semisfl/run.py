@@ -66,9 +66,13 @@ class Experiment:
             hits = torch.zeros((), device=self.hardware.device)
             with self.hardware.arithmetic():
                 for images, labels in zip(
-                    self.test_images.split(TEST_BATCH), self.test_labels.split(TEST_BATCH), strict=True
+                    self.test_images.split(TEST_BATCH),
+                    self.test_labels.split(TEST_BATCH),
+                    strict=True,
                 ):
-                    hits += (model(self.normalizer(images, self.hardware.dtype)).argmax(1) == labels).sum()
+                    hits += (
+                        model(self.normalizer(images, self.hardware.dtype)).argmax(1) == labels
+                    ).sum()
             model.train(mode)
             accuracies[name] = 100 * float(hits) / len(self.test_labels)
         return accuracies
@@ -127,7 +131,9 @@ def assemble(
     )
     normalizer = Normalizer.of(data.mean, data.std).to(hardware.device)
     chosen = torch.from_numpy(partition.labeled).to(hardware.device)
-    batches = RoundBatches(images[chosen], augmentation, normalizer, hardware.dtype, whole=hardware.capture)
+    batches = RoundBatches(
+        images[chosen], augmentation, normalizer, hardware.dtype, whole=hardware.capture
+    )
     labeled = LabeledImages(batches, labels[chosen], config, hardware)
     fleet = make_fleet(
         split_model, images, labels, partition.clients, config, augmentation, normalizer, hardware
@@ -183,7 +189,9 @@ def train(
     return run_rounds(experiment, directory, observe=observe)
 
 
-def resume(path: Path | str, *, device: str = "auto", observe: Observer | None = None, **own: Any) -> Result:
+def resume(
+    path: Path | str, *, device: str = "auto", observe: Observer | None = None, **own: Any
+) -> Result:
     """Continue the run in ``path`` from its latest checkpoint; ``own`` data and model as in `train`."""
     directory = RunDirectory.open(Path(path))
     experiment = assemble(directory.config(), device=device, **own)
@@ -232,7 +240,9 @@ def run_rounds(
                 root.setLevel(logging.INFO)
             stack.callback(root.removeHandler, handler)
             stack.callback(handler.close)
-        log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, hardware.device)
+        log.info(
+            "%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, hardware.device
+        )
         round_index = first
         while round_index < config.rounds:
             # A stopped or aborted round is undone: the checkpoint is always a round's start.
@@ -282,7 +292,12 @@ def _save_best(directory: RunDirectory, state: dict[str, Any] | None) -> dict[st
 
 
 def _result(
-    method: Method, history: list[dict[str, Any]], best: float, *, stopped: bool, directory: RunDirectory | None
+    method: Method,
+    history: list[dict[str, Any]],
+    best: float,
+    *,
+    stopped: bool,
+    directory: RunDirectory | None,
 ) -> Result:
     tested = [row["accuracy"] for row in history if "accuracy" in row]
     return Result(

@@ -141,7 +141,11 @@ class Network:
 
     def start_server(self, port: int = 0) -> None:
         self.experiment = run.assemble(
-            self.config, self.data, self.partition, device="cpu", make_fleet=functools.partial(self._fleet, port)
+            self.config,
+            self.data,
+            self.partition,
+            device="cpu",
+            make_fleet=functools.partial(self._fleet, port),
         )
         self.fleet: RemoteFleet = self.experiment.fleet  # type: ignore[assignment]
         self.port = self.fleet.port
@@ -161,7 +165,9 @@ class Network:
             thread=loop_thread(),
         )
         prefix = "" if self.certificates else "plaintext:"
-        fleet.roster.load_state_dict({f"{prefix}client-{i}": i for i in range(self.config.clients.total)})
+        fleet.roster.load_state_dict(
+            {f"{prefix}client-{i}": i for i in range(self.config.clients.total)}
+        )
         return fleet
 
     @property
@@ -233,7 +239,9 @@ class Oracle:
 
     capturable = False
 
-    def __init__(self, net_config: Config, data: Dataset, partition: Partition, *leaving: Leaving) -> None:
+    def __init__(
+        self, net_config: Config, data: Dataset, partition: Partition, *leaving: Leaving
+    ) -> None:
         self.traffic = Traffic()
         self._config, self._data, self._shards = net_config, data, partition.clients
         self._leaving = leaving
@@ -245,7 +253,9 @@ class Oracle:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         terms = Terms(self._config, shape, len(self._data.classes), self._data.mean, self._data.std)
         for client, shard in enumerate(self._shards):
-            self._members[client] = Member(terms, lambda _, shard=shard: (images[shard], 0), hardware)
+            self._members[client] = Member(
+                terms, lambda _, shard=shard: (images[shard], 0), hardware
+            )
             self._members[client].enrol(client)
         return self
 
@@ -261,7 +271,12 @@ class Oracle:
         self._active = plan.active
         self._bottoms: dict[int, State] = {}
         for client in self._active:
-            one = replace(plan, active=(client,), bottom=snapshot(plan.bottom), teacher_bottom=snapshot(plan.teacher_bottom))
+            one = replace(
+                plan,
+                active=(client,),
+                bottom=snapshot(plan.bottom),
+                teacher_bottom=snapshot(plan.teacher_bottom),
+            )
             self._members[client].fleet.start_round(one)
 
     def _here(self) -> tuple[int, ...]:
@@ -281,7 +296,9 @@ class Oracle:
         self._step += 1
 
     def finish_round(self) -> State:
-        mean = mean_state([snapshot(self._members[client].fleet.finish_round()) for client in self._here()])
+        mean = mean_state(
+            [snapshot(self._members[client].fleet.finish_round()) for client in self._here()]
+        )
         self._round += 1
         return mean
 

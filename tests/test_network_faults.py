@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from network_helpers import (
@@ -25,12 +26,15 @@ from network_helpers import (
     weights,
 )
 
-from semisfl import checkpoint, network as networks, run
+from PIL import Image
+
+from semisfl import certs, checkpoint, run
+from semisfl import network as networks
 from semisfl.fleet import transport
 from semisfl.fleet.device import Device
 from semisfl.fleet.link import Rejected, Stream
 from semisfl.fleet.wire import Frame
-from semisfl.rundir import RunDirectory
+from semisfl.rundir import RunDirectory, to_toml
 
 PHASES = ["broadcast", "forward", "gradients", "upload"]
 
@@ -197,7 +201,9 @@ def _crash_once(function: Callable) -> Callable:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_killed_server_resumes_bit_for_bit(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_server_resumes_bit_for_bit(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_with_server_kills(seed, tmp_path, monkeypatch)
 
 
@@ -212,7 +218,10 @@ def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.M
 
 def sleeping(round_index: int, seconds: float) -> Callable[[Client, Frame], None]:
     def at(client: Client, frame: Frame) -> None:
-        if frame.kind == "gradients" and (frame.fields["round"], frame.fields["step"]) == (round_index, 0):
+        if frame.kind == "gradients" and (frame.fields["round"], frame.fields["step"]) == (
+            round_index,
+            0,
+        ):
             time.sleep(seconds)
 
     return at
@@ -259,7 +268,9 @@ def test_a_half_open_connection_is_noticed_on_both_sides(
         client = net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(1, 20)
         time.sleep(1.5 * transport.SILENCE_SECONDS)
-        assert net.fleet.present() == [0] and client.link.losses == 0, "heartbeats keep an idle link"
+        assert net.fleet.present() == [0] and client.link.losses == 0, (
+            "heartbeats keep an idle link"
+        )
         proxy.silent = True
         noticed = until(lambda: not net.fleet.present() and client.link.losses > 0, 30)
         assert noticed < transport.SILENCE_SECONDS + transport.BEAT_SECONDS
@@ -386,6 +397,7 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
         for client in range(3):
             net.join(client, break_at=dying("forward", 1, 1) if client == 2 else None)
         assert net.fleet.wait_for(3, 20)
+
         def come_back() -> None:
             until(lambda: "paused" in caplog.text, 20)
             net.join(2)
@@ -411,3 +423,86 @@ def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) 
         net.join_all()
         run.run_rounds(net.experiment)
         assert_same(net.experiment, undisturbed)
+
+
+# --- processes that are asked to stop -------------------------------------------------------------
+
+SERVER = """
+import signal, sys
+from pathlib import Path
+from semisfl import network
+from semisfl.config import parse, read
+place, port, resume = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "resume"
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: [setattr(hardware, "stopping", True) for hardware in seen])
+result = network.serve(parse(read(place / "run.toml")), place / "labeled", certificates=place / "certs",
+    listen=f"localhost:{port}", out=place / "out", resume=resume, device="cpu",
+    watch=seen.append, listening=lambda port: print(port, flush=True),
+    observe=lambda row: print("round", row["round"], flush=True))
+print("stopped" if result.stopped else "finished", flush=True)
+"""
+CLIENT = """
+import sys
+from pathlib import Path
+from semisfl import network
+place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+network.join(f"localhost:{port}", place / name, certificates=place / "certs" / "clients" / name, device="cpu")
+"""
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ends(process: subprocess.Popen[str], within: float) -> str:
+    out, err = process.communicate(timeout=within)
+    assert process.returncode == 0, err
+    return out
+
+
+def prepare(place: Path, rounds: int) -> None:
+    rng = np.random.default_rng(0)
+    for group, count in {"labeled/train/a": 8, "labeled/train/b": 8, "labeled/test/a": 2, "labeled/test/b": 2,
+                         "client-0": 12, "client-1": 12}.items():  # fmt: skip
+        (place / group).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)).save(
+                place / group / f"{number}.png"
+            )
+    (place / "run.toml").write_text(
+        to_toml(tiny(2, rounds=rounds, network={"quorum": 2})), encoding="utf-8"
+    )
+    certs.make_authority(place / "certs")
+    certs.make_server(place / "certs", ["localhost"])
+    for number in range(2):
+        certs.make_client(place / "certs", f"client-{number}")
+
+
+def test_processes_over_tls_stop_when_asked_are_killed_and_resume(tmp_path: Path) -> None:
+    """SIGTERM on either side ends it with status 0 within 10 s; SIGKILL of the server is survived."""
+    prepare(tmp_path, rounds=1_000_000)
+    server = start(SERVER, tmp_path, 0, "new")
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    clients = [start(CLIENT, tmp_path, port, f"client-{number}") for number in range(2)]
+    running = [server, *clients]
+    try:
+        while server.stdout.readline().strip() != "round 3":
+            assert server.poll() is None
+        server.kill()
+        server.wait(10)
+        running.append(server := start(SERVER, tmp_path, port, "resume"))
+        assert server.stdout is not None
+        assert int(server.stdout.readline()) == port
+        first = server.stdout.readline().split()
+        assert first[0] == "round" and int(first[1]) >= 3, "it goes on where it was"
+        clients[0].send_signal(signal.SIGTERM)
+        ends(clients[0], 10)
+        server.send_signal(signal.SIGTERM)
+        assert ends(server, 10).endswith("stopped\n")
+        clients[1].send_signal(signal.SIGTERM)
+        ends(clients[1], 10)
+    finally:
+        for process in running:
+            process.kill()

@@ -38,7 +38,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batchnorm_net(shape: models.Shape, classes: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(shape[0], 4, 5), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(36, classes)
+        nn.Conv2d(shape[0], 4, 5),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(36, classes),
     )
 
 
@@ -90,7 +95,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
     """Settings of a model whose features are as large as in earnest."""
 
     def build(shape: models.Shape, classes: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv2d(1, 28, 5), nn.ReLU(), nn.Flatten(), nn.Linear(28 * 144, classes))
+        return nn.Sequential(
+            nn.Conv2d(1, 28, 5), nn.ReLU(), nn.Flatten(), nn.Linear(28 * 144, classes)
+        )
 
     monkeypatch.setitem(models.MODELS, "wide", build)
     return {"model": {"name": "wide"}, "clients": {"batch": 64, "steps": 4}}
@@ -103,7 +110,9 @@ def test_frames_larger_than_any_message(wide: dict[str, dict]) -> None:
     assert net.fleet.traffic.by_kind()["features_up"] == 2 * 4 * frame
 
 
-def test_overhead_on_the_socket_is_below_one_percent(authority: Path, wide: dict[str, dict]) -> None:
+def test_overhead_on_the_socket_is_below_one_percent(
+    authority: Path, wide: dict[str, dict]
+) -> None:
     """Bytes that really passed through TCP, TLS included, against the payload that is counted."""
     with network(tiny(1, rounds=1, **wide), certificates=authority) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
@@ -131,13 +140,17 @@ def image_folder(root: Path, count: int, side: int = SIDE) -> list[Path]:
     return paths
 
 
-def test_a_client_sends_features_weights_and_counts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_sends_features_weights_and_counts_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything written to the stream is recorded, taken apart and accounted for."""
     paths = image_folder(tmp_path / "secret-folder", 12)
     sent: list[bytes] = []
     original = Link._send
 
-    async def recording(self: Link, call: object, epoch: int, ticket: int, parts: transport.Parts) -> None:
+    async def recording(
+        self: Link, call: object, epoch: int, ticket: int, parts: transport.Parts
+    ) -> None:
         sent.append(b"".join(parts))
         await original(self, call, epoch, ticket, parts)  # type: ignore[arg-type]
 
@@ -166,13 +179,19 @@ def test_a_client_sends_features_weights_and_counts_only(tmp_path: Path, monkeyp
             kinds.append(frame.kind)
             if frame.kind == "done":
                 uploads = frame.fields["states"]
-                assert all(type(value) in (int, float) for value in frame.fields["numbers"].values())
+                assert all(
+                    type(value) in (int, float) for value in frame.fields["numbers"].values()
+                )
         assert {"hello", "ready"} < set(kinds) and {"bottom", "done"} & set(kinds)
         for image in images.numpy():
             # Sixteen neighbouring pixels, as they are and as the model sees them.
             row = image[0, SIDE // 2]
             normalised = ((row.astype(np.float64) / 255 - 0.5) / 0.5).astype(np.float32)
-            for form in (row.tobytes(), normalised.tobytes(), (row / 255).astype(np.float32).tobytes()):
+            for form in (
+                row.tobytes(),
+                normalised.tobytes(),
+                (row / 255).astype(np.float32).tobytes(),
+            ):
                 assert form not in everything
         for word in ("secret-folder", "holiday", *(path.name for path in paths)):
             assert word.encode() not in everything
@@ -256,7 +275,9 @@ def test_terms_say_everything_and_tell_runs_apart() -> None:
 # --- chunks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [[1], [5, 0, 7], [CHUNK - PREFIX.size], [CHUNK], [3 * CHUNK + 1, 9], [CHUNK] * 3])
+@pytest.mark.parametrize(
+    "sizes", [[1], [5, 0, 7], [CHUNK - PREFIX.size], [CHUNK], [3 * CHUNK + 1, 9], [CHUNK] * 3]
+)
 def test_frames_come_out_as_they_went_in(sizes: list[int]) -> None:
     parts = [os.urandom(size) for size in sizes]
     chunks = list(cut(parts, 2, 7))
@@ -266,7 +287,9 @@ def test_frames_come_out_as_they_went_in(sizes: list[int]) -> None:
     assembler.expect(7, sum(sizes))
     results = [assembler.feed(chunk) for chunk in chunks]
     assert [moved for moved, _ in results] == [True] * len(chunks)
-    assert [frame for _, frame in results] == [None] * (len(chunks) - 1) + [(7, bytearray(b"".join(parts)))]
+    assert [frame for _, frame in results] == [None] * (len(chunks) - 1) + [
+        (7, bytearray(b"".join(parts)))
+    ]
 
 
 def test_late_repeated_and_foreign_frames_are_passed_over() -> None:
@@ -274,7 +297,9 @@ def test_late_repeated_and_foreign_frames_are_passed_over() -> None:
     assembler.epoch = 2
     assembler.expect(7, 10)
     assembler.expect(8, 10)
-    (late,), (foreign,), (right,) = (list(cut([b"x" * 9], e, t)) for e, t in ((2, 7), (1, 8), (2, 8)))
+    (late,), (foreign,), (right,) = (
+        list(cut([b"x" * 9], e, t)) for e, t in ((2, 7), (1, 8), (2, 8))
+    )
     assert assembler.feed(late) == (True, None)  # it was asked for once, so a slow link is at work
     assert assembler.feed(late) == (False, None)
     assert assembler.feed(foreign) == (False, None)

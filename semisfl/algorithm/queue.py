@@ -53,7 +53,9 @@ class Ring:
             tensor.copy_(state[name])
 
 
-def _join(keys: Tensor, labels: Tensor, positive: Tensor, *rings: tuple[Ring, Tensor, Tensor]) -> References:
+def _join(
+    keys: Tensor, labels: Tensor, positive: Tensor, *rings: tuple[Ring, Tensor, Tensor]
+) -> References:
     """The current keys, then each ring with its (positive, present) masks."""
     return References(
         torch.cat([keys.float(), *(ring.keys for ring, _, _ in rings)]),
@@ -112,7 +114,9 @@ class SingleQueue:
     def push_labeled(self, keys: Tensor, labels: Tensor) -> References:
         """Every slot is a reference, empty or not, and a positive if its label says so."""
         every = torch.ones_like(self.ring.filled)
-        references = _join(keys, labels, torch.ones_like(labels, dtype=torch.bool), (self.ring, every, every))
+        references = _join(
+            keys, labels, torch.ones_like(labels, dtype=torch.bool), (self.ring, every, every)
+        )
         self.ring.push(keys, labels, torch.zeros_like(labels, dtype=torch.bool))
         return references
 
@@ -134,4 +138,7 @@ class SingleQueue:
 
 
 FeatureQueue = TwoLevelQueue | SingleQueue
-QUEUES: dict[str, type[TwoLevelQueue] | type[SingleQueue]] = {"two_level": TwoLevelQueue, "single": SingleQueue}
+QUEUES: dict[str, type[TwoLevelQueue] | type[SingleQueue]] = {
+    "two_level": TwoLevelQueue,
+    "single": SingleQueue,
+}

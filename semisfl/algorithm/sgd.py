@@ -51,11 +51,16 @@ class SGD:
         if self._momenta:
             torch._foreach_zero_(self._momenta)
 
-    def descend(self, loss: Tensor, also: Sequence[Tensor] = (), clip_norm: float | None = None) -> list[Tensor]:
+    def descend(
+        self, loss: Tensor, also: Sequence[Tensor] = (), clip_norm: float | None = None
+    ) -> list[Tensor]:
         """One step down ``loss``; returns its gradients with respect to ``also``."""
         gradients = torch.autograd.grad(loss, [*also, *self.parameters], allow_unused=True)
         self.apply(gradients[len(also) :], clip_norm)
-        return [g if g is not None else torch.zeros_like(t) for g, t in zip(gradients, also, strict=False)]
+        return [
+            g if g is not None else torch.zeros_like(t)
+            for g, t in zip(gradients, also, strict=False)
+        ]
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor | None], clip_norm: float | None = None) -> None:
@@ -65,7 +70,9 @@ class SGD:
             given = [gradient for gradient in gradients if gradient is not None]
             norm = torch.stack([part.float() for part in torch._foreach_norm(given)]).norm()
             share = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            by_parameter = {key: None if g is None else g * share.to(g.dtype) for key, g in by_parameter.items()}
+            by_parameter = {
+                key: None if g is None else g * share.to(g.dtype) for key, g in by_parameter.items()
+            }
         if self._copies:
             self._step_copies([by_parameter[id(p)] for p in self._copies])
         if self._plain:
@@ -77,7 +84,9 @@ class SGD:
             start = self._start
             for parameter, given in zip(self._copies, gradients, strict=True):
                 size = parameter.numel()
-                self._step_range(start, start + size, self._zeros[:size] if given is None else as_flat(given))
+                self._step_range(
+                    start, start + size, self._zeros[:size] if given is None else as_flat(given)
+                )
                 start += padded(parameter)
             return
         parts: list[Tensor] = []
@@ -97,7 +106,9 @@ class SGD:
             return
         gradient = gradient.float() + config.weight_decay * master
         momentum.mul_(config.momentum).add_(gradient)
-        master.sub_(self.lr * (gradient + config.momentum * momentum if config.nesterov else momentum))
+        master.sub_(
+            self.lr * (gradient + config.momentum * momentum if config.nesterov else momentum)
+        )
         work.copy_(master)
 
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
@@ -116,6 +127,8 @@ def _range(copies: list[nn.Parameter]) -> tuple[Weights, int, int]:
     stop = first
     for parameter in copies:
         home, start = parameter.home  # type: ignore[attr-defined]
-        assert home is weights and start == stop, "an optimiser's working copies must lie side by side"
+        assert home is weights and start == stop, (
+            "an optimiser's working copies must lie side by side"
+        )
         stop = start + padded(parameter)
     return weights, first, stop

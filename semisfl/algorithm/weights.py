@@ -44,11 +44,17 @@ class Weights:
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         cast = _cast_parameters(module) if dtype != torch.float32 else []
         known = {id(parameter) for parameter in cast}
-        rest = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point() and id(t) not in known]
+        rest = [
+            t
+            for t in (*module.parameters(), *module.buffers())
+            if t.is_floating_point() and id(t) not in known
+        ]
         tensors = [*cast, *rest]
         device = tensors[0].device
         self.master = torch.zeros(sum(padded(t) for t in tensors), device=device)
-        self.work = torch.zeros(sum(padded(t) for t in cast), device=device, dtype=dtype) if cast else None
+        self.work = (
+            torch.zeros(sum(padded(t) for t in cast), device=device, dtype=dtype) if cast else None
+        )
         self.dtype = dtype
         start = 0
         for tensor in tensors:

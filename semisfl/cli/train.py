@@ -1,11 +1,11 @@
 """``semisfl run``, and the benchmark."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
@@ -13,8 +13,7 @@ from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, 
 
 def register(app: typer.Typer) -> None:
     app.command("run")(run)
-    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("bench", context_settings=passed_on)(bench)
+    app.command("bench")(bench)
 
 
 def run(
@@ -95,6 +94,45 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def bench(context: typer.Context) -> None:
-    """Milliseconds an iteration and images a second on this machine."""
-    importlib.import_module("semisfl.bench").main(context.args)
+def bench(
+    device: Device = "auto",
+    as_json: Json = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only SemiSFL and Supervised-only, no growth.")
+    ] = False,
+) -> None:
+    """Seconds a round on this machine, where they go, and how they grow with the clients."""
+    from semisfl.bench import main
+
+    result = main(device, quick)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    rounds = Table("preset", "method", "s a round", "TFLOP/s", "start-up s", "peak GiB")
+    for row in result["rounds"]:
+        rounds.add_row(
+            row["preset"],
+            row["method"],
+            f"{row['seconds_a_round']:.3f}",
+            *(
+                f"{row[key]:.1f}" if key in row else ""
+                for key in ("tflops", "start_up_seconds", "peak_gib")
+            ),
+        )
+    console.out.print(rounds)
+    for row in result["rounds"]:
+        if "shares_percent" in row:
+            shares = ", ".join(
+                f"{kind} {share:.0f} %" for kind, share in row["shares_percent"].items()
+            )
+            console.out.print(f"{row['preset']}: {shares}")
+    if "growth" in result:
+        grown = Table("clients", "active", "s a round", "peak GiB")
+        for row in result["growth"]:
+            grown.add_row(
+                str(row["clients"]),
+                str(row["active"]),
+                f"{row['seconds_a_round']:.3f}",
+                f"{row.get('peak_gib', 0):.2f}",
+            )
+        console.out.print(grown)

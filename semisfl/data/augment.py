@@ -172,7 +172,7 @@ def _sources(
         c, f = c + (a + b) / 2, f + (d + e) / 2
         a, b, c, d, e, f = (math.floor(value * 65536 + 0.5) for value in (a, b, c, d, e, f))
         column, row = (c + a * x + b * y) >> 16, (f + d * x + e * y) >> 16
-        found = (0 <= column) & (column < width) & (0 <= row) & (row < height)
+        found = (column >= 0) & (column < width) & (row >= 0) & (row < height)
         index.append(np.where(found, row * width + column, 0).ravel())
         inside.append(found.astype(np.uint8).ravel())
     return _on(np.stack(index), device), _on(np.stack(inside), device)

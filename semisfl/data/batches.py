@@ -27,7 +27,9 @@ class Planned:
     """WeakDraws or StrongDraws with the same leading shape; None for plain images."""
 
     def __getitem__(self, steps: slice) -> "Planned":
-        return Planned(self.view, self.indices[steps], None if self.draws is None else self.draws[steps])
+        return Planned(
+            self.view, self.indices[steps], None if self.draws is None else self.draws[steps]
+        )
 
 
 Views = tuple[Mapping[str, Planned], Mapping[str, Tensor]]
@@ -57,7 +59,9 @@ def side_by_side(plans: list[Planned]) -> Planned:
     return Planned(plans[0].view, indices, type(draws[0]).concatenate(draws, axis=1))
 
 
-def draw_batches(rng: np.random.Generator, count: int, steps: int, batch: int, least: int = 0) -> np.ndarray:
+def draw_batches(
+    rng: np.random.Generator, count: int, steps: int, batch: int, least: int = 0
+) -> np.ndarray:
     """Positions [steps, batch] in a list of ``count``: the list repeated until it suffices, shuffled.
 
     The published code reads one such shuffle on across rounds; here every round has its own, so
@@ -90,7 +94,9 @@ def split_views(
 
 def make_view(images: Tensor, planned: Planned) -> Tensor:
     """uint8 images of ``planned``, its leading shape flattened."""
-    index = torch.from_numpy(np.ascontiguousarray(planned.indices.reshape(-1))).to(images.device, non_blocking=True)
+    index = torch.from_numpy(np.ascontiguousarray(planned.indices.reshape(-1))).to(
+        images.device, non_blocking=True
+    )
     chosen = images.index_select(0, index)
     if planned.view == "plain":
         return chosen
@@ -135,7 +141,9 @@ class RoundBatches:
         self._waiting: tuple[Key, _Prepared] | None = None
         self._step = self._first = self._last = 0
 
-    def start(self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor] | None = None) -> None:
+    def start(
+        self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Begin a round; ``extras`` are tensors [steps, ...] read along with the views."""
         self._begin(self._prepare(plans, extras or {}))
 
@@ -173,7 +181,12 @@ class RoundBatches:
     def _place(self, buffer: Tensor | None, value: Tensor) -> Tensor:
         """``value`` in the buffer it had before, if it fits: recorded steps know that address."""
         value = value.to(self.images.device)
-        if not self.whole or buffer is None or buffer.shape[1:] != value.shape[1:] or len(buffer) < len(value):
+        if (
+            not self.whole
+            or buffer is None
+            or buffer.shape[1:] != value.shape[1:]
+            or len(buffer) < len(value)
+        ):
             return value
         buffer[: len(value)].copy_(value)
         if value.is_cuda:
@@ -184,8 +197,13 @@ class RoundBatches:
     def get(self, name: str) -> Tensor:
         """This step's images, normalised."""
         if not self.whole and not self._first <= self._step < self._last:
-            row = sum(item.indices.shape[1] for item in self._plans.values()) * self.images[0].numel()
-            self._first, self._last = self._step, min(self._steps, self._step + max(1, self.budget // row))
+            row = (
+                sum(item.indices.shape[1] for item in self._plans.values()) * self.images[0].numel()
+            )
+            self._first, self._last = (
+                self._step,
+                min(self._steps, self._step + max(1, self.budget // row)),
+            )
             for each, planned in self._plans.items():
                 self._views[each] = self._make(planned[self._first : self._last])
         return self.normalizer(self._row(self._views[name], self._first), self.dtype)

@@ -32,7 +32,9 @@ class Interrupted(Exception):
 class Device:
     """Serves rounds until the run is finished or somebody asks it to stop."""
 
-    def __init__(self, link: Link, images: Images, works: Mapping[str, ClientWork], device: str = "auto") -> None:
+    def __init__(
+        self, link: Link, images: Images, works: Mapping[str, ClientWork], device: str = "auto"
+    ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
         self._link = link
@@ -112,7 +114,14 @@ class Device:
     def _expect_round(self, **more: Schema) -> None:
         """A round may begin at any time: one that broke off is simply never mentioned again."""
         shapes = self.member.shapes
-        self._expect({"split": shapes.split(True), "split_alone": shapes.split(False), "full": protocol.FULL, **more})
+        self._expect(
+            {
+                "split": shapes.split(True),
+                "split_alone": shapes.split(False),
+                "full": protocol.FULL,
+                **more,
+            }
+        )
 
     def _answer(
         self,
@@ -123,7 +132,9 @@ class Device:
         codecs: Mapping[str, str] | str = "fp32",
     ) -> None:
         # Joined, that is copied: the tensors may be trained on before the last of them is sent.
-        received.stream.answer(received.ticket, [b"".join(encode(kind, fields, tensors or {}, codecs))])
+        received.stream.answer(
+            received.ticket, [b"".join(encode(kind, fields, tensors or {}, codecs))]
+        )
 
     # --- joining ---------------------------------------------------------------------------------
 
@@ -134,12 +145,18 @@ class Device:
             self._link.run = self._member.run
         member = self.member
         self._expect({"enrolled": protocol.ENROLLED})
-        ready = {"model": member.shapes.digest, "images": len(member.images), "skipped": member.skipped}
+        ready = {
+            "model": member.shapes.digest,
+            "images": len(member.images),
+            "skipped": member.skipped,
+        }
         self._answer(received, "ready", ready)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         self.member.enrol(frame.fields["client"])
-        log.info("taking part as client %d with %d images", self.member.client, len(self.member.images))
+        log.info(
+            "taking part as client %d with %d images", self.member.client, len(self.member.images)
+        )
         self._expect_round()
 
     # --- split rounds ----------------------------------------------------------------------------
@@ -188,7 +205,9 @@ class Device:
         self._expect_round()
         self.rounds += 1
         bottom = joined({"bottom": member.fleet.finish_round()})
-        self._answer(received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models)
+        self._answer(
+            received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models
+        )
 
     # --- full-model rounds -----------------------------------------------------------------------
 
@@ -196,7 +215,11 @@ class Device:
         fields = frame.fields
         work = self._works.get(fields["work"])
         if work is None:
-            log.error("the server asks for work %r; known here: %s", fields["work"], ", ".join(self._works))
+            log.error(
+                "the server asks for work %r; known here: %s",
+                fields["work"],
+                ", ".join(self._works),
+            )
             return
         errand = _Errand(self, received, fields["round"])
         states = errand.download("accept", {}, fields["states"])
@@ -241,7 +264,9 @@ class _Errand:
             self._last = received
             return frame
 
-    def download(self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]) -> dict[str, State]:
+    def download(
+        self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]
+    ) -> dict[str, State]:
         frame = self._ask(kind, fields, "states", self._device.member.shapes.states(states))
         device = self._device.member.hardware.device
         tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}

@@ -85,23 +85,31 @@ class Door:
     async def _start(self, listen: str) -> int:
         self._loop = asyncio.get_running_loop()
         handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
-        self._server = grpc.aio.server(options=[*transport.options(), handshake, ("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(
+            options=[*transport.options(), handshake, ("grpc.so_reuseport", 0)]
+        )
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         service, _, method = transport.METHOD[1:].partition("/")
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
         try:
             if self._certificates is None:
                 port = self._server.add_insecure_port(listen)
             else:
                 port = self._server.add_secure_port(listen, self._credentials(self._certificates))
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {listen}: {error}; choose another address or port") from error
+            raise ConfigError(
+                f"cannot listen on {listen}: {error}; choose another address or port"
+            ) from error
         await self._server.start()
         return port
 
     def _credentials(self, folder: Path) -> grpc.ServerCredentials:
         files = certs.load_server_credentials(folder)
-        first = grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authority)
+        first = grpc.ssl_server_certificate_configuration(
+            [(files.key, files.certificate)], files.authority
+        )
         # gRPC says nothing to Python about a handshake that fails, but asks for its configuration
         # at the start of every one: those that no stream follows were refused.
         return grpc.dynamic_ssl_server_credentials(first, self._handshake_begins, True)
@@ -114,10 +122,14 @@ class Door:
         self._loop.call_later(self._handshake_seconds + 0.5, self._check_handshakes)
 
     def _check_handshakes(self) -> None:
-        while self._handshakes and self._handshakes[0] <= time.monotonic() - self._handshake_seconds:
+        while (
+            self._handshakes and self._handshakes[0] <= time.monotonic() - self._handshake_seconds
+        ):
             self._handshakes.popleft()
             self._audit(
-                "?", "?", "TLS: not TLS, or no certificate of this authority that is valid now; or it left at once"
+                "?",
+                "?",
+                "TLS: not TLS, or no certificate of this authority that is valid now; or it left at once",
             )
 
     def _audit(self, peer: str, identity: str, reason: str) -> None:
@@ -170,7 +182,9 @@ class Door:
         except certs.CertError as error:
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
         if revoked:
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked")
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked"
+            )
         return name
 
     async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
@@ -206,8 +220,12 @@ class Door:
                 f"the client belongs to run {str(fields['run'])[:32]!r}, this server's model and configuration "
                 f"are {self._run!r}; start the client anew",
             )
-        if missing := self._terms.codecs() - {codec for codec in fields["codecs"] if isinstance(codec, str)}:
-            raise Refused(incompatible, f"the client does not know the codecs {', '.join(sorted(missing))}")
+        if missing := self._terms.codecs() - {
+            codec for codec in fields["codecs"] if isinstance(codec, str)
+        }:
+            raise Refused(
+                incompatible, f"the client does not know the codecs {', '.join(sorted(missing))}"
+            )
         if identity not in self._roster.index and len(self._roster.index) >= self._roster.total:
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -224,7 +242,10 @@ class Door:
         if older is not None:
             # Its frames are never applied again: it is out of the table before anything is read.
             self._forget(older)
-            older.close(grpc.StatusCode.ABORTED, f"{identity} connected anew; this older connection is fenced off")
+            older.close(
+                grpc.StatusCode.ABORTED,
+                f"{identity} connected anew; this older connection is fenced off",
+            )
         fields = {"terms": self._welcome_text, "run": self._run, "epoch": session.epoch}
         session.ask(encode("welcome", fields, {}), protocol.READY.limit)
         return session
@@ -250,7 +271,10 @@ class Door:
                 "install the same semisfl on both sides",
             )
         if ready.fields["images"] < 1:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the client has no images; at least 1 is needed")
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "the client has no images; at least 1 is needed",
+            )
         client = self._roster.enrol(session.identity)
         if client is None:
             raise Refused(
@@ -258,8 +282,15 @@ class Door:
                 f"all clients.total = {self._roster.total} places are taken; raise clients.total",
             )
         if ready.fields["skipped"]:
-            log.warning("%s skipped %d images it could not read", session.identity, ready.fields["skipped"])
-        log.info("%s is here as client %d with %d images", session.identity, client, ready.fields["images"])
+            log.warning(
+                "%s skipped %d images it could not read", session.identity, ready.fields["skipped"]
+            )
+        log.info(
+            "%s is here as client %d with %d images",
+            session.identity,
+            client,
+            ready.fields["images"],
+        )
         session.tell(encode("enrolled", {"client": client}, {}))
         session.client = client
         with self.changed:
@@ -303,7 +334,9 @@ class Door:
         live = list(self._streams.values())
         return self.sent + sum(s.sent for s in live), self.received + sum(s.received for s in live)
 
-    def close(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, reason: str = "the server stops") -> None:
+    def close(
+        self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, reason: str = "the server stops"
+    ) -> None:
         """Say goodbye to everyone and stop listening."""
         self._thread.call(self._stop(code, reason))
         if self._owns_thread:

@@ -81,7 +81,9 @@ class Link:
         if credentials is None or insecure_loopback:
             transport.require_loopback(address)
         if credentials is None and not insecure_loopback:
-            raise ValueError("a client needs a certificate; give its folder, or ask for --insecure-loopback")
+            raise ValueError(
+                "a client needs a certificate; give its folder, or ask for --insecure-loopback"
+            )
         transport.split_address(address)
         self.run = ""
         """The run this client belongs to, once it was welcomed to one."""
@@ -153,7 +155,13 @@ class Link:
             longest = min(LONGEST_DELAY, FIRST_DELAY * 2**attempt)
             delay = longest * self._jitter.uniform(0.5, 1)
             level = logging.WARNING if attempt == 1 else logging.INFO
-            log.log(level, "no connection to %s (%s); next attempt in %.1f s", self._address, reason, delay)
+            log.log(
+                level,
+                "no connection to %s (%s); next attempt in %.1f s",
+                self._address,
+                reason,
+                delay,
+            )
             await asyncio.sleep(delay)
 
     def _channel(self) -> grpc.aio.Channel:
@@ -175,7 +183,11 @@ class Link:
             except Violation as error:
                 return True, grpc.StatusCode.UNAVAILABLE, f"the server broke the protocol: {error}"
             except TimeoutError:
-                return self._welcomed(stream), grpc.StatusCode.UNAVAILABLE, "nothing was heard for too long"
+                return (
+                    self._welcomed(stream),
+                    grpc.StatusCode.UNAVAILABLE,
+                    "nothing was heard for too long",
+                )
             except grpc.aio.AioRpcError:
                 pass
             finally:
@@ -183,7 +195,11 @@ class Link:
                 stream.drained.set()
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
-            return self._welcomed(stream), await call.code(), await call.details() or "connection lost"
+            return (
+                self._welcomed(stream),
+                await call.code(),
+                await call.details() or "connection lost",
+            )
         finally:
             await channel.close()
 
@@ -226,6 +242,8 @@ class Link:
         await call.done_writing()
         stream.drained.set()
 
-    async def _send(self, call: grpc.aio.StreamStreamCall, epoch: int, ticket: int, parts: Parts) -> None:
+    async def _send(
+        self, call: grpc.aio.StreamStreamCall, epoch: int, ticket: int, parts: Parts
+    ) -> None:
         for chunk in cut(parts, epoch, ticket):
             await call.write(chunk)

@@ -59,12 +59,16 @@ class LocalFleet:
         )
         self._size = (images.shape[2], images.shape[3])
         self._bottom = clone(model.bottom)
-        self._teacher_per_client = any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
+        self._teacher_per_client = (
+            any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
+        )
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features
         whole = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
-        self._full = FullModelClients(whole, self.shards, config, hardware, self.batches, self.traffic)
+        self._full = FullModelClients(
+            whole, self.shards, config, hardware, self.batches, self.traffic
+        )
 
     def present(self) -> Sequence[int]:
         return range(len(self.shards))
@@ -85,10 +89,14 @@ class LocalFleet:
         self._teachers.load(teacher)
         self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
         for slot, client in enumerate(plan.active):
-            self._generators[slot].manual_seed(seeds.derive(self.config.seed, "dropout", plan.index, client))
+            self._generators[slot].manual_seed(
+                seeds.derive(self.config.seed, "dropout", plan.index, client)
+            )
             self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
             if plan.teacher_for is None or client in plan.teacher_for:
-                self.traffic.add("teacher", "down", client, state_bytes(plan.teacher_bottom, wire.models))
+                self.traffic.add(
+                    "teacher", "down", client, state_bytes(plan.teacher_bottom, wire.models)
+                )
             else:
                 # A labeller that follows the student with decay 0 is the student.
                 self._teachers.load(bottom, slot)
@@ -98,7 +106,9 @@ class LocalFleet:
 
         def ahead() -> None:
             count = self.config.clients.active
-            following = draw_active(self.config.seed, plan.index + 1, len(self.shards), self.present(), count)
+            following = draw_active(
+                self.config.seed, plan.index + 1, len(self.shards), self.present(), count
+            )
             self.batches.ahead((plan.index + 1, following, plan.steps), self._make_views)
 
         self.hardware.while_busy(ahead)
@@ -154,13 +164,19 @@ class LocalFleet:
             teacher = self._teachers.modules[0](weak) if one else self._teachers(weak, parallel)
             student = CODECS[wire.student_features].roundtrip(self._outputs.detach().float())
             teacher = CODECS[wire.teacher_features].roundtrip(teacher.float())
-        return Features(student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth"))
+        return Features(
+            student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth")
+        )
 
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
         received = CODECS[self.config.wire.gradients].roundtrip(gradients)
         leaves = self._students.parameters
-        self._sgd.apply(torch.autograd.grad(self._outputs, leaves, received.to(self._outputs.dtype), allow_unused=True))
+        self._sgd.apply(
+            torch.autograd.grad(
+                self._outputs, leaves, received.to(self._outputs.dtype), allow_unused=True
+            )
+        )
         del self._outputs
         if self._teachers_differ:
             with torch.no_grad():
@@ -175,11 +191,16 @@ class LocalFleet:
         for client in plan.active:
             for codec in (wire.student_features, wire.teacher_features):
                 self.traffic.add("features", "up", client, plan.steps * CODECS[codec].size(shape))
-            self.traffic.add("gradients", "down", client, plan.steps * CODECS[wire.gradients].size(shape))
+            self.traffic.add(
+                "gradients", "down", client, plan.steps * CODECS[wire.gradients].size(shape)
+            )
             self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
         if wire.models == "fp32":
             return self._students.mean()
-        states = [roundtrip_state(self._students.state(slot), wire.models) for slot in range(len(plan.active))]
+        states = [
+            roundtrip_state(self._students.state(slot), wire.models)
+            for slot in range(len(plan.active))
+        ]
         return mean_state(states)
 
     # --- a full-model round ----------------------------------------------------------------------

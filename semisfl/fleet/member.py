@@ -80,7 +80,12 @@ class Member:
             torch.full((len(self.images),), -1, device=self.hardware.device),
             shards,
             self.config,
-            Augmentation(flip=augment.flip, pad=augment.pad, num_ops=augment.operations, cutout=augment.cutout),
+            Augmentation(
+                flip=augment.flip,
+                pad=augment.pad,
+                num_ops=augment.operations,
+                cutout=augment.cutout,
+            ),
             Normalizer.of(terms.mean, terms.std).to(self.hardware.device),
             self.hardware,
         )

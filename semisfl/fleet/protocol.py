@@ -45,7 +45,15 @@ WELCOME = Schema({"terms": str, "run": str, "epoch": int}, max_bytes=SMALL)
 READY = Schema({"model": str, "images": int, "skipped": int}, max_bytes=SMALL)
 ENROLLED = Schema({"client": int}, max_bytes=SMALL)
 FULL = Schema(
-    {"round": int, "steps": int, "lr": float, "work": str, "settings": dict, "states": dict, "on_request": dict},
+    {
+        "round": int,
+        "steps": int,
+        "lr": float,
+        "work": str,
+        "settings": dict,
+        "states": dict,
+        "on_request": dict,
+    },
     max_bytes=4 * SMALL,
 )
 ACCEPT = Schema({"round": int}, max_bytes=SMALL)
@@ -127,12 +135,18 @@ class Shapes:
     def of(cls, config: Config, model: SplitModel) -> "Shapes":
         """A full model is the bottom and the top; the projection head never crosses."""
         parts = {"bottom": model.bottom, "top": model.top}
-        full = {f"{part}.{key}": value for part, module in parts.items() for key, value in module.state_dict().items()}
+        full = {
+            f"{part}.{key}": value
+            for part, module in parts.items()
+            for key, value in module.state_dict().items()
+        }
         return cls(config, model.features, table(model.bottom.state_dict()), table(full))
 
     def _state(self, name: str, keys: Table) -> dict[str, TensorSpec]:
         codec = self.config.wire.models
-        return {f"{name}/{key}": TensorSpec(shape, dtype, codec) for key, (shape, dtype) in keys.items()}
+        return {
+            f"{name}/{key}": TensorSpec(shape, dtype, codec) for key, (shape, dtype) in keys.items()
+        }
 
     def _rows(self, codec: str) -> TensorSpec:
         return TensorSpec((self.config.clients.batch, self.features), torch.float32, codec)
@@ -146,11 +160,16 @@ class Shapes:
 
     def features_frame(self) -> Schema:
         wire = self.config.wire
-        tensors = {"student": self._rows(wire.student_features), "teacher": self._rows(wire.teacher_features)}
+        tensors = {
+            "student": self._rows(wire.student_features),
+            "teacher": self._rows(wire.teacher_features),
+        }
         return Schema({"round": int, "step": int}, tensors)
 
     def gradients(self) -> Schema:
-        return Schema({"round": int, "step": int}, {"gradients": self._rows(self.config.wire.gradients)})
+        return Schema(
+            {"round": int, "step": int}, {"gradients": self._rows(self.config.wire.gradients)}
+        )
 
     def bottom_frame(self) -> Schema:
         return Schema({"round": int}, self._state("bottom", self.bottom))
@@ -165,7 +184,9 @@ class Shapes:
                 raise WireError(f"state {name[:40]!r} is not announced as a name and a list")
             for key in keys:
                 if key not in self.full:
-                    raise WireError(f"state {name[:40]!r} is to hold {str(key)[:40]!r}, which no model has")
+                    raise WireError(
+                        f"state {name[:40]!r} is to hold {str(key)[:40]!r}, which no model has"
+                    )
             tensors |= self._state(name, {key: self.full[key] for key in keys})
         return Schema({"round": int}, tensors)
 
@@ -176,7 +197,9 @@ def outline(states: Mapping[str, State]) -> dict[str, list[str]]:
 
 def joined(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Named states as one dict of tensors ``state/tensor``."""
-    return {f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()}
+    return {
+        f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()
+    }
 
 
 def separated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, State]:

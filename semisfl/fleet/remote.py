@@ -9,7 +9,7 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import grpc
 import torch
 from torch import Tensor
 
-from semisfl.fleet import protocol
 from semisfl.fleet.base import (
     ClientWork,
     Features,
@@ -32,7 +31,8 @@ from semisfl.fleet.base import (
     mean_state,
 )
 from semisfl.fleet.door import HANDSHAKE_SECONDS, Door
-from semisfl.fleet.protocol import Shapes, Terms, joined, outline, separated
+from semisfl.fleet.exchange import Due, FullExchange, unbelievable
+from semisfl.fleet.protocol import Shapes, Terms, joined, separated
 from semisfl.fleet.roster import Roster
 from semisfl.fleet.session import Session
 from semisfl.fleet.transport import LoopThread, Parts
@@ -42,8 +42,6 @@ from semisfl.models import SplitModel
 
 log = logging.getLogger(__name__)
 
-ABSURD = 1e6
-"""No feature, weight or statistic of a working model is anywhere near this large."""
 STOP_SECONDS = 4.0
 """How long an iteration may still take to finish once the server is asked to stop."""
 REMIND_SECONDS = 30.0
@@ -158,7 +156,12 @@ class RemoteFleet:
                 return False
             if now - started > 1 and (not told or now - reminded > REMIND_SECONDS):
                 told, reminded = True, now
-                log.warning("paused: %d of the %d clients needed are here; missing: %s", there, count, self._missing())
+                log.warning(
+                    "paused: %d of the %d clients needed are here; missing: %s",
+                    there,
+                    count,
+                    self._missing(),
+                )
         if told:
             log.warning("going on: %d clients are here", there)
         return True
@@ -186,19 +189,32 @@ class RemoteFleet:
         }
         bottom = payload_bytes(self._shapes.bottom_frame())
         for teacher in (False, True):
-            clients = [c for c in plan.active if (plan.teacher_for is None or c in plan.teacher_for) == teacher]
+            clients = [
+                c
+                for c in plan.active
+                if (plan.teacher_for is None or c in plan.teacher_for) == teacher
+            ]
             if not clients:
                 continue
             states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
-            frame = (b"".join(encode("split" if teacher else "split_alone", fields, joined(states), codec)),)
-            sizes: dict[Kind, int] = {"model": bottom} | ({"teacher": bottom} if teacher else {})
+            frame = (
+                b"".join(
+                    encode("split" if teacher else "split_alone", fields, joined(states), codec)
+                ),
+            )
+            sizes: dict[Kind, int] = {"model": bottom}
+            if teacher:
+                sizes["teacher"] = bottom
             for client in clients:
                 self._ask(client, frame, sizes, self._features_due())
         self._check_quorum(len(self._awaited))
 
-    def _features_due(self) -> tuple[Mapping[str, Schema], Mapping[str, Any]]:
+    def _features_due(self) -> Due:
         if self._step < self._plan.steps:
-            return {"features": self._shapes.features_frame()}, {"round": self._plan.index, "step": self._step}
+            return {"features": self._shapes.features_frame()}, {
+                "round": self._plan.index,
+                "step": self._step,
+            }
         return {"bottom": self._shapes.bottom_frame()}, {"round": self._plan.index}
 
     def forward(self) -> Features:
@@ -206,7 +222,9 @@ class RemoteFleet:
         self._check_quorum(len(answers))
         clients = tuple(sorted(answers))
         student, teacher = (
-            torch.cat([answers[client].tensors[name] for client in clients]).to(self._hardware.device)
+            torch.cat([answers[client].tensors[name] for client in clients]).to(
+                self._hardware.device
+            )
             for name in ("student", "teacher")
         )
         self._participants = clients
@@ -225,14 +243,20 @@ class RemoteFleet:
     def finish_round(self) -> State:
         answers = dict(self._answers("model"))
         self._check_quorum(len(answers))
-        states = [separated(answers[client].tensors, ["bottom"])["bottom"] for client in sorted(answers)]
-        return {name: tensor.to(self._hardware.device) for name, tensor in mean_state(states).items()}
+        states = [
+            separated(answers[client].tensors, ["bottom"])["bottom"] for client in sorted(answers)
+        ]
+        return {
+            name: tensor.to(self._hardware.device) for name, tensor in mean_state(states).items()
+        }
 
     # --- a full-model round ----------------------------------------------------------------------
 
     def train(self, work: ClientWork, plan: FullRound) -> list[Result]:
         self._awaited.clear()
-        exchange = _FullExchange(self, self._shapes, work, plan)
+        exchange = FullExchange(
+            self._shapes, work, plan, self._hardware.device, self._ask, self._leave_out
+        )
         for client in plan.active:
             exchange.begin(client)
         for client, frame in self._answers("model"):
@@ -247,7 +271,7 @@ class RemoteFleet:
         client: int,
         frame: Parts,
         sizes: Mapping[Kind, int],
-        due: tuple[Mapping[str, Schema], Mapping[str, Any]],
+        due: Due,
     ) -> None:
         """Send ``frame`` to ``client`` and await what is ``due``; who is not there is left out."""
         session = self._door.sessions.get(client)
@@ -269,7 +293,10 @@ class RemoteFleet:
                 stop_at = stop_at or time.monotonic() + STOP_SECONDS
                 if time.monotonic() > stop_at:
                     raise Stopped
-            overdue = min(item.session.progress for item in self._awaited.values()) + self.config.network.deadline
+            overdue = (
+                min(item.session.progress for item in self._awaited.values())
+                + self.config.network.deadline
+            )
             try:
                 wait = min(0.5, max(0.0, overdue - time.monotonic()))
                 session, ticket, data = self._inbox.get(timeout=wait)
@@ -307,7 +334,9 @@ class RemoteFleet:
             frame = decode(data, item.expected)
             for name, value in item.fields.items():
                 if frame.fields[name] != value:
-                    raise WireError(f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}")
+                    raise WireError(
+                        f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}"
+                    )
         except WireError as error:
             self._leave_out(client, str(error))
             self._door.offend(item.session, str(error))
@@ -354,107 +383,10 @@ class RemoteFleet:
     def close(self, finished: bool = False) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""
         code = grpc.StatusCode.OK if finished else grpc.StatusCode.UNAVAILABLE
-        self._door.close(code, "the run is finished" if finished else "the server stops; it may come back")
+        self._door.close(
+            code, "the run is finished" if finished else "the server stops; it may come back"
+        )
 
     def kill(self) -> None:
         """Vanish without a word, as a crash would; for tests."""
         self._door.kill()
-
-
-class _FullExchange:
-    """A full-model round with every client at its own pace: see `semisfl.fleet.protocol`."""
-
-    def __init__(self, fleet: RemoteFleet, shapes: Shapes, work: ClientWork, plan: FullRound) -> None:
-        self.results: dict[int, Result] = {}
-        self._fleet, self._shapes, self._work, self._plan = fleet, shapes, work, plan
-        self._codec = fleet.config.wire.models
-        self._numbers: dict[int, dict[str, float]] = {}
-        self._stages: Mapping[str, Callable[[int, Frame], None]] = {
-            "accept": self._send_states,
-            "fetch": self._send_fetched,
-            "done": self._ask_upload,
-            "states": self._take_upload,
-        }
-
-    def _states(self, client: int) -> dict[str, State]:
-        # Clients keep nothing between rounds: what they should still hold is sent, and counted, again.
-        plan = self._plan
-        return {**plan.send, **plan.held.get(client, {}), **plan.send_to.get(client, {})}
-
-    def begin(self, client: int) -> None:
-        plan = self._plan
-        fields = {
-            "round": plan.index,
-            "steps": plan.steps,
-            "lr": float(plan.lr),
-            "work": self._work.name,
-            "settings": dict(plan.settings),
-            "states": outline(self._states(client)),
-            "on_request": outline(plan.on_request),
-        }
-        self._ask(client, encode("full", fields, {}), {}, {"accept": protocol.ACCEPT})
-
-    def go_on(self, client: int, frame: Frame) -> None:
-        self._stages[frame.kind](client, frame)
-
-    def _ask(self, client: int, frame: Parts, sizes: Mapping[Kind, int], expected: Mapping[str, Schema]) -> None:
-        self._fleet._ask(client, frame, sizes, (expected, {"round": self._plan.index}))
-
-    def _send(self, client: int, states: Mapping[str, State]) -> None:
-        sizes: dict[Kind, int] = {}
-        for name, state in states.items():
-            kind = self._plan.kinds.get(name, "model")
-            sizes[kind] = sizes.get(kind, 0) + payload_bytes(self._shapes.states(outline({name: state})))
-        frame = encode("states", {"round": self._plan.index}, joined(states), self._codec)
-        expected = {"done": protocol.DONE} | ({"fetch": protocol.FETCH} if self._plan.on_request else {})
-        self._ask(client, frame, sizes, expected)
-
-    def _send_states(self, client: int, _: Frame) -> None:
-        self._send(client, self._states(client))
-
-    def _send_fetched(self, client: int, frame: Frame) -> None:
-        name = frame.fields["name"]
-        if name not in self._plan.on_request:
-            self._fleet._leave_out(client, f"it asks for state {name[:40]!r}, which this round does not have")
-            return
-        self._send(client, {name: self._plan.on_request[name]})
-
-    def _ask_upload(self, client: int, frame: Frame) -> None:
-        numbers = frame.fields["numbers"]
-        if not all(type(value) in (int, float) for value in numbers.values()):
-            self._fleet._leave_out(client, "its numbers are not numbers")
-            return
-        self._numbers[client] = {name: float(value) for name, value in numbers.items()}
-        if not frame.fields["states"]:
-            self.results[client] = Result(client, {}, self._numbers[client])
-            return
-        try:
-            schema = self._shapes.states(frame.fields["states"])
-        except WireError as error:
-            self._fleet._leave_out(client, str(error))
-            return
-        upload = encode("upload", {"round": self._plan.index}, {})
-        self._ask(client, upload, {}, {"states": schema})
-
-    def _take_upload(self, client: int, frame: Frame) -> None:
-        names = list(dict.fromkeys(path.partition("/")[0] for path in frame.tensors))
-        device = self._fleet._hardware.device
-        states = {
-            name: {key: tensor.to(device) for key, tensor in state.items()}
-            for name, state in separated(frame.tensors, names).items()
-        }
-        self.results[client] = Result(client, states, self._numbers[client])
-
-
-def unbelievable(tensors: Mapping[str, Tensor]) -> str | None:
-    """What is wrong with values that came from a client; None if they may be used."""
-    for name, tensor in tensors.items():
-        if not tensor.numel():
-            continue
-        low, high = (float(value) for value in tensor.aminmax())
-        # Comparisons with NaN are false, so this catches NaN too.
-        if not (-ABSURD <= low and high <= ABSURD):
-            return f"{name} runs from {low:g} to {high:g}; at most {ABSURD:g} either way is believed"
-        if name.endswith(("running_var", "num_batches_tracked")) and low < 0:
-            return f"{name} goes down to {low:g}; it cannot be negative"
-    return None

@@ -30,7 +30,9 @@ class Roster:
         return self.index[identity]
 
     def name(self, client: int) -> str:
-        return next((name for name, index in self.index.items() if index == client), f"client {client}")
+        return next(
+            (name for name, index in self.index.items() if index == client), f"client {client}"
+        )
 
     def state_dict(self) -> dict[str, int]:
         return dict(self.index)

@@ -45,7 +45,9 @@ class Session:
         self._assembler = Assembler()
         self._assembler.epoch = epoch
         self._tickets = 0
-        self._outbox: asyncio.Queue[tuple[Iterator[bytes], Callable[[], object] | None]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[Iterator[bytes], Callable[[], object] | None]] = (
+            asyncio.Queue()
+        )
         self._writing = False
         self._heard = time.monotonic()
         self._beats = 0
@@ -53,7 +55,12 @@ class Session:
         self._closing: asyncio.Future[tuple[grpc.StatusCode, str]] = self._loop.create_future()
 
     def ask(
-        self, parts: Parts, limit: int, sent: Callable[[], object] | None = None, *, copy: bool = True
+        self,
+        parts: Parts,
+        limit: int,
+        sent: Callable[[], object] | None = None,
+        *,
+        copy: bool = True,
     ) -> int:
         """Send a frame and await its answer of at most ``limit`` bytes; returns the ticket.
 
@@ -67,7 +74,9 @@ class Session:
         self._loop.call_soon_threadsafe(self._ask, self._tickets, limit, frame, sent)
         return self._tickets
 
-    def _ask(self, ticket: int, limit: int, frame: Iterator[bytes], sent: Callable[[], object] | None) -> None:
+    def _ask(
+        self, ticket: int, limit: int, frame: Iterator[bytes], sent: Callable[[], object] | None
+    ) -> None:
         self._assembler.expect(ticket, limit)
         self._outbox.put_nowait((frame, sent))
 
@@ -132,7 +141,9 @@ class Session:
                 self._beats += 1
                 self._beat_at = time.monotonic()
                 self._outbox.put_nowait((cut([], self.epoch, 0), None))
-        self._close(grpc.StatusCode.UNAVAILABLE, f"nothing was heard for {transport.SILENCE_SECONDS:g} s")
+        self._close(
+            grpc.StatusCode.UNAVAILABLE, f"nothing was heard for {transport.SILENCE_SECONDS:g} s"
+        )
 
     async def _write(self) -> None:
         while True:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from semisfl.algorithm.weights import Weights, clone
 from semisfl.fleet.base import State
 
-
 Call = Callable[[], None]
 
 
@@ -25,7 +24,11 @@ class Stack:
     """
 
     def __init__(
-        self, template: nn.Module, slots: int, trainable: bool = True, dtype: torch.dtype = torch.float32
+        self,
+        template: nn.Module,
+        slots: int,
+        trainable: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.modules = [clone(template).requires_grad_(trainable) for _ in range(slots)]
         self._weights = Weights(nn.ModuleList(self.modules), dtype)
@@ -36,7 +39,9 @@ class Stack:
                 # Slot after slot lies at a constant distance in the weights' one tensor.
                 apart = states[-1][name].storage_offset() - first.storage_offset()
                 stride = apart // (slots - 1) if slots > 1 else first.numel()
-                self.tensors[name] = first.as_strided((slots, *first.shape), (stride, *first.stride()))
+                self.tensors[name] = first.as_strided(
+                    (slots, *first.shape), (stride, *first.stride())
+                )
             else:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
@@ -58,7 +63,9 @@ class Stack:
     def mean(self) -> State:
         """Plain mean over the slots; integer counters are averaged and truncated."""
         return {
-            name: tensor.mean(0) if tensor.is_floating_point() else tensor.double().mean(0).to(tensor.dtype)
+            name: tensor.mean(0)
+            if tensor.is_floating_point()
+            else tensor.double().mean(0).to(tensor.dtype)
             for name, tensor in self.tensors.items()
         }
 
@@ -80,5 +87,10 @@ class Stack:
             outputs[slot] = module(share)
 
         shares = x.chunk(len(self.modules))
-        parallel([partial(run, *item) for item in zip(range(len(shares)), self.modules, shares, strict=True)])
+        parallel(
+            [
+                partial(run, *item)
+                for item in zip(range(len(shares)), self.modules, shares, strict=True)
+            ]
+        )
         return torch.cat(outputs)

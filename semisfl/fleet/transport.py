@@ -116,7 +116,9 @@ class Assembler:
         if magic != MAGIC:
             raise Violation(f"a frame begins with {magic!r} instead of {MAGIC!r}")
         if length > LARGEST_FRAME:
-            raise Violation(f"a frame of {length} bytes exceeds the {LARGEST_FRAME} any frame may have")
+            raise Violation(
+                f"a frame of {length} bytes exceeds the {LARGEST_FRAME} any frame may have"
+            )
         ours = self._is_awaited(epoch, ticket)
         if ours and length > self.limit:
             raise Violation(f"a frame of {length} bytes exceeds the {self.limit} this phase allows")
@@ -211,4 +213,3 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{address!r} is not HOST:PORT, e.g. 192.0.2.7:8443")
     return host.strip("[]"), int(port)
-
