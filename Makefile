@@ -28,8 +28,10 @@ check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed-test
 	$(BIN)/semisfl bench
+	$(BIN)/python -m benchmarks.twin
+	$(BIN)/python -m benchmarks.network
 
 # torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local
 # index) then satisfies it, and is not passed over for the build with CUDA.

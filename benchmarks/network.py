@@ -124,13 +124,15 @@ def bare_client(folder: Path, number: int, port: int, up: int, down: int) -> Non
     context = ssl.create_default_context(cafile=str(place / "authority.crt"))
     context.load_cert_chain(place / "client.crt", place / "client.key")
     payload, room = os.urandom(up), memoryview(bytearray(down))
-    with context.wrap_socket(
-        socket.create_connection(("localhost", port)), server_hostname="localhost"
-    ) as stream:
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                stream.sendall(payload)
-                receive(stream, room)
+    with (
+        context.wrap_socket(
+            socket.create_connection(("localhost", port)), server_hostname="localhost"
+        ) as stream,
+        contextlib.suppress(OSError, EOFError),
+    ):
+        while True:
+            stream.sendall(payload)
+            receive(stream, room)
 
 
 def receive(stream: ssl.SSLSocket, room: memoryview) -> None:

@@ -6,15 +6,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
-from semisfl.algorithm.weights import Weights, kernels
+from semisfl.algorithm.weights import Module, Weights, kernels
 from semisfl.config import RuntimeConfig
 
-Module = TypeVar("Module", bound=nn.Module)
 log = logging.getLogger(__name__)
 
 # Real iterations run before a step is recorded: lazy initialisation must be over by then.
@@ -36,7 +34,7 @@ class Hardware:
         self.precision = precision
         self.capture = config.capture and cuda
         self.stopping = False
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._graph_generators: list[torch.Generator] = []
         self._streams: list[torch.cuda.Stream] = []
         self._cores: ThreadPoolExecutor | None = None
@@ -103,7 +101,9 @@ class Hardware:
                 call()
             return
         if self._cores is None:
-            self._cores = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
+            self._cores = ThreadPoolExecutor(
+                cores, initializer=torch.set_num_threads, initargs=(1,)
+            )
 
         def alone(call: Callable[[], None]) -> None:
             with self.arithmetic():  # autocast is a matter of each thread

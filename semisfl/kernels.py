@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """Fused GPU kernels. Imported only on a GPU with Triton.
 
 `bias_relu`: PyTorch's own pooling keeps 64-bit positions and takes three passes where one
@@ -111,7 +112,7 @@ class _BiasRelu(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (which,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         grad_x = torch.empty(

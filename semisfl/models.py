@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -50,17 +50,18 @@ class Layers(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         layers = list(self)
         while layers:
-            conv, *layers = layers
-            if not _plain_conv(conv) or not layers or type(layers[0]) is not nn.ReLU:
-                x = conv(x)
+            layer = layers.pop(0)
+            if not _plain_conv(layer) or not layers or type(layers[0]) is not nn.ReLU:
+                x = layer(x)
                 continue
             layers.pop(0)
             pool = layers.pop(0) if layers and _plain_pool(layers[0]) else None
-            x = _convolve(conv, x)
+            x, bias = _convolve(layer, x), layer.bias
+            assert bias is not None
             if x.is_cuda and kernels() is not None:
-                x = kernels().bias_relu(x, conv.bias, 2 if pool else 1)
+                x = kernels().bias_relu(x, bias, 2 if pool else 1)
             else:
-                x = F.relu((pool(x) if pool else x) + conv.bias.view(-1, 1, 1).to(x.dtype))
+                x = F.relu((pool(x) if pool else x) + bias.view(-1, 1, 1).to(x.dtype))
         return x
 
 
@@ -74,7 +75,7 @@ def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return F.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
-def _plain_conv(layer: nn.Module) -> bool:
+def _plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     return type(layer) is nn.Conv2d and layer.bias is not None and layer.padding_mode == "zeros"
 
 

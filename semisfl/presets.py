@@ -25,7 +25,9 @@ def digits() -> Values:
     }
 
 
-def _paper(name: str, model: str, labeled: int, batch: int, server_batch: int, **more: Any) -> Values:
+def _paper(
+    name: str, model: str, labeled: int, batch: int, server_batch: int, **more: Any
+) -> Values:
     """The settings of ALGORITHMS §1.3: 30 clients, 10 of them active, 1,000 rounds, IID."""
     return {
         "rounds": 1000,
@@ -74,7 +76,12 @@ def as_published_code(values: Values) -> Values:
         {
             "teacher": {"warmup": True, "client": "frozen", "client_batchnorm": "batch"},
             "controller": {"kind": "normalised"},
-            "semisfl": {"queue": "single", "own_key": True, "confidence_rule": ">=", "server_pass": "joint"},
+            "semisfl": {
+                "queue": "single",
+                "own_key": True,
+                "confidence_rule": ">=",
+                "server_pass": "joint",
+            },
         },
     )
 
@@ -103,7 +110,13 @@ def fedmatch_original(values: Values) -> Values:
     return merge(
         values,
         {
-            "optimizer": {"lr": 1e-3, "lr_min": 1e-3, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
+            "optimizer": {
+                "lr": 1e-3,
+                "lr_min": 1e-3,
+                "momentum": 0.0,
+                "nesterov": False,
+                "weight_decay": 0.0,
+            },
             "fedmatch": {
                 "confidence_threshold": 0.85,
                 "lambda_s": 10.0,
@@ -129,7 +142,9 @@ def merge(values: Values, changes: Values) -> Values:
     merged = dict(values)
     for key, change in changes.items():
         inner = merged.get(key)
-        merged[key] = merge(inner, change) if isinstance(inner, dict) and isinstance(change, dict) else change
+        merged[key] = (
+            merge(inner, change) if isinstance(inner, dict) and isinstance(change, dict) else change
+        )
     return merged
 
 
@@ -139,7 +154,9 @@ def values_of(name: str) -> Values:
     if base in VARIANTS:
         base, variants = "cifar10", [base, *variants]
     if base not in PRESETS:
-        raise ConfigError(f"preset {base!r} is not known; known: {', '.join((*PRESETS, *VARIANTS))}, or FILE.toml")
+        raise ConfigError(
+            f"preset {base!r} is not known; known: {', '.join((*PRESETS, *VARIANTS))}, or FILE.toml"
+        )
     values = PRESETS[base]()
     for variant in variants:
         if variant not in VARIANTS:

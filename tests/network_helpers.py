@@ -105,7 +105,7 @@ class Client(threading.Thread):
             self.device.serve()
         except Killed:
             pass
-        except BaseException as error:  # noqa: BLE001 - kept for the test to look at
+        except BaseException as error:
             self.error = error
 
     def kill(self) -> None:

@@ -94,13 +94,22 @@ def test_operation_equals_pillow(name: str, size: tuple[int, int], mode: str) ->
 
 
 def test_operations_are_the_fourteen_in_order() -> None:
-    assert (
-        list(OPERATIONS)
-        == (
-            "autocontrast equalize identity brightness color contrast sharpness posterize rotate "
-            "shear_x shear_y solarize translate_x translate_y"
-        ).split()
-    )
+    assert list(OPERATIONS) == [
+        "autocontrast",
+        "equalize",
+        "identity",
+        "brightness",
+        "color",
+        "contrast",
+        "sharpness",
+        "posterize",
+        "rotate",
+        "shear_x",
+        "shear_y",
+        "solarize",
+        "translate_x",
+        "translate_y",
+    ]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2), (3, 3)], ids=str)

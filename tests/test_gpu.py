@@ -71,7 +71,9 @@ def test_two_replays_show_different_images() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -> None:
-    options = settings("runtime.deterministic=true", f"runtime.precision={precision}", "runtime.checkpoint_every=3")
+    options = settings(
+        "runtime.deterministic=true", f"runtime.precision={precision}", "runtime.checkpoint_every=3"
+    )
     data = toy_data(side=28)
     run.train(options, data=data, device="cuda", out=tmp_path / "whole")
     half = run.assemble(options, data, device="cuda")
@@ -89,21 +91,28 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
 @pytest.mark.parametrize("pool", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 64, 32, 32), (3, 70, 7, 9), (5, 192, 6, 4)])
-def test_fused_pooling_equals_pytorch(shape: tuple[int, ...], dtype: torch.dtype, pool: int) -> None:
+def test_fused_pooling_equals_pytorch(
+    shape: tuple[int, ...], dtype: torch.dtype, pool: int
+) -> None:
     from semisfl import kernels
 
     x = torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
     bias = torch.randn(shape[1], device="cuda")
-    ours, theirs = (x.clone().requires_grad_(), bias.clone().requires_grad_()), (
-        x.clone().requires_grad_(),
-        bias.clone().requires_grad_(),
+    ours, theirs = (
+        (x.clone().requires_grad_(), bias.clone().requires_grad_()),
+        (
+            x.clone().requires_grad_(),
+            bias.clone().requires_grad_(),
+        ),
     )
     mine = kernels.bias_relu(*ours, pool)
     plain = F.relu(F.max_pool2d(theirs[0].float(), pool) + theirs[1].view(-1, 1, 1)).to(dtype)
     torch.testing.assert_close(mine, plain)
     slope = torch.randn_like(mine)
     for got, wanted in zip(
-        torch.autograd.grad(mine, ours, slope), torch.autograd.grad(plain, theirs, slope), strict=True
+        torch.autograd.grad(mine, ours, slope),
+        torch.autograd.grad(plain, theirs, slope),
+        strict=True,
     ):
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
@@ -123,7 +132,9 @@ def test_working_copies_follow_their_masters() -> None:
         assert torch.equal(parameter, master.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("method", ["supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"])
+@pytest.mark.parametrize(
+    "method", ["supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
+)
 def test_every_method_runs_recorded(method: str, caplog: pytest.LogCaptureFixture) -> None:
     options = settings(f"method={method}", "runtime.precision=bf16", "optimizer.lr=0.05")
     result = run.train(options, data=toy_data(side=28), device="cuda")

@@ -21,6 +21,7 @@ from network_helpers import Network, network, on_loop, tiny, until
 from semisfl import certs
 from semisfl.certs import Credentials
 from semisfl.fleet import transport
+from semisfl.fleet.link import Rejected
 from semisfl.fleet.transport import CHUNK, MAGIC, PREFIX, cut
 from semisfl.fleet.wire import encode
 
@@ -158,32 +159,32 @@ def test_the_right_client_is_welcomed(
 
 
 TLS_REFUSALS = {
-    "none": lambda folder, other: dict(credentials=None, trust=own(folder).authority),
-    "plaintext": lambda folder, other: dict(credentials=None),
-    "another authority": lambda folder, other: dict(
-        credentials=replace(own(other), authority=own(folder).authority)
-    ),
-    "another authority on both sides": lambda folder, other: dict(credentials=own(other)),
-    "expired": lambda folder, other: dict(credentials=own(folder, "expired")),
-    "not yet valid": lambda folder, other: dict(credentials=own(folder, "early")),
-    "the server's own": lambda folder, other: dict(
-        credentials=certs.load_server_credentials(folder)
-    ),
-    "server usage with a client's name": lambda folder, other: dict(
-        credentials=forged(
+    "none": lambda folder, other: {"credentials": None, "trust": own(folder).authority},
+    "plaintext": lambda folder, other: {"credentials": None},
+    "another authority": lambda folder, other: {
+        "credentials": replace(own(other), authority=own(folder).authority)
+    },
+    "another authority on both sides": lambda folder, other: {"credentials": own(other)},
+    "expired": lambda folder, other: {"credentials": own(folder, "expired")},
+    "not yet valid": lambda folder, other: {"credentials": own(folder, "early")},
+    "the server's own": lambda folder, other: {
+        "credentials": certs.load_server_credentials(folder)
+    },
+    "server usage with a client's name": lambda folder, other: {
+        "credentials": forged(
             folder, "client-0", "semisfl://client/client-0", ExtendedKeyUsageOID.SERVER_AUTH
         )
-    ),
-    "signed by a client": lambda folder, other: dict(
-        credentials=forged(
+    },
+    "signed by a client": lambda folder, other: {
+        "credentials": forged(
             folder,
             "client-1",
             "semisfl://client/client-1",
             ExtendedKeyUsageOID.CLIENT_AUTH,
             folder / "clients" / "client-0" / "client",
         )
-    ),
-    "wrong host name": lambda folder, other: dict(credentials=own(folder), name="elsewhere"),
+    },
+    "wrong host name": lambda folder, other: {"credentials": own(folder), "name": "elsewhere"},
 }
 
 
@@ -209,7 +210,7 @@ def test_refused_in_the_handshake(
         outcome = knock(net.port, **make(folder, other))
         assert (outcome.frames, outcome.code) == (0, grpc.StatusCode.UNAVAILABLE), name
     with socket.create_connection(("localhost", net.port)) as scan:
-        scan.sendall(b"GET / HTTP/1.1\\r\\n\\r\\n")
+        scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
     until(lambda: len(audit_lines(caplog)) >= len(TLS_REFUSALS) + 1, 5)
     time.sleep(0.3)
     assert len(audit_lines(caplog)) == len(TLS_REFUSALS) + 1
@@ -224,61 +225,61 @@ def ready(net: Network, **changes: object) -> list[bytes]:
 
 
 DOOR_REFUSALS = {
-    "revoked": (lambda net, folder: dict(credentials=own(folder, "revoked")), "revoked"),
+    "revoked": (lambda net, folder: {"credentials": own(folder, "revoked")}, "revoked"),
     "no name": (
-        lambda net, folder: dict(
-            credentials=forged(folder, "client-0", None, ExtendedKeyUsageOID.CLIENT_AUTH)
-        ),
+        lambda net, folder: {
+            "credentials": forged(folder, "client-0", None, ExtendedKeyUsageOID.CLIENT_AUTH)
+        },
         "",
     ),
     "two names": (
-        lambda net, folder: dict(
-            credentials=forged(
+        lambda net, folder: {
+            "credentials": forged(
                 folder, "client-0", "semisfl://client/client-1", ExtendedKeyUsageOID.CLIENT_AUTH
             )
-        ),
+        },
         "",
     ),
     "stranger when all places are taken": (
-        lambda net, folder: dict(
-            credentials=forged(
+        lambda net, folder: {
+            "credentials": forged(
                 folder, "client-7", "semisfl://client/client-7", ExtendedKeyUsageOID.CLIENT_AUTH
             )
-        ),
+        },
         "all clients.total = 2 places are taken",
     ),
     "another protocol": (
-        lambda net, folder: dict(chunks=good_hello(protocol=2)),
+        lambda net, folder: {"chunks": good_hello(protocol=2)},
         "protocol 2 but 1 here",
     ),
     "another frame version": (
-        lambda net, folder: dict(chunks=[_other_version(good_hello()[0])]),
+        lambda net, folder: {"chunks": [_other_version(good_hello()[0])]},
         "protocol 9",
     ),
-    "another run": (lambda net, folder: dict(chunks=good_hello(run="0" * 32)), "belongs to run"),
-    "too few codecs": (lambda net, folder: dict(chunks=good_hello(codecs=["int8"])), "codecs fp32"),
+    "another run": (lambda net, folder: {"chunks": good_hello(run="0" * 32)}, "belongs to run"),
+    "too few codecs": (lambda net, folder: {"chunks": good_hello(codecs=["int8"])}, "codecs fp32"),
     "another kind": (
-        lambda net, folder: dict(chunks=list(cut(encode("bottom", {"round": 1}, {}), 0, 0))),
+        lambda net, folder: {"chunks": list(cut(encode("bottom", {"round": 1}, {}), 0, 0))},
         "not expected",
     ),
-    "extra field": (lambda net, folder: dict(chunks=good_hello(image="x")), "fields are"),
-    "garbage": (lambda net, folder: dict(chunks=[b"\\x00" * 40]), "instead of"),
-    "too short": (lambda net, folder: dict(chunks=[b"SSF1"]), "its prefix has"),
+    "extra field": (lambda net, folder: {"chunks": good_hello(image="x")}, "fields are"),
+    "garbage": (lambda net, folder: {"chunks": [b"\x00" * 40]}, "instead of"),
+    "too short": (lambda net, folder: {"chunks": [b"SSF1"]}, "its prefix has"),
     "oversize": (
-        lambda net, folder: dict(chunks=list(cut([bytes(3 * CHUNK)], 0, 0))),
+        lambda net, folder: {"chunks": list(cut([bytes(3 * CHUNK)], 0, 0))},
         "this phase allows",
     ),
     "claims the earth": (
-        lambda net, folder: dict(chunks=[PREFIX.pack(MAGIC, 0, 0, 2**63) + b"x"]),
+        lambda net, folder: {"chunks": [PREFIX.pack(MAGIC, 0, 0, 2**63) + b"x"]},
         "any frame may have",
     ),
-    "silence": (lambda net, folder: dict(chunks=[]), "no hello within"),
-    "another model": (lambda net, folder: dict(then=ready(net, model="f" * 32)), "built model"),
-    "no images": (lambda net, folder: dict(then=ready(net, images=0)), "no images"),
+    "silence": (lambda net, folder: {"chunks": []}, "no hello within"),
+    "another model": (lambda net, folder: {"then": ready(net, model="f" * 32)}, "built model"),
+    "no images": (lambda net, folder: {"then": ready(net, images=0)}, "no images"),
     "answers with something else": (
-        lambda net, folder: dict(
-            then=list(cut([b"x" * 50], net.fleet._door._epochs["client-1"] + 1, 1))
-        ),
+        lambda net, folder: {
+            "then": list(cut([b"x" * 50], net.fleet._door._epochs["client-1"] + 1, 1))
+        },
         "not semisfl",
     ),
 }
@@ -313,6 +314,21 @@ def test_refused_at_hello(
     (line,) = audit_lines(caplog)
     assert "refused peer=ipv" in line and reason in line
     assert net.fleet.present() == []
+
+
+def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
+    net: Network, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net.fleet._door._strikes.clear()
+    client = net.join(1)
+    assert net.fleet.wait_for(1, 10)
+    net.fleet._door.expel_revoked()
+    assert net.fleet.present() == [1]
+    certs.revoke(folder, "client-1")
+    net.fleet._door.expel_revoked()
+    client.join(10)
+    assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
+    assert net.fleet.present() == [] and len(audit_lines(caplog)) == 1
 
 
 def test_nothing_private_is_in_a_credential_s_text(folder: Path) -> None:

@@ -25,7 +25,6 @@ from network_helpers import (
     until,
     weights,
 )
-
 from PIL import Image
 
 from semisfl import certs, checkpoint, run
@@ -346,7 +345,7 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
 
 def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: int = 1) -> None:
     """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
-    original, left = Device._answer, [times]
+    original, left = Device.answer, [times]
 
     def answer(self: Device, received, sent, fields, tensors=None, codecs="fp32") -> None:  # type: ignore[no-untyped-def]
         if sent == kind and self.member.client == 1 and left[0]:
@@ -356,7 +355,7 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: in
             tensors[name].view(-1)[3] = value
         original(self, received, sent, fields, tensors, codecs)
 
-    monkeypatch.setattr(Device, "_answer", answer)
+    monkeypatch.setattr(Device, "answer", answer)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])

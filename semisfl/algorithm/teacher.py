@@ -1,12 +1,14 @@
 """The teacher: an exponential moving average of the student, parameters and buffers alike."""
 
+from typing import Generic
+
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.weights import Weights, clone, weights_of
+from semisfl.algorithm.weights import Module, Weights, clone, weights_of
 
 
-class Teacher:
+class Teacher(Generic[Module]):
     """Follows ``student``; starts as its copy, never receives gradients, always in eval mode.
 
     With ``warmup`` the decay of the t-th update (t = 1, 2, ...) is min(1 - 1/(t+1), decay), as in
@@ -14,8 +16,8 @@ class Teacher:
     running statistics are averaged with the weights; its batch counter is copied.
     """
 
-    def __init__(self, student: nn.Module, decay: float, warmup: bool = True) -> None:
-        self.model = clone(student).eval().requires_grad_(False)
+    def __init__(self, student: Module, decay: float, warmup: bool = True) -> None:
+        self.model: Module = clone(student).eval().requires_grad_(False)
         self.decay = decay
         self.warmup = warmup
         self._student = student

@@ -6,11 +6,12 @@ Averaging, moving averages and SGD then are single passes over memory, and nothi
 
 import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Module = TypeVar("Module", bound=nn.Module)
 CAST_LAYERS = (nn.Conv2d, nn.Linear)
 ALIGNMENT = 64
 
@@ -97,13 +98,13 @@ def _cast_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 def _give_master(layer: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     for name, parameter in layer._parameters.items():
-        if hasattr(parameter, "master"):
+        if parameter is not None and hasattr(parameter, "master"):
             state[prefix + name] = parameter.master
 
 
 def _take_master(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name, parameter in layer._parameters.items():
-        if hasattr(parameter, "master") and prefix + name in state:
+        if parameter is not None and hasattr(parameter, "master") and prefix + name in state:
             parameter.master.copy_(state[prefix + name])
 
 
@@ -112,7 +113,7 @@ def weights_of(module: nn.Module) -> Weights:
     return module.__dict__.get("weights") or Weights(module)
 
 
-def clone(module: nn.Module) -> nn.Module:
+def clone(module: Module) -> Module:
     """A copy with full-precision parameters of its own, whatever the original computes in."""
     own = module.__dict__.pop("weights", None)
     # Dropout's generators stay the same objects: one that a recorded graph uses must not be copied.

@@ -5,28 +5,21 @@ carries out this one's part, so a run over the network and a simulated one do th
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from semisfl.fleet import protocol
-from semisfl.fleet.base import ClientRuntime, ClientWork, FullRound, SplitRound, State
+from semisfl.fleet import protocol, wire
+from semisfl.fleet.base import ClientWork, FullRound, SplitRound
+from semisfl.fleet.errand import Errand, Interrupted, OnRequest, Watched
 from semisfl.fleet.link import Link, Received, Stream
 from semisfl.fleet.member import Images, Member
-from semisfl.fleet.protocol import Terms, joined, outline, separated
-from semisfl.fleet.wire import Frame, Schema, WireError, decode, encode
+from semisfl.fleet.protocol import Terms, joined, separated
+from semisfl.fleet.wire import Frame, Schema, WireError, encode
 from semisfl.hardware import Hardware, Stopped
 
 log = logging.getLogger(__name__)
-
-
-class Interrupted(Exception):
-    """The server went on without this client: here is what it wants instead."""
-
-    def __init__(self, received: Received) -> None:
-        super().__init__("the server has begun something else")
-        self.received = received
 
 
 class Device:
@@ -39,9 +32,9 @@ class Device:
         """Rounds this client did its part of to the end."""
         self._link = link
         self._images = images
-        self._works = {name: _Watched(work) for name, work in works.items()}
+        self._works = {name: Watched(work) for name, work in works.items()}
         self._device = device
-        self._stopping = False
+        self.stopping = False
         self._member: Member | None = None
         self._stream: Stream | None = None
         self._expected: Mapping[str, Schema] = {}
@@ -61,14 +54,14 @@ class Device:
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
-        self._stopping = True
+        self.stopping = True
 
     def serve(self) -> None:
         """Returns once the run is over or `stop` was called; raises `Rejected` if refused."""
         received: Received | None = None
         try:
             while True:
-                received = received or self._receive()
+                received = received or self.receive()
                 try:
                     self._handle(received)
                     received = None
@@ -79,26 +72,26 @@ class Device:
         finally:
             self._link.close()
 
-    def _receive(self) -> Received:
-        while not self._stopping and not self._link.over.is_set():
+    def receive(self) -> Received:
+        while not self.stopping and not self._link.over.is_set():
             received = self._link.receive(0.2)
             if received is not None:
                 return received
         raise Stopped
 
-    def _decode(self, received: Received) -> Frame | None:
+    def decode(self, received: Received) -> Frame | None:
         if received.stream is not self._stream:
             # Another connection: it starts with a welcome, whatever the last one was about.
             self._stream = received.stream
             self._expected = {"welcome": protocol.WELCOME}
         try:
-            return decode(received.data, self._expected)
+            return wire.decode(received.data, self._expected)
         except WireError as error:
             log.error("a frame of the server was passed over: %s", error)
             return None
 
     def _handle(self, received: Received) -> None:
-        frame = self._decode(received)
+        frame = self.decode(received)
         if frame is not None:
             self.acting(frame)
             self._steps[frame.kind](received, frame)
@@ -111,7 +104,7 @@ class Device:
         self._expected = expected
         self._stream.assembler.limit = max(schema.limit for schema in expected.values())
 
-    def _expect_round(self, **more: Schema) -> None:
+    def expect_round(self, **more: Schema) -> None:
         """A round may begin at any time: one that broke off is simply never mentioned again."""
         shapes = self.member.shapes
         self._expect(
@@ -123,7 +116,7 @@ class Device:
             }
         )
 
-    def _answer(
+    def answer(
         self,
         received: Received,
         kind: str,
@@ -150,14 +143,14 @@ class Device:
             "images": len(member.images),
             "skipped": member.skipped,
         }
-        self._answer(received, "ready", ready)
+        self.answer(received, "ready", ready)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         self.member.enrol(frame.fields["client"])
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
         )
-        self._expect_round()
+        self.expect_round()
 
     # --- split rounds ----------------------------------------------------------------------------
 
@@ -176,14 +169,14 @@ class Device:
         )
         member.step = 0
         member.fleet.start_round(member.plan)
-        self._expect_round(gradients=member.shapes.gradients())
+        self.expect_round(gradients=member.shapes.gradients())
         self._send_features(received)
 
     def _send_features(self, received: Received) -> None:
         member, wire = self.member, self.member.config.wire
         with member.hardware.arithmetic():
             features = member.fleet.forward()
-        self._answer(
+        self.answer(
             received,
             "features",
             {"round": member.plan.index, "step": member.step},
@@ -202,10 +195,10 @@ class Device:
         if member.step < member.plan.steps:
             self._send_features(received)
             return
-        self._expect_round()
+        self.expect_round()
         self.rounds += 1
         bottom = joined({"bottom": member.fleet.finish_round()})
-        self._answer(
+        self.answer(
             received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models
         )
 
@@ -221,7 +214,7 @@ class Device:
                 ", ".join(self._works),
             )
             return
-        errand = _Errand(self, received, fields["round"])
+        errand = Errand(self, received, fields["round"])
         states = errand.download("accept", {}, fields["states"])
         plan = FullRound(
             fields["round"],
@@ -229,7 +222,7 @@ class Device:
             fields["steps"],
             fields["lr"],
             send=states,
-            on_request=_OnRequest(errand, fields["on_request"]),
+            on_request=OnRequest(errand, fields["on_request"]),
             settings=fields["settings"],
         )
         work.errand = errand
@@ -237,91 +230,3 @@ class Device:
         (result,) = self.member.fleet.train(work, plan)
         errand.upload(result.numbers, result.states)
         self.rounds += 1
-
-
-class _Errand:
-    """A full-model round's exchange with the server, one question and answer after another."""
-
-    def __init__(self, device: Device, received: Received, round_index: int) -> None:
-        self._device = device
-        self._last = received
-        self._round = round_index
-
-    def _ask(self, kind: str, fields: Mapping[str, Any], reply: str, schema: Schema) -> Frame:
-        device = self._device
-        device._expect_round(**{reply: schema})
-        device._answer(self._last, kind, {"round": self._round, **fields})
-        while True:
-            received = device._receive()
-            if received.stream is not self._last.stream:
-                raise Interrupted(received)
-            frame = device._decode(received)
-            if frame is None:
-                continue
-            if frame.kind != reply or frame.fields["round"] != self._round:
-                raise Interrupted(received)
-            device.acting(frame)
-            self._last = received
-            return frame
-
-    def download(
-        self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]
-    ) -> dict[str, State]:
-        frame = self._ask(kind, fields, "states", self._device.member.shapes.states(states))
-        device = self._device.member.hardware.device
-        tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
-        return separated(tensors, list(states))
-
-    def upload(self, numbers: Mapping[str, float], states: Mapping[str, State]) -> None:
-        device, done = self._device, {"numbers": dict(numbers), "states": outline(states)}
-        if states:
-            self._ask("done", done, "upload", protocol.UPLOAD)
-            device._expect_round()
-            codec = device.member.config.wire.models
-            device._answer(self._last, "states", {"round": self._round}, joined(states), codec)
-        else:
-            device._expect_round()
-            device._answer(self._last, "done", {"round": self._round, **done})
-
-    def beat(self) -> None:
-        """Between two steps: stop if asked to, else let the server know of the progress."""
-        if self._device._stopping:
-            raise Stopped
-        self._last.stream.beat(self._last.ticket)
-
-
-class _OnRequest(Mapping[str, State]):
-    """States that are downloaded when they are looked at."""
-
-    def __init__(self, errand: _Errand, states: Mapping[str, list[str]]) -> None:
-        self._errand = errand
-        self._states = states
-
-    def __getitem__(self, name: str) -> State:
-        return self._errand.download("fetch", {"name": name}, {name: self._states[name]})[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-
-class _Watched:
-    """A method's client half that tells the server after every step that it is at work."""
-
-    errand: _Errand
-
-    def __init__(self, work: ClientWork) -> None:
-        self.name = work.name
-        self._work = work
-
-    def start(self, client: ClientRuntime) -> bool:
-        return self._work.start(client)
-
-    def step(self, client: ClientRuntime) -> None:
-        self.errand.beat()
-        self._work.step(client)
-
-    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        return self._work.finish(client)

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,26 @@ import grpc.aio
 from semisfl import certs
 from semisfl.config import ConfigError
 from semisfl.fleet import protocol, transport
+from semisfl.fleet.admission import (
+    HANDSHAKE_SECONDS,
+    Handshakes,
+    Refused,
+    audit,
+    check_certificate,
+    check_hello,
+    check_ready,
+    no_place,
+)
 from semisfl.fleet.protocol import Shapes, Terms
 from semisfl.fleet.roster import Roster
 from semisfl.fleet.session import Session
 from semisfl.fleet.transport import Assembler, LoopThread, Violation
-from semisfl.fleet.wire import PROTOCOL, Frame, WireError, decode, encode
+from semisfl.fleet.wire import Frame, WireError, decode, encode
 
 log = logging.getLogger(__name__)
-audit = logging.getLogger("semisfl.audit")
 
-HANDSHAKE_SECONDS = 10.0
 STRIKES = 3
 """Offences after which an identity stays out until the server is started again."""
-
-
-class Refused(Exception):
-    """Why a client may not come in."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
 
 
 class Door:
@@ -74,8 +72,7 @@ class Door:
         self._streams: dict[str, Session] = {}
         self._epochs: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
-        self._handshakes: deque[float] = deque()
-        self._peers: Counter[str] = Counter()
+        self._revocations = 0
         self._thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
         self.port = self._thread.call(self._start(listen))
@@ -83,7 +80,7 @@ class Door:
     # --- listening -------------------------------------------------------------------------------
 
     async def _start(self, listen: str) -> int:
-        self._loop = asyncio.get_running_loop()
+        self._handshakes = Handshakes(self._handshake_seconds)
         handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
         self._server = grpc.aio.server(
             options=[*transport.options(), handshake, ("grpc.so_reuseport", 0)]
@@ -110,46 +107,27 @@ class Door:
         first = grpc.ssl_server_certificate_configuration(
             [(files.key, files.certificate)], files.authority
         )
-        # gRPC says nothing to Python about a handshake that fails, but asks for its configuration
-        # at the start of every one: those that no stream follows were refused.
-        return grpc.dynamic_ssl_server_credentials(first, self._handshake_begins, True)
-
-    def _handshake_begins(self) -> None:
-        self._loop.call_soon_threadsafe(self._note_handshake)
-
-    def _note_handshake(self) -> None:
-        self._handshakes.append(time.monotonic())
-        self._loop.call_later(self._handshake_seconds + 0.5, self._check_handshakes)
-
-    def _check_handshakes(self) -> None:
-        while (
-            self._handshakes and self._handshakes[0] <= time.monotonic() - self._handshake_seconds
-        ):
-            self._handshakes.popleft()
-            self._audit(
-                "?",
-                "?",
-                "TLS: not TLS, or no certificate of this authority that is valid now; or it left at once",
-            )
-
-    def _audit(self, peer: str, identity: str, reason: str) -> None:
-        audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
+        return grpc.dynamic_ssl_server_credentials(first, self._handshakes.begins, True)
 
     # --- one stream ------------------------------------------------------------------------------
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
-        peer = context.peer()
-        if not self._peers[peer] and self._handshakes:
-            self._handshakes.popleft()
-        self._peers[peer] += 1
-        identity = "?"
+        peer, identity, serial = context.peer(), "?", 0
         session: Session | None = None
+        self._handshakes.stream_opened(peer)
         try:
-            identity = self._identity(context)
+            if self._certificates is not None:
+                identity, serial = check_certificate(context, self._certificates)
             hello = await self._hello(context)
-            identity = identity or f"plaintext:{hello.fields['name']}"
-            self._check_hello(identity, hello.fields)
-            session = self._open(context, identity)
+            if self._certificates is None:
+                identity = f"plaintext:{hello.fields['name']}"
+            if self._strikes[identity] >= STRIKES:
+                raise Refused(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
+                )
+            check_hello(hello.fields, identity, self._terms, self._roster)
+            session = self._open(context, identity, serial)
             ending = await session.run()
             # Before goodbye is said: to a connection that is dead that may take for ever.
             self._close(session)
@@ -158,34 +136,16 @@ class Door:
             elif ending[0] is not grpc.StatusCode.OK:
                 await context.abort(*ending)
         except Refused as refusal:
-            self._audit(peer, identity, refusal.reason)
+            audit(peer, identity, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
         except (Violation, WireError) as error:
             self._strikes[identity] += 1
-            self._audit(peer, identity, f"protocol: {error}")
+            audit(peer, identity, f"protocol: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            self._peers[peer] -= 1
-            if not self._peers[peer]:
-                del self._peers[peer]
+            self._handshakes.stream_closed(peer)
             if session is not None:
                 self._close(session)
-
-    def _identity(self, context: grpc.aio.ServicerContext) -> str:
-        """The certificate's name; empty where plaintext was asked for by name."""
-        if self._certificates is None:
-            return ""
-        peer = context.auth_context()
-        try:
-            name = certs.identity(peer)
-            revoked = certs.is_revoked(self._certificates, certs.serial(peer))
-        except certs.CertError as error:
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        if revoked:
-            raise Refused(
-                grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked"
-            )
-        return name
 
     async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
         assembler = Assembler()
@@ -202,42 +162,12 @@ class Door:
             raise Violation(f"no hello within {self._handshake_seconds:g} s") from error
         return decode(complete[1], {"hello": protocol.HELLO})
 
-    def _check_hello(self, identity: str, fields: dict[str, Any]) -> None:
-        incompatible = grpc.StatusCode.FAILED_PRECONDITION
-        if self._strikes[identity] >= STRIKES:
-            raise Refused(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
-            )
-        if fields["protocol"] != PROTOCOL:
-            raise Refused(
-                incompatible,
-                f"protocol {fields['protocol']} but {PROTOCOL} here; install the same semisfl on both sides",
-            )
-        if fields["run"] not in ("", self._run):
-            raise Refused(
-                incompatible,
-                f"the client belongs to run {str(fields['run'])[:32]!r}, this server's model and configuration "
-                f"are {self._run!r}; start the client anew",
-            )
-        if missing := self._terms.codecs() - {
-            codec for codec in fields["codecs"] if isinstance(codec, str)
-        }:
-            raise Refused(
-                incompatible, f"the client does not know the codecs {', '.join(sorted(missing))}"
-            )
-        if identity not in self._roster.index and len(self._roster.index) >= self._roster.total:
-            raise Refused(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"all clients.total = {self._roster.total} places are taken and {identity} has none; "
-                "raise clients.total",
-            )
-
     # --- sessions --------------------------------------------------------------------------------
 
-    def _open(self, context: grpc.aio.ServicerContext, identity: str) -> Session:
+    def _open(self, context: grpc.aio.ServicerContext, identity: str, serial: int) -> Session:
         self._epochs[identity] += 1
         session = Session(context, identity, self._epochs[identity], self._arrived)
+        session.serial = serial
         older, self._streams[identity] = self._streams.get(identity), session
         if older is not None:
             # Its frames are never applied again: it is out of the table before anything is read.
@@ -260,27 +190,14 @@ class Door:
         try:
             self._enrol(session, ready)
         except Refused as refusal:
-            self._audit(session.peer, session.identity, refusal.reason)
+            audit(session.peer, session.identity, refusal.reason)
             session.close(refusal.code, refusal.reason)
 
     def _enrol(self, session: Session, ready: Frame) -> None:
-        if ready.fields["model"] != self._shapes.digest:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the client built model {ready.fields['model'][:32]!r} where {self._shapes.digest!r} is meant; "
-                "install the same semisfl on both sides",
-            )
-        if ready.fields["images"] < 1:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "the client has no images; at least 1 is needed",
-            )
+        check_ready(ready.fields, self._shapes)
         client = self._roster.enrol(session.identity)
         if client is None:
-            raise Refused(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"all clients.total = {self._roster.total} places are taken; raise clients.total",
-            )
+            raise no_place(self._roster, session.identity)
         if ready.fields["skipped"]:
             log.warning(
                 "%s skipped %d images it could not read", session.identity, ready.fields["skipped"]
@@ -315,10 +232,24 @@ class Door:
                 self.changed.notify_all()
         self._gone(session)
 
+    def expel_revoked(self) -> None:
+        """Disconnect clients whose certificate was revoked since they came in."""
+        if self._certificates is None:
+            return
+        changed = (self._certificates / "revoked.txt").stat().st_mtime_ns
+        if changed == self._revocations:
+            return
+        self._revocations = changed
+        for session in list(self._streams.values()):
+            if certs.is_revoked(self._certificates, session.serial):
+                reason = f"the certificate of {session.identity} is revoked"
+                audit(session.peer, session.identity, reason)
+                session.close(grpc.StatusCode.PERMISSION_DENIED, reason)
+
     def offend(self, session: Session, reason: str) -> None:
         """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""
         self._strikes[session.identity] += 1
-        self._audit(session.peer, session.identity, f"protocol: {reason}")
+        audit(session.peer, session.identity, f"protocol: {reason}")
         session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     def strike(self, session: Session, reason: str) -> None:
@@ -327,7 +258,7 @@ class Door:
             self.offend(session, reason)
         else:
             self._strikes[session.identity] += 1
-            self._audit(session.peer, session.identity, reason)
+            audit(session.peer, session.identity, reason)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received on all streams so far, framing included."""

@@ -18,6 +18,7 @@ import grpc
 import torch
 from torch import Tensor
 
+from semisfl.fleet.admission import HANDSHAKE_SECONDS
 from semisfl.fleet.base import (
     ClientWork,
     Features,
@@ -30,7 +31,7 @@ from semisfl.fleet.base import (
     Traffic,
     mean_state,
 )
-from semisfl.fleet.door import HANDSHAKE_SECONDS, Door
+from semisfl.fleet.door import Door
 from semisfl.fleet.exchange import Due, FullExchange, unbelievable
 from semisfl.fleet.protocol import Shapes, Terms, joined, separated
 from semisfl.fleet.roster import Roster
@@ -134,6 +135,7 @@ class RemoteFleet:
         if not self._settled:
             self._wait(max(clients.active, len(self.roster.index)), network.deadline)
             self._settled = True
+        self._door.expel_revoked()
         self._wait(network.quorum, None)
 
     def wait_for(self, count: int, seconds: float | None = None) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -31,6 +32,8 @@ class Session:
         self.peer = context.peer()
         self.identity = identity
         self.epoch = epoch
+        self.serial = 0
+        """Of the client's certificate."""
         self.client = -1
         """The index in the roster, once the client is ready."""
         self.progress = time.monotonic()
@@ -106,7 +109,8 @@ class Session:
         """Serve the stream until it ends; how it is to be ended, or None if the client did."""
         tasks = [asyncio.create_task(task) for task in (self._read(), self._write(), self._beat())]
         try:
-            await asyncio.wait([*tasks, self._closing], return_when=asyncio.FIRST_COMPLETED)
+            awaited: list[asyncio.Future[Any]] = [*tasks, self._closing]
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if self._closing.done():
                 return self._closing.result()
             for task in tasks:

@@ -1,0 +1,90 @@
+"""The in-process fleet against the plain twin (one module and one optimiser a client), in one run.
+
+    python -m benchmarks.twin [--json] [--rounds N]
+
+Both train the same rounds of SemiSFL on the same images, by turns. Times are of steps alone:
+drawing and augmenting images is left out on both sides.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from semisfl import bench, run
+from semisfl.config import Config
+from tests.twin import PlainTwin
+
+CASES: dict[str, tuple[str, ...]] = {
+    # As the preset, images of 28 x 28 x 1.
+    "digits": ("digits",),
+    # The paper's CNN on images of CIFAR-10's size, its batches and active clients; fewer steps.
+    "cnn-32x32x3": ("svhn", "clients.steps=4", "server.steps=4"),
+}
+
+
+def timed(step: Callable[[], None], seconds: list[float]) -> Callable[[], None]:
+    def run_step() -> None:
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+
+    return run_step
+
+
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    preset, *changes = CASES[name]
+    options: Config = bench.settings(preset, *changes)
+    data = bench.synthetic(bench.SHAPES[preset], 5_000, 100)
+    experiment = run.assemble(options, data, device="cpu")
+    method: Any = experiment.method
+    twin = PlainTwin(options, method.student, data, run.divide(options, data))
+    # All views of a round are made at its start, so that steps hold no augmentation.
+    experiment.fleet.batches.whole = True  # type: ignore[attr-defined]
+    method.labeled._batches.whole = True
+    fleet: dict[str, list[float]] = {"supervised": [], "cross_entity": []}
+    method.supervised_step = timed(method.supervised_step, fleet["supervised"])
+    method.cross_entity_step = timed(method.cross_entity_step, fleet["cross_entity"])
+    for index in range(rounds):
+        method.round(index)
+        twin.round(index)
+    clients = options.clients
+    phases = {}
+    for phase, images in (
+        ("supervised", options.server.batch),
+        ("cross_entity", clients.active * clients.batch),
+    ):
+        # The first round warms both up.
+        ours = median(fleet[phase][len(fleet[phase]) // rounds :])
+        plain = median(twin.seconds[phase][len(twin.seconds[phase]) // rounds :])
+        phases[phase] = {
+            "fleet_ms": 1e3 * ours,
+            "twin_ms": 1e3 * plain,
+            "fleet_images_a_second": images / ours,
+            "times_faster": plain / ours,
+        }
+    return phases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=4)
+    arguments = parser.parse_args()
+    results = {name: measure(name, arguments.rounds) for name in CASES}
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+        return
+    print(f"{'case':<14}{'phase':<14}{'fleet ms':>10}{'twin ms':>10}{'images/s':>10}{'faster':>8}")
+    for name, phases in results.items():
+        for phase, row in phases.items():
+            print(
+                f"{name:<14}{phase:<14}{row['fleet_ms']:>10.2f}{row['twin_ms']:>10.2f}"
+                f"{row['fleet_images_a_second']:>10.0f}{row['times_faster']:>7.2f}x"
+            )
+
+
+if __name__ == "__main__":
+    main()
