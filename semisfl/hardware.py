@@ -94,23 +94,32 @@ class Hardware:
             main.wait_stream(stream)
 
     def _on_cores(self, calls: Sequence[Callable[[], None]]) -> None:
-        """One call a core: small models gain little from many cores working on one operation."""
-        cores = torch.get_num_threads()
-        if self.device.type != "cpu" or cores == 1 or len(calls) == 1:
-            for call in calls:
-                call()
-            return
-        if self._cores is None:
-            self._cores = ThreadPoolExecutor(
-                cores, initializer=torch.set_num_threads, initargs=(1,)
-            )
-
         def alone(call: Callable[[], None]) -> None:
             with self.arithmetic():  # autocast is a matter of each thread
                 call()
 
-        for _ in self._cores.map(alone, calls):
+        for _ in self._cores.map(alone, calls) if self._cores else map(alone, calls):
             pass
+
+    @contextmanager
+    def a_core_each(self) -> Iterator[None]:
+        """Inside, the calls of `side_by_side` have a CPU core each; everything else uses one.
+
+        Small models gain little from several cores in one operation, and threads that wait for
+        the next operation take the cores from those that work.
+        """
+        threads = torch.get_num_threads()
+        if self.device.type != "cpu" or threads == 1:
+            yield
+            return
+        self._cores = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        torch.set_num_threads(1)
+        try:
+            with self._cores:
+                yield
+        finally:
+            self._cores = None
+            torch.set_num_threads(threads)
 
     def while_busy(self, task: Callable[[], None]) -> None:
         """Do ``task`` when the host would next wait for the GPU; on a CPU there is no such time."""

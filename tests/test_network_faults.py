@@ -212,6 +212,20 @@ def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.M
     run_with_server_kills(seed, tmp_path, monkeypatch)
 
 
+def test_a_round_that_begins_before_a_client_knows_its_index() -> None:
+    """"enrolled" and the round's first, much larger frame may arrive back to back."""
+    config = tiny(1, rounds=1)
+
+    def at(client: Client, frame: Frame) -> None:
+        if frame.kind == "enrolled":
+            time.sleep(1.0)
+
+    with network(config) as net:
+        client = net.join(0, break_at=at)
+        run.run_rounds(net.experiment)
+        assert client.link.losses == 0 and client.device.rounds == 1
+
+
 # --- slow, silent, doubled, confused --------------------------------------------------------------
 
 

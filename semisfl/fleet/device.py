@@ -138,6 +138,8 @@ class Device:
             self._link.run = self._member.run
         member = self.member
         self._expect({"enrolled": protocol.ENROLLED})
+        # A round may begin before this thread has looked at "enrolled": leave room for it now.
+        received.stream.assembler.limit = member.shapes.split(True).limit
         ready = {
             "model": member.shapes.digest,
             "images": len(member.images),

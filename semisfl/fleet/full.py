@@ -188,8 +188,9 @@ class FullModelClients:
         key = (work.name, count)
         if key not in self._recorded:
             self._recorded[key] = self._hardware.record(lambda: self._step(work, slots))
-        for _ in range(round_plan.steps):
-            self._recorded[key]()
+        with self._hardware.a_core_each():
+            for _ in range(round_plan.steps):
+                self._recorded[key]()
         return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
 
     def _start_batches(self, slots: list[Slot]) -> None:

@@ -30,7 +30,7 @@ class SupervisedPhase:
         model: nn.Module,
         *,
         view: View = "weak",
-        ema: Teacher | None = None,
+        ema: Teacher[Any] | None = None,
         clip_norm: float | None = None,
     ) -> None:
         self.labeled, self.model, self.view, self.ema, self.clip_norm = (

@@ -1,0 +1,132 @@
+"""Weights in one tensor, and working copies of them in another precision."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from semisfl.algorithm.sgd import SGD
+from semisfl.algorithm.teacher import Teacher
+from semisfl.algorithm.weights import ALIGNMENT, Weights, clone, weights_of
+from semisfl.config import OptimizerConfig
+from tests.twin import bn_model
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 7), nn.Linear(7, 3)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [model, bn_model])
+def test_states_speak_of_full_precision(make: type[nn.Sequential], dtype: torch.dtype) -> None:
+    plain = make()
+    module = copy.deepcopy(plain)
+    weights = Weights(module, dtype)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor), name
+    other = {
+        k: torch.randn_like(v) if v.is_floating_point() else v
+        for k, v in plain.state_dict().items()
+    }
+    module.load_state_dict(other)
+    for name, tensor in other.items():
+        assert torch.equal(module.state_dict()[name], tensor), name
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter.detach(), other[name].to(parameter.dtype)), name
+    assert (weights.work is not None) == (dtype is torch.bfloat16)
+
+
+def test_only_convolutions_and_linear_layers_compute_on_the_copy() -> None:
+    module = bn_model()
+    Weights(module, torch.bfloat16)
+    for layer in module:
+        for parameter in layer.parameters():
+            cast = isinstance(layer, nn.Conv2d | nn.Linear)
+            assert parameter.dtype is (torch.bfloat16 if cast else torch.float32)
+
+
+def test_every_tensor_starts_aligned() -> None:
+    module = model()
+    weights = Weights(module, torch.bfloat16)
+    for parameter in module.parameters():
+        assert parameter.storage_offset() % ALIGNMENT == 0
+    assert weights.work is not None and len(weights.work) % ALIGNMENT == 0
+
+
+def test_a_clone_is_full_precision_and_apart() -> None:
+    module = model()
+    before = copy.deepcopy(module.state_dict())
+    own = Weights(module, torch.bfloat16)
+    copied = clone(module)
+    assert weights_of(module) is own
+    assert all(parameter.dtype is torch.float32 for parameter in copied.parameters())
+    own.master.zero_()
+    own.refresh()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copied.state_dict().items())
+    assert not any(parameter.any() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_step_through_the_masters_is_a_step_of_plain_sgd(
+    nesterov: bool, clip: float | None
+) -> None:
+    """Gradients are given, so that rounding in the forward pass does not blur the comparison."""
+    config = OptimizerConfig(nesterov=nesterov, weight_decay=0.01)
+    plain, module = model(), model()
+    Weights(module, torch.bfloat16)
+    ours, theirs = SGD(module.parameters(), config), SGD(plain.parameters(), config)
+    for sgd in (ours, theirs):
+        sgd.restart(0.1)
+    for _ in range(4):
+        slopes = [torch.randn_like(p).bfloat16() for p in plain.parameters()]
+        ours.apply(slopes, clip)
+        theirs.apply([slope.float() for slope in slopes], clip)
+    for name, tensor in plain.state_dict().items():
+        # Clipped bf16 gradients are rounded once more.
+        tolerance = 1e-5 if clip is None else 5e-3
+        torch.testing.assert_close(
+            module.state_dict()[name], tensor, rtol=tolerance, atol=tolerance
+        )
+        assert torch.equal(module.get_parameter(name), module.state_dict()[name].bfloat16())
+
+
+def test_a_part_of_the_weights_can_be_stepped_alone() -> None:
+    module = model()
+    Weights(module, torch.bfloat16)
+    before = copy.deepcopy(module.state_dict())
+    sgd = SGD([*module[3].parameters(), *module[4].parameters()], OptimizerConfig())
+    sgd.restart(0.1)
+    sgd.descend(module(torch.randn(2, 3, 8, 8).bfloat16()).float().square().mean())
+    changed = {
+        name
+        for name, tensor in module.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
+    assert changed == {"3.weight", "3.bias", "4.weight", "4.bias"}
+
+
+def test_parameters_that_do_not_lie_together_are_refused() -> None:
+    module = model()
+    Weights(module, torch.bfloat16)
+    with pytest.raises(AssertionError, match="side by side"):
+        SGD([*module[0].parameters(), *module[4].parameters()], OptimizerConfig())
+
+
+def test_a_teacher_of_working_copies_follows_the_masters() -> None:
+    student = bn_model()
+    source = Weights(student, torch.bfloat16)
+    teacher = Teacher(student, 0.99)
+    start = copy.deepcopy(teacher.model.state_dict())
+    source.master.add_(1)
+    source.refresh()
+    teacher.update()
+    for name, tensor in teacher.model.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, start[name] + 0.5)
+    for name, parameter in teacher.model.named_parameters():
+        assert torch.equal(parameter, teacher.model.state_dict()[name].to(parameter.dtype))
