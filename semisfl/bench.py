@@ -85,7 +85,6 @@ class Timed:
     def __init__(
         self, options: Config, shape: tuple[int, int, int], device: str, images: int = 50_000
     ) -> None:
-
         if device.startswith("cuda"):
             # Recorded graphs keep their memory until the cycles they sit in are collected.
             gc.collect()

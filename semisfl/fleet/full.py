@@ -78,7 +78,8 @@ class Slot:
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
-            self._models[name] = clone(self._template)
+            # Convolutions prefer channels-last images, which is how they come, and weights alike.
+            self._models[name] = clone(self._template).to(memory_format=torch.channels_last)
             use_generator(self._models[name], self._generator)
         return self._models[name]
 
