@@ -8,7 +8,8 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from semisfl.data import augment
-from semisfl.data.augment import OPERATIONS, Augmentation, Normalizer, StrongDraws, WeakDraws
+from semisfl.data.augment import Augmentation, Normalizer, StrongDraws, WeakDraws
+from semisfl.data.operations import OPERATIONS
 from semisfl.seeds import generator
 
 SIZES = [(32, 32), (28, 28), (23, 40)]  # height, width

@@ -123,11 +123,12 @@ class Device:
         fields: Mapping[str, Any],
         tensors: Mapping[str, Tensor] | None = None,
         codecs: Mapping[str, str] | str = "fp32",
+        *,
+        copy: bool = True,
     ) -> None:
-        # Joined, that is copied: the tensors may be trained on before the last of them is sent.
-        received.stream.answer(
-            received.ticket, [b"".join(encode(kind, fields, tensors or {}, codecs))]
-        )
+        """``copy``: the tensors may change, by being trained on, before the last of them is sent."""
+        parts = encode(kind, fields, tensors or {}, codecs)
+        received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
 
     # --- joining ---------------------------------------------------------------------------------
 
@@ -184,6 +185,7 @@ class Device:
             {"round": member.plan.index, "step": member.step},
             {"student": features.student.detach(), "teacher": features.teacher},
             {"student": wire.student_features, "teacher": wire.teacher_features},
+            copy=False,
         )
 
     def _gradients(self, received: Received, frame: Frame) -> None:

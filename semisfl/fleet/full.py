@@ -79,7 +79,8 @@ class Slot:
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
             # Convolutions prefer channels-last images, which is how they come, and weights alike.
-            self._models[name] = clone(self._template).to(memory_format=torch.channels_last)
+            model = clone(self._template)
+            self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             use_generator(self._models[name], self._generator)
         return self._models[name]
 
