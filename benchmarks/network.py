@@ -93,9 +93,9 @@ def stand_in(folder: Path, number: int, port: int) -> None:
             welcomed = True
             ready = {"model": shapes.digest, "images": BATCH, "skipped": 0}
             received.stream.answer(received.ticket, encode("ready", ready, {}))
-            received.stream.assembler.limit = shapes.split(True).limit + shapes.gradients().limit
+            received.stream.assembler.limit = shapes.split.limit + shapes.gradients.limit
         elif received.ticket:
-            decode(received.data, {"gradients": shapes.gradients(), "split": shapes.split(True)})
+            decode(received.data, {"gradients": shapes.gradients, "split": shapes.split})
             fields = {"round": 0, "step": step}
             answer = encode("features", fields, {"student": rows, "teacher": rows}, "fp32")
             received.stream.answer(received.ticket, answer)

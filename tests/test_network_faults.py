@@ -213,7 +213,7 @@ def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_round_that_begins_before_a_client_knows_its_index() -> None:
-    """"enrolled" and the round's first, much larger frame may arrive back to back."""
+    """ "enrolled" and the round's first, much larger frame may arrive back to back."""
     config = tiny(1, rounds=1)
 
     def at(client: Client, frame: Frame) -> None:

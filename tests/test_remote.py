@@ -164,8 +164,8 @@ def test_a_client_sends_features_weights_and_counts_only(
         allowed = {
             "hello": protocol.HELLO,
             "ready": protocol.READY,
-            "features": shapes.features_frame(),
-            "bottom": shapes.bottom_frame(),
+            "features": shapes.features_frame,
+            "bottom": shapes.bottom_frame,
             "accept": protocol.ACCEPT,
             "fetch": protocol.FETCH,
             "done": protocol.DONE,

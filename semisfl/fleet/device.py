@@ -109,8 +109,8 @@ class Device:
         shapes = self.member.shapes
         self._expect(
             {
-                "split": shapes.split(True),
-                "split_alone": shapes.split(False),
+                "split": shapes.split,
+                "split_alone": shapes.split_alone,
                 "full": protocol.FULL,
                 **more,
             }
@@ -140,7 +140,7 @@ class Device:
         member = self.member
         self._expect({"enrolled": protocol.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
-        received.stream.assembler.limit = member.shapes.split(True).limit
+        received.stream.assembler.limit = member.shapes.split.limit
         ready = {
             "model": member.shapes.digest,
             "images": len(member.images),
@@ -172,7 +172,7 @@ class Device:
         )
         member.step = 0
         member.fleet.start_round(member.plan)
-        self.expect_round(gradients=member.shapes.gradients())
+        self.expect_round(gradients=member.shapes.gradients)
         self._send_features(received)
 
     def _send_features(self, received: Received) -> None:

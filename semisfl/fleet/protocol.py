@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
 
+SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
 HELLO = Schema({"protocol": int, "run": str, "name": str, "codecs": list}, max_bytes=SMALL)
 WELCOME = Schema({"terms": str, "run": str, "epoch": int}, max_bytes=SMALL)
 READY = Schema({"model": str, "images": int, "skipped": int}, max_bytes=SMALL)
@@ -151,13 +153,17 @@ class Shapes:
     def _rows(self, codec: str) -> TensorSpec:
         return TensorSpec((self.config.clients.batch, self.features), torch.float32, codec)
 
-    def split(self, teacher: bool) -> Schema:
-        fields = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
-        tensors = self._state("bottom", self.bottom)
-        if teacher:
-            tensors |= self._state("teacher", self.bottom)
-        return Schema(fields, tensors)
+    @cached_property
+    def split(self) -> Schema:
+        """A split round begins, for a client that is sent the teacher."""
+        tensors = {**self._state("bottom", self.bottom), **self._state("teacher", self.bottom)}
+        return Schema(SPLIT, tensors)
 
+    @cached_property
+    def split_alone(self) -> Schema:
+        return Schema(SPLIT, self._state("bottom", self.bottom))
+
+    @cached_property
     def features_frame(self) -> Schema:
         wire = self.config.wire
         tensors = {
@@ -166,11 +172,12 @@ class Shapes:
         }
         return Schema({"round": int, "step": int}, tensors)
 
+    @cached_property
     def gradients(self) -> Schema:
-        return Schema(
-            {"round": int, "step": int}, {"gradients": self._rows(self.config.wire.gradients)}
-        )
+        rows = self._rows(self.config.wire.gradients)
+        return Schema({"round": int, "step": int}, {"gradients": rows})
 
+    @cached_property
     def bottom_frame(self) -> Schema:
         return Schema({"round": int}, self._state("bottom", self.bottom))
 

@@ -189,7 +189,7 @@ class RemoteFleet:
             "ema": plan.teacher_decay is not None,
             "decay": float(plan.teacher_decay or 0.0),
         }
-        bottom = payload_bytes(self._shapes.bottom_frame())
+        bottom = payload_bytes(self._shapes.bottom_frame)
         for teacher in (False, True):
             clients = [
                 c
@@ -213,11 +213,11 @@ class RemoteFleet:
 
     def _features_due(self) -> Due:
         if self._step < self._plan.steps:
-            return {"features": self._shapes.features_frame()}, {
+            return {"features": self._shapes.features_frame}, {
                 "round": self._plan.index,
                 "step": self._step,
             }
-        return {"bottom": self._shapes.bottom_frame()}, {"round": self._plan.index}
+        return {"bottom": self._shapes.bottom_frame}, {"round": self._plan.index}
 
     def forward(self) -> Features:
         answers = dict(self._answers("features"))
@@ -235,7 +235,7 @@ class RemoteFleet:
     def backward(self, gradients: Tensor) -> None:
         fields = {"round": self._plan.index, "step": self._step}
         rows = gradients.detach().float().cpu().chunk(len(self._participants))
-        sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients())}
+        sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients)}
         self._step += 1
         due = self._features_due()
         for client, share in zip(self._participants, rows, strict=True):

@@ -1,0 +1,225 @@
+"""``semisfl certs``, ``serve``, ``join`` and ``demo-network``: training with real devices."""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from semisfl.cli import console
+from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+
+Directory = Annotated[Path, typer.Option("--dir", help="Where the authority and its keys live.")]
+Name = Annotated[str, typer.Option("--name", help="The device's name; it becomes its identity.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure-loopback", help="Plaintext; only on a loopback address."),
+]
+EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
+
+certificates = typer.Typer(
+    help="Make a small authority, and certificates for a server and its clients.",
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(certificates, name="certs")
+    app.command("serve")(serve)
+    app.command("join")(join)
+    app.command("demo-network")(demo_network)
+
+
+@contextlib.contextmanager
+def needs_network() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] in ("grpc", "msgpack", "cryptography"):
+            raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
+        raise
+
+
+@certificates.command("init")
+def init(directory: Directory = Path("certs")) -> None:
+    """Make the authority that signs the others."""
+    with needs_network():
+        from semisfl import certs
+    _made(certs.make_authority(directory), directory / "authority.crt")
+
+
+@certificates.command("server")
+def server(
+    names: Annotated[
+        list[str], typer.Option("--name", help="A host name or address clients use; repeatable.")
+    ],
+    directory: Directory = Path("certs"),
+) -> None:
+    """Make the server's certificate."""
+    with needs_network():
+        from semisfl import certs
+    _made(certs.make_server(directory, names), directory / "server.crt")
+
+
+@certificates.command("client")
+def client(name: Name, directory: Directory = Path("certs")) -> None:
+    """Make a device's certificate: a folder to carry to it."""
+    with needs_network():
+        from semisfl import certs
+    _made(certs.make_client(directory, name), directory / "clients" / name)
+
+
+@certificates.command("revoke")
+def revoke(name: Name, directory: Directory = Path("certs")) -> None:
+    """Turn a device away from now on."""
+    with needs_network():
+        from semisfl import certs
+    serials = certs.revoke(directory, name)
+    print(
+        f"revoked {len(serials)} certificate(s) of {name}; a running server turns it away at once"
+    )
+
+
+@certificates.command("list")
+def list_certificates(directory: Directory = Path("certs"), as_json: Json = False) -> None:
+    """Every certificate ever made."""
+    with needs_network():
+        from semisfl import certs
+    rows = certs.listing(directory)
+    if as_json:
+        print(
+            json.dumps([vars(row) | {"valid_until": row.valid_until.isoformat()} for row in rows])
+        )
+        return
+    table = Table("role", "name", "valid until", "revoked", "fingerprint")
+    for row in rows:
+        mark = "revoked" if row.revoked else ""
+        table.add_row(row.role, row.name, f"{row.valid_until:%Y-%m-%d}", mark, row.fingerprint[:16])
+    console.out.print(table)
+
+
+def _made(issued: Any, place: Path) -> None:
+    print(
+        f"made {place}, valid until {issued.valid_until:%Y-%m-%d}, fingerprint {issued.fingerprint[:16]}"
+    )
+
+
+def serve(
+    labeled: Annotated[Path, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")],
+    preset: Preset = "digits",
+    settings: Settings = None,
+    certs: Annotated[
+        Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
+    ] = Path("certs"),
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8443",
+    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
+    device: Device = "auto",
+    insecure_loopback: Insecure = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
+    with needs_network():
+        from semisfl import network
+    from semisfl import config
+    from semisfl.cli.training import StopSignals
+    from semisfl.rundir import RunDirectory
+
+    place = (
+        resume or out or Path("runs") / f"{name_of(preset)}-served-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    options = (
+        RunDirectory.open(resume).config() if resume else config.parse(values_of(preset, settings))
+    )
+    _show_log()
+    with (
+        StopSignals() as signals,
+        console.progress(options.method, 0, options.rounds, quiet) as observe,
+    ):
+        result = network.serve(
+            options,
+            labeled,
+            certificates=None if insecure_loopback else certs,
+            listen=listen,
+            out=place,
+            resume=resume is not None,
+            device=device,
+            insecure_loopback=insecure_loopback,
+            observe=observe,
+            watch=signals.watch,
+            listening=lambda port: console.say(f"listening on port {port}; waiting for clients"),
+        )
+    if result.stopped:
+        print(f"stopped; continue with: semisfl serve --resume {place} --labeled {labeled} ...")
+    else:
+        print(
+            f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds; saved in {place}"
+        )
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    data: Annotated[Path, typer.Option(help="A folder of images; they stay here.")],
+    certs: Annotated[
+        Path | None,
+        typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
+    ] = None,
+    device: Device = "auto",
+    insecure_loopback: Insecure = False,
+    name: Annotated[str, typer.Option(help="Only with --insecure-loopback: who this is.")] = "",
+) -> None:
+    """Take part with this device's images until the run ends; reconnects by itself."""
+    with needs_network():
+        from semisfl import network
+        from semisfl.fleet.link import Rejected
+    if certs is None and not insecure_loopback:
+        raise ValueError(
+            "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
+        )
+    _show_log()
+    try:
+        network.join(
+            address,
+            data,
+            certificates=certs,
+            device=device,
+            insecure_loopback=insecure_loopback,
+            name=name,
+        )
+    except Rejected as refused:
+        raise ValueError(f"the server refused this client: {refused}") from refused
+
+
+def demo_network(
+    out: Annotated[
+        Path | None, typer.Option(help="Where certificates, images and the run go.")
+    ] = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """A server and four devices on this machine: real TLS, the embedded digits, under two minutes."""
+    with needs_network():
+        from semisfl import network
+    place = out or Path("runs") / f"demo-network-{time.strftime('%Y%m%d-%H%M%S')}"
+    if place.exists():
+        raise ValueError(f"{place} exists already; choose another --out")
+    started = time.monotonic()
+    with console.progress("network", 0, int(str(network.DEMO["rounds"])), quiet) as observe:
+        result = network.demo_network(place, observe=observe, device=device)
+    sent = console.amount(result.rounds[-1]["bytes_total"])
+    print(
+        f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds with four devices, {sent} sent "
+        f"over mutual TLS, {console.clock(time.monotonic() - started)} min; no image left its device"
+    )
+    print(f"saved in {place}; docs/deploy.md does the same on real machines")
+
+
+def _show_log() -> None:
+    """A server and a device run for long and unattended: their log lines belong on stderr."""
+    for handler in logging.getLogger("semisfl").handlers:
+        handler.setLevel(logging.INFO)
