@@ -66,9 +66,9 @@ class Layers(nn.Sequential):
 
 
 def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Without bias. On a GPU an image's three channels are padded: tensor cores take eight at a time."""
+    """Without bias. An image's three channels are padded for tensor cores, which take eight."""
     weight = conv.weight
-    if x.is_cuda and conv.in_channels < 8 and conv.groups == 1:
+    if x.is_cuda and x.dtype is torch.bfloat16 and conv.in_channels < 8 and conv.groups == 1:
         missing = (0, 0, 0, 0, 0, 8 - conv.in_channels)
         x, weight = F.pad(x, missing), F.pad(weight, missing)
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
