@@ -78,12 +78,12 @@ def server(folder: Path, clients: int, port: int = 0) -> RemoteFleet:
 # --- an iteration ---------------------------------------------------------------------------------
 
 
-def stand_in(folder: Path, number: int, port: int) -> None:
-    """A client that does everything but arithmetic on a model."""
+def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
+    """A client that does everything but arithmetic; without ``coded``, only moves bytes."""
     torch.set_num_threads(1)
     link = Link(f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}"))
     shapes = Shapes.of(configuration(CLIENTS), model())
-    rows = torch.randn(BATCH, FEATURES)
+    rows, payload = torch.randn(BATCH, FEATURES), os.urandom(8 * BATCH * FEATURES)
     welcomed, step = False, 0
     while not link.over.is_set():
         received = link.receive(1.0)
@@ -94,19 +94,36 @@ def stand_in(folder: Path, number: int, port: int) -> None:
             ready = {"model": shapes.digest, "images": BATCH, "skipped": 0}
             received.stream.answer(received.ticket, encode("ready", ready, {}))
             received.stream.assembler.limit = shapes.split.limit + shapes.gradients.limit
-        elif received.ticket:
+        elif received.ticket and coded:
             decode(received.data, {"gradients": shapes.gradients, "split": shapes.split})
-            fields = {"round": 0, "step": step}
-            answer = encode("features", fields, {"student": rows, "teacher": rows}, "fp32")
+            tensors = {"student": rows, "teacher": rows}
+            answer = encode("features", {"round": 0, "step": step}, tensors, "fp32")
             received.stream.answer(received.ticket, answer)
             step += 1
-    link.close()
+        elif received.ticket:
+            received.stream.answer(received.ticket, [payload])
+
+
+class TransportLoop:
+    """The bytes alone through streams: cut, sent, put together; like for like with `BareLoop`."""
+
+    def __init__(self, fleet: RemoteFleet) -> None:
+        assert fleet.wait_for(CLIENTS, 60)
+        self._sessions, self._inbox = list(fleet._door.sessions.values()), fleet._inbox
+        self._gradients = os.urandom(4 * BATCH * FEATURES)
+
+    def __call__(self) -> None:
+        for session in self._sessions:
+            session.ask([self._gradients], 2 * 8 * BATCH * FEATURES, copy=False)
+        for _ in self._sessions:
+            _, _, data = self._inbox.get()
+            assert data is not None and len(data) == 8 * BATCH * FEATURES
 
 
 class FleetLoop:
     """Iterations through RemoteFleet: checked, decoded, concatenated, as a method gets them."""
 
-    def __init__(self, folder: Path, fleet: RemoteFleet) -> None:
+    def __init__(self, fleet: RemoteFleet) -> None:
         self._fleet = fleet
         assert fleet.wait_for(CLIENTS, 60)
         state = model().bottom.state_dict()
@@ -199,46 +216,58 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
         folder = Path(place)
         authority(folder, CLIENTS)
         listener = socket.create_server(("localhost", 0))
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
+        ports = {"transport": free_port(), "fleet": free_port()}
+        up, down = 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
         # Forked before this process has a gRPC thread: a fork would not survive one.
-        bare_port, up, down = listener.getsockname()[1], 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
-        ours = [
-            PROCESSES.Process(target=stand_in, args=(folder, n, port), daemon=True)
-            for n in range(CLIENTS)
-        ]
-        bare = [
-            PROCESSES.Process(
-                target=bare_client, args=(folder, n, bare_port, up, down), daemon=True
-            )
-            for n in range(CLIENTS)
-        ]
-        for process in [*ours, *bare]:
-            process.start()
-        bare_loop = BareLoop(folder, listener)
-        fleet = server(folder, CLIENTS, port)
-        fleet_loop = FleetLoop(folder, fleet)
-        timed(fleet_loop, 3), timed(bare_loop, 3)
-        results: dict[str, list[tuple[float, float]]] = {"fleet": [], "bare": []}
-        for _ in range(rounds):
-            with paused(bare):
-                results["fleet"].append(timed(fleet_loop, count))
-            with paused(ours):
-                results["bare"].append(timed(bare_loop, count))
-        for process in [*ours, *bare]:
+        people = {
+            "bare": start(bare_client, folder, listener.getsockname()[1], up, down),
+            "transport": start(stand_in, folder, ports["transport"], False),
+            "fleet": start(stand_in, folder, ports["fleet"], True),
+        }
+        servers = {name: server(folder, CLIENTS, port) for name, port in ports.items()}
+        loops: dict[str, Callable[[], None]] = {
+            "bare": BareLoop(folder, listener),
+            "transport": TransportLoop(servers["transport"]),
+            "fleet": FleetLoop(servers["fleet"]),
+        }
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
+        for number in range(rounds + 1):
+            for name, loop in loops.items():
+                others = [process for other in people if other != name for process in people[other]]
+                with paused(others):
+                    measured = timed(loop, count)
+                if number:  # the first time is for warming up
+                    results[name].append(measured)
+        for process in [process for group in people.values() for process in group]:
             process.kill()
-        fleet.kill()
-    middle = {
-        name: [statistics.median(column) for column in zip(*rows, strict=True)]
-        for name, rows in results.items()
-    }
+        for fleet in servers.values():
+            fleet.kill()
+    clock, cpu = (
+        {name: statistics.median(row[column] for row in rows) for name, rows in results.items()}
+        for column in (0, 1)
+    )
     return {
-        "fleet_ms": round(middle["fleet"][0], 1),
-        "bare_tls_ms": round(middle["bare"][0], 1),
-        "ratio": round(middle["fleet"][0] / middle["bare"][0], 2),
-        "fleet_server_cpu_ms": round(middle["fleet"][1], 1),
-        "bare_server_cpu_ms": round(middle["bare"][1], 1),
+        **{f"{name}_ms": round(value, 1) for name, value in clock.items()},
+        **{f"{name}_server_cpu_ms": round(value, 1) for name, value in cpu.items()},
+        "transport_ratio": round(clock["transport"] / clock["bare"], 2),
+        "fleet_ratio": round(clock["fleet"] / clock["bare"], 2),
     }
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as free:
+        return free.getsockname()[1]
+
+
+def start(target: Callable[..., None], folder: Path, *arguments: Any) -> list[Any]:
+    """One process a client."""
+    processes = [
+        PROCESSES.Process(target=target, args=(folder, number, *arguments), daemon=True)
+        for number in range(CLIENTS)
+    ]
+    for process in processes:
+        process.start()
+    return processes
 
 
 # --- many clients ---------------------------------------------------------------------------------
@@ -303,8 +332,7 @@ def idle(clients: int = 1000) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place, PROCESSES.Manager() as manager:
         folder = Path(place)
         authority(folder, clients)
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         state = manager.dict(present=0, heartbeats=0)
 
         def start_server() -> multiprocessing.Process:

@@ -226,17 +226,13 @@ def digits_accuracy(method: str) -> float:
     return sum(accuracies) / len(accuracies)
 
 
+# Points of accuracy over Supervised-only. SemiFL does not get ahead here (docs/methods.md says why
+# and shows the curve); it must at least not fall far behind.
+LEADS = {"semisfl": 4.0, "fedswitch": 0.0, "fedswitch-sl": 0.0, "fedmatch": 0.0, "semifl": -3.0}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "method",
-    [
-        "semisfl",
-        pytest.param("semifl", marks=pytest.mark.xfail(reason="it does not: see docs/methods.md")),
-        "fedmatch",
-        "fedswitch",
-        "fedswitch-sl",
-    ],
-)
-def test_beats_supervised_only_on_digits(method: str, baseline: float) -> None:
-    assert digits_accuracy(method) > baseline
+@pytest.mark.parametrize("method", LEADS)
+def test_leads_supervised_only_on_digits(method: str, baseline: float) -> None:
+    assert digits_accuracy(method) > baseline + LEADS[method]

@@ -361,13 +361,13 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: in
     """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
     original, left = Device.answer, [times]
 
-    def answer(self: Device, received, sent, fields, tensors=None, codecs="fp32") -> None:  # type: ignore[no-untyped-def]
+    def answer(self, received, sent, fields, tensors=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
         if sent == kind and self.member.client == 1 and left[0]:
             left[0] -= 1
             name = max(tensors, key=lambda name: tensors[name].numel())
             tensors = {**tensors, name: tensors[name].clone()}
             tensors[name].view(-1)[3] = value
-        original(self, received, sent, fields, tensors, codecs)
+        original(self, received, sent, fields, tensors, codecs, **how)
 
     monkeypatch.setattr(Device, "answer", answer)
 
