@@ -10,9 +10,7 @@
 A client is its certificate's name: the CN, and again a URI that no server certificate carries.
 """
 
-import contextlib
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +20,25 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from semisfl.certparts import (
+    CertError as CertError,
+)
+from semisfl.certparts import (
+    append_line,
+    common_name_of,
+    issuer_id,
+    key_usage,
+    read_file,
+    read_pair,
+    refuse_existing,
+    start_certificate,
+    to_pem,
+    write_file,
+)
 
 AUTHORITY_LIFE = timedelta(days=3652)
 LEAF_LIFE = timedelta(days=365)
@@ -37,10 +51,6 @@ HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){HOST_LABEL}(\.{HOST_LABEL})*")
 
 Peer = bytes | Mapping[str, Iterable[bytes]]
 """A certificate in PEM, or gRPC's ``context.auth_context()``."""
-
-
-class CertError(ValueError):
-    """Something is wrong with a certificate, a key or a name; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -74,25 +84,25 @@ def make_authority(
     """A new authority in ``directory``, valid for ten years, that has signed nothing yet."""
     directory = Path(directory)
     targets = [directory / "authority.key", directory / "authority.crt"]
-    _refuse_existing(targets, overwrite)
+    refuse_existing(targets, overwrite)
     key = ec.generate_private_key(ec.SECP256R1())
     # Its own name, so that a certificate of another authority is told apart by its issuer too.
-    subject = _name(f"semisfl authority {secrets.token_hex(4)}")
+    subject = common_name_of(f"semisfl authority {secrets.token_hex(4)}")
     period = _period(valid_from, valid_until, AUTHORITY_LIFE)
     builder = (
-        _builder(subject, subject, key.public_key(), period)
+        start_certificate(subject, subject, key.public_key(), period)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(_issuer_id(key), critical=False)
+        .add_extension(key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(issuer_id(key), critical=False)
     )
     certificate = builder.sign(key, hashes.SHA256())
     issued = _issued("authority", "authority", certificate)
     revoked = directory / "revoked.txt"
     if not revoked.exists():
-        _write(revoked, b"# serial numbers of certificates to turn away, one a line\n")
-    _append(directory / "issued.txt", _ledger_line(issued))
-    _write(targets[0], _pem(key))
-    _write(targets[1], _pem(certificate))
+        write_file(revoked, b"# serial numbers of certificates to turn away, one a line\n")
+    append_line(directory / "issued.txt", _ledger_line(issued))
+    write_file(targets[0], to_pem(key))
+    write_file(targets[1], to_pem(certificate))
     return issued
 
 
@@ -144,7 +154,7 @@ def make_client(
         period=_period(valid_from, valid_until, LEAF_LIFE),
         overwrite=overwrite,
     )
-    _write(folder / "authority.crt", _read(directory / "authority.crt"))
+    write_file(folder / "authority.crt", read_file(directory / "authority.crt"))
     return issued
 
 
@@ -158,7 +168,7 @@ def revoke(directory: str | Path, name: str) -> list[int]:
     fresh = [entry.serial for entry in theirs if not entry.revoked]
     today = datetime.now(UTC).date()
     for number in fresh:
-        _append(Path(directory) / "revoked.txt", f"{number:x}  # {name}, {today}\n")
+        append_line(Path(directory) / "revoked.txt", f"{number:x}  # {name}, {today}\n")
     return fresh
 
 
@@ -172,7 +182,7 @@ def listing(directory: str | Path) -> list[Issued]:
     path = Path(directory) / "issued.txt"
     revoked = _revoked(Path(directory))
     entries = []
-    for number, line in enumerate(_read(path).decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
         try:
             role, name, serial_text, fingerprint, until = line.split()
             valid_until = datetime.fromisoformat(until)
@@ -230,9 +240,9 @@ def _make_leaf(
     period: tuple[datetime, datetime],
     overwrite: bool,
 ) -> Issued:
-    authority, authority_key = _pair(directory, "authority")
+    authority, authority_key = read_pair(directory, "authority")
     targets = [folder / f"{role}.key", folder / f"{role}.crt"]
-    _refuse_existing(targets, overwrite)
+    refuse_existing(targets, overwrite)
     begin, end = period[0], min(period[1], authority.not_valid_after_utc)
     if begin >= end:
         limit = authority.not_valid_after_utc
@@ -241,62 +251,22 @@ def _make_leaf(
         )
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
-        _builder(_name(subject), authority.subject, key.public_key(), (begin, end))
+        start_certificate(
+            common_name_of(subject), authority.subject, key.public_key(), (begin, end)
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(_issuer_id(authority_key), critical=False)
+        .add_extension(issuer_id(authority_key), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     issued = _issued(role, name, certificate)
     # The ledger first: a certificate that exists but is not listed could not be revoked by name.
-    _append(directory / "issued.txt", _ledger_line(issued))
-    _write(targets[0], _pem(key))
-    _write(targets[1], _pem(certificate))
+    append_line(directory / "issued.txt", _ledger_line(issued))
+    write_file(targets[0], to_pem(key))
+    write_file(targets[1], to_pem(certificate))
     return issued
-
-
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public_key: ec.EllipticCurvePublicKey,
-    period: tuple[datetime, datetime],
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(period[0])
-        .not_valid_after(period[1])
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-    )
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _issuer_id(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-
-
-def _usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -346,7 +316,7 @@ def _revoked(directory: Path) -> set[int]:
     """Fails closed: a server without its list, or with a damaged one, lets nobody in."""
     path = directory / "revoked.txt"
     numbers = set()
-    for line_number, line in enumerate(_read(path).decode("utf-8", "replace").splitlines(), 1):
+    for line_number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
@@ -368,27 +338,10 @@ def _certificate(peer: Peer) -> x509.Certificate:
         raise CertError("certificate is not valid PEM: make it again") from None
 
 
-def _pair(folder: Path, role: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    certificate_path, key_path = folder / f"{role}.crt", folder / f"{role}.key"
-    try:
-        certificate = x509.load_pem_x509_certificate(_read(certificate_path))
-        key = serialization.load_pem_private_key(_read(key_path), password=None)
-    except CertError:
-        raise
-    except (ValueError, TypeError):
-        raise CertError(f"{certificate_path} or {key_path} is damaged: make them again") from None
-    if (
-        not isinstance(key, ec.EllipticCurvePrivateKey)
-        or key.public_key() != certificate.public_key()
-    ):
-        raise CertError(f"{key_path} does not belong to {certificate_path}: make them again")
-    return certificate, key
-
-
 def _load(folder: Path, role: str) -> Credentials:
     """Dates are left to TLS, which both sides check at every connection."""
-    certificate, key = _pair(folder, role)
-    authority_pem = _read(folder / "authority.crt")
+    certificate, key = read_pair(folder, role)
+    authority_pem = read_file(folder / "authority.crt")
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
     except (ValueError, TypeError, InvalidSignature):
@@ -396,55 +349,4 @@ def _load(folder: Path, role: str) -> Credentials:
         raise CertError(
             f"{path} was not signed by {folder / 'authority.crt'}: make it again"
         ) from None
-    return Credentials(authority_pem, _pem(certificate), _pem(key))
-
-
-def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
-    if isinstance(thing, x509.Certificate):
-        return thing.public_bytes(serialization.Encoding.PEM)
-    return thing.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-
-
-def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    existing = [path for path in paths if path.exists()]
-    if existing and not overwrite:
-        raise CertError(f"{existing[0]} exists: overwrite it only if its certificate is given up")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CertError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole file or none of it, and never a moment in which others could read a key."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _flush(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, content)
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise CertError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _append(path: Path, line: str) -> None:
-    """One write at the end: two commands at once cannot lose each other's line."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _flush(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, line.encode())
-    except OSError as error:
-        raise CertError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _flush(path: Path, flags: int, content: bytes) -> None:
-    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-        file.write(content)
-        os.fsync(file.fileno())
+    return Credentials(authority_pem, to_pem(certificate), to_pem(key))

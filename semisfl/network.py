@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -182,6 +183,8 @@ def demo_network(
     certs.make_server(authority, ["localhost", "127.0.0.1"])
     _write_demo_images(settings, place)
     clients: list[subprocess.Popen[bytes]] = []
+    # Five processes on one machine: with more threads than cores each would wait for the others.
+    torch.set_num_threads(1)
 
     def start_clients(port: int) -> None:
         for number in range(settings.clients.total):
@@ -189,7 +192,7 @@ def demo_network(
             options = ["--data", str(place / f"device-{number}")]
             options += ["--certs", str(authority / "clients" / f"device-{number}")]
             command = [sys.executable, "-m", "semisfl", "join", f"localhost:{port}", *options]
-            clients.append(subprocess.Popen(command))
+            clients.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}))
 
     try:
         return serve(

@@ -315,7 +315,7 @@ def test_a_half_written_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.M
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("semisfl.certs.os.replace", full)
+    monkeypatch.setattr("semisfl.certparts.os.replace", full)
     with pytest.raises(CertError, match=r"authority.key cannot be written: No space left"):
         certs.make_authority(tmp_path, overwrite=True)
     monkeypatch.undo()

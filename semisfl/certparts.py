@@ -1,0 +1,127 @@
+"""What certificates are made of: X.509 parts, PEM, and files that nobody else may read."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+class CertError(ValueError):
+    """Something is wrong with a certificate, a key or a name; the message is one line."""
+
+
+def start_certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    period: tuple[datetime, datetime],
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(period[0])
+        .not_valid_after(period[1])
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def common_name_of(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def issuer_id(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+
+
+def key_usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def read_pair(folder: Path, role: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    certificate_path, key_path = folder / f"{role}.crt", folder / f"{role}.key"
+    try:
+        certificate = x509.load_pem_x509_certificate(read_file(certificate_path))
+        key = serialization.load_pem_private_key(read_file(key_path), password=None)
+    except CertError:
+        raise
+    except (ValueError, TypeError):
+        raise CertError(f"{certificate_path} or {key_path} is damaged: make them again") from None
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or key.public_key() != certificate.public_key()
+    ):
+        raise CertError(f"{key_path} does not belong to {certificate_path}: make them again")
+    return certificate, key
+
+
+def to_pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
+    if isinstance(thing, x509.Certificate):
+        return thing.public_bytes(serialization.Encoding.PEM)
+    return thing.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
+    existing = [path for path in paths if path.exists()]
+    if existing and not overwrite:
+        raise CertError(f"{existing[0]} exists: overwrite it only if its certificate is given up")
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CertError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """The whole file or none of it, and never a moment in which others could read a key."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _flush(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, content)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise CertError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """One write at the end: two commands at once cannot lose each other's line."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _flush(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, line.encode())
+    except OSError as error:
+        raise CertError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _flush(path: Path, flags: int, content: bytes) -> None:
+    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+        file.write(content)
+        os.fsync(file.fileno())
