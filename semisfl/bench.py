@@ -65,7 +65,7 @@ def operations(module: nn.Module, shape: tuple[int, ...]) -> int:
 
 def round_operations(options: Config, shape: tuple[int, int, int]) -> float:
     """Of one SemiSFL round: a backward pass counts as two forward passes."""
-    model = run._model(options, None, shape, 10)
+    model = run.build_model(options, None, shape, 10)
     bottom = operations(model.bottom, shape)
     top, head = (operations(part, (model.features,)) for part in (model.top, model.projector))
     cross = (

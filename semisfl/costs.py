@@ -5,9 +5,11 @@ A run counts what really crosses; these say it beforehand, and tests hold the tw
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from semisfl.config import Config
 from semisfl.fleet.codec import state_bytes
-from semisfl.models import SplitModel, batchnorms
+from semisfl.models import Shape, SplitModel, batchnorms, build
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,50 @@ def fedswitch(sizes: Sizes, teacher: bool = True) -> Cost:
 def fedswitch_sl(sizes: Sizes, teacher: bool = True) -> Cost:
     down = (1 + teacher) * sizes.bottom + sizes.features
     return Cost(down, sizes.bottom + 2 * sizes.features)
+
+
+# What named sets look like, so that a plan needs no data: image shape and classes.
+LOOKS: dict[str, tuple[Shape, int]] = {
+    "digits": ((1, 28, 28), 10),
+    "svhn": ((3, 32, 32), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "stl10": ((3, 96, 96), 10),
+    "image100": ((3, 144, 144), 100),
+}
+
+
+def plan(
+    config: Config, shape: Shape, classes: int, up: float, down: float
+) -> list[dict[str, Any]]:
+    """Every method's bytes for ``config``, and hours on the wire at ``up`` and ``down`` Mbit/s.
+
+    Active clients transfer side by side; what they compute is not counted.
+    """
+    settings, clients = config.model, config.clients
+    model = build(
+        settings.name,
+        shape,
+        classes,
+        cut=settings.cut,
+        projector="none",
+        projection=settings.projection,
+    )
+    sizes = Sizes.of(model, clients.batch, clients.steps)
+    rows = []
+    for method, cost_of in COSTS.items():
+        cost = cost_of(sizes)
+        seconds = 8e-6 * (cost.down / down + cost.up / up)
+        rows.append(
+            {
+                "method": method,
+                "down_bytes": cost.down,
+                "up_bytes": cost.up,
+                "round_seconds": seconds,
+                "run_bytes": cost.total * clients.active * config.rounds,
+                "run_hours": seconds * config.rounds / 3600,
+            }
+        )
+    return rows
 
 
 COSTS: dict[str, Callable[[Sizes], Cost]] = {

@@ -73,7 +73,7 @@ def serve(
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
     fleet = RemoteFleet(
         Terms(settings, shape, len(data.classes), data.mean, data.std),
-        run._model(settings, None, shape, len(data.classes)),
+        run.build_model(settings, None, shape, len(data.classes)),
         hardware,
         listen=listen,
         certificates=certificates,
@@ -156,7 +156,7 @@ def load_images(root: Path, shape: Shape) -> tuple[torch.Tensor, int]:
     """Every readable image under ``root``, brought to ``shape``, and how many are not readable."""
     rows = folder.source(root).rows()
     channels, height, width = shape
-    read = [packed._pixels(rows, row, (width, height), channels) for row in range(len(rows.names))]
+    read = [packed.decoded(rows, row, (width, height), channels) for row in range(len(rows.names))]
     kept = [pixels for pixels in read if pixels is not None]
     if not kept:
         raise ConfigError(

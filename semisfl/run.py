@@ -123,7 +123,7 @@ def assemble(
             f"set clients.total = {len(partition.clients)}"
         )
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
-    split_model = _model(config, model, shape, len(data.classes)).to(hardware.device)
+    split_model = build_model(config, model, shape, len(data.classes)).to(hardware.device)
     images, labels = data.images.to(hardware.device), data.labels.to(hardware.device)
     augment = config.data.augment
     augmentation = Augmentation(
@@ -152,7 +152,7 @@ def assemble(
     )
 
 
-def _model(
+def build_model(
     config: Config, model: nn.Sequential | None, shape: models.Shape, classes: int
 ) -> models.SplitModel:
     settings = config.model

@@ -11,7 +11,7 @@ import toy
 import semisfl
 from semisfl import checkpoint, config, costs, models, presets, run
 from semisfl.config import METHODS as NAMES
-from semisfl.costs import Cost, Sizes
+from semisfl.costs import LOOKS, Cost, Sizes, plan
 from semisfl.data.partition import Partition
 from semisfl.methods import METHODS, Entry
 
@@ -206,6 +206,19 @@ def test_the_seventh_method_runs_and_is_the_one_in_the_documentation(
     assert experiment.fleet.traffic.total() == 4 * 2 * (2 * sizes.full)
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     assert path.read_text(encoding="utf-8").strip() in page
+
+
+def test_a_plan_says_what_a_run_sends() -> None:
+    """ALGORITHMS' per-client totals: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
+    options = presets.preset("cifar10")
+    shape, classes = LOOKS["cifar10"]
+    rows = {row["method"]: row for row in plan(options, shape, classes, up=8.0, down=8.0)}
+    sent = rows["semisfl"]["down_bytes"] + rows["semisfl"]["up_bytes"]
+    assert sent / 1e6 == pytest.approx(184.3, abs=0.05)
+    assert rows["semifl"]["down_bytes"] * 2 / 1e6 == pytest.approx(286.8, abs=0.05)
+    assert rows["semisfl"]["round_seconds"] == pytest.approx(sent / 1e6)
+    assert rows["semisfl"]["run_bytes"] == sent * 10 * 1000
+    assert rows["supervised"]["run_bytes"] == 0
 
 
 # --- slow -----------------------------------------------------------------------------------------

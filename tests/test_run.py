@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -412,10 +413,14 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_metrics_that_did_not_fit_are_written_later_and_whole(tmp_path: Path) -> None:
+def test_metrics_that_did_not_fit_are_written_later_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = RunDirectory.create(tmp_path / "run", small())
     rows = [{"round": index, "loss": index / 3} for index in range(4)]
     directory.append(rows[0])
+    # The limit holds for every file of this process: no warning may go to a file meanwhile.
+    monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
     with largest_file((directory.path / "metrics.jsonl").stat().st_size + 10):
         directory.append(rows[1])
         directory.append(rows[2])
@@ -424,9 +429,12 @@ def test_metrics_that_did_not_fit_are_written_later_and_whole(tmp_path: Path) ->
     assert directory.metrics() == rows
 
 
-def test_checkpoint_that_did_not_fit_leaves_the_previous_one(tmp_path: Path) -> None:
+def test_checkpoint_that_did_not_fit_leaves_the_previous_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = RunDirectory.create(tmp_path / "run", small())
     assert directory.save("latest", STATE)
+    monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
     with largest_file(600):
         assert not directory.save("latest", {**STATE, "more": torch.rand(1000)})
     assert checkpoint.digest(directory.load("latest")) == checkpoint.digest(STATE)

@@ -1,4 +1,4 @@
-"""``semisfl list``, ``show`` and ``partition``: what there is, without training."""
+"""``semisfl list``, ``show``, ``partition`` and ``costs``: what there is, without training."""
 
 import json
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command("list")(list_)
     app.command("show")(show)
     app.command("partition")(partition)
+    app.command("costs")(costs)
 
 
 # The input that ALGORITHMS' parameter counts are for: the data set each model is used with.
@@ -151,3 +152,51 @@ def partition(
         f"{sizes[0]} to {sizes[-1]} (median {sizes[len(sizes) // 2]}), {sum(sizes)} in all"
     )
     print(f"picture: {out}")
+
+
+def costs(
+    preset: Preset = "digits",
+    settings: Settings = None,
+    up: Annotated[float, typer.Option(help="A client's Mbit/s up.", min=1e-3)] = 4.4,
+    down: Annotated[float, typer.Option(help="A client's Mbit/s down.", min=1e-3)] = 15.0,
+    json_: Json = False,
+) -> None:
+    """What each method would send, and the time that takes, before anything is trained.
+
+    The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
+    """
+    from semisfl import config as configs
+    from semisfl.costs import LOOKS, plan
+    from semisfl.data import sources
+
+    config = configs.parse(values_of(preset, settings))
+    name, side = config.data.name, config.data.size
+    if name in LOOKS:
+        shape, classes = LOOKS[name]
+    else:
+        data = sources.load(name, size=side)
+        shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
+        classes = len(data.classes)
+    rows = plan(config, (shape[0], side, side) if side else shape, classes, up, down)
+    if json_:
+        print(
+            json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})
+        )
+        return
+    table = Table("method", "down", "up", "s a round", "whole run", "hours")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            console.amount(row["down_bytes"]),
+            console.amount(row["up_bytes"]),
+            f"{row['round_seconds']:.1f}",
+            console.amount(row["run_bytes"]),
+            f"{row['run_hours']:.1f}",
+        )
+    console.out.print(table)
+    clients = config.clients
+    print(
+        f"down and up: one client, one round, fp32. Whole run: {config.rounds} rounds of "
+        f"{clients.active} active clients. Time: the wire alone, at {up:g} Mbit/s up and {down:g} down; "
+        "methods that switch are counted with the teacher."
+    )

@@ -122,7 +122,7 @@ def _render(
     images = np.empty((count, channels, height, width), np.uint8)
 
     def fill(row: int) -> bool:
-        pixels = _pixels(rows, row, (width, height), channels) if headers[row] else None
+        pixels = decoded(rows, row, (width, height), channels) if headers[row] else None
         if pixels is not None:
             images[row] = pixels
         return pixels is not None
@@ -163,7 +163,7 @@ def _header(rows: Rows, row: int) -> tuple[tuple[int, int], str] | None:
         return None
 
 
-def _pixels(rows: Rows, row: int, size: tuple[int, int], channels: int) -> np.ndarray | None:
+def decoded(rows: Rows, row: int, size: tuple[int, int], channels: int) -> np.ndarray | None:
     """uint8 [C, H, W], or None where the image cannot be decoded."""
     try:
         with rows.open(row) as opened:
