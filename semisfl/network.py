@@ -58,6 +58,9 @@ def serve(
     begins); ``listening`` is told the port. With ``resume`` the run in ``out`` goes on from its
     last checkpoint, or from its start if it was killed before it had one.
     """
+    # A round over a network is dear: a restarted server goes on from the start of the one it was in.
+    often = settings.runtime.model_copy(update={"checkpoint_every": 1})
+    settings = settings.model_copy(update={"runtime": often})
     directory = RunDirectory.open(out) if resume else RunDirectory.create(out, settings)
     settings = directory.config() if resume else settings
     data = sources.load(str(labeled), size=settings.data.size)
