@@ -157,26 +157,40 @@ class LocalFleet:
     def forward(self) -> Features:
         assert self._students is not None and self._teachers is not None
         wire, parallel = self.config.wire, self.hardware.side_by_side
-        self._outputs = self._students(self.batches.get("strong"), parallel)
+        with self.hardware.a_core_each():
+            self._outputs = self._students(self.batches.get("strong"), parallel)
+            with torch.no_grad():
+                weak = self.batches.get("weak")
+                teacher = (
+                    self._teachers.modules[0](weak)
+                    if self._one_teacher
+                    else self._teachers(weak, parallel)
+                )
         with torch.no_grad():
-            weak = self.batches.get("weak")
-            one = not self._teacher_per_client and not self._teachers_differ
-            teacher = self._teachers.modules[0](weak) if one else self._teachers(weak, parallel)
             student = CODECS[wire.student_features].roundtrip(self._outputs.detach().float())
             teacher = CODECS[wire.teacher_features].roundtrip(teacher.float())
         return Features(
             student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth")
         )
 
+    @property
+    def _one_teacher(self) -> bool:
+        """Whether one large pass gives all clients' teacher features; a CPU's cores share it instead."""
+        alike = not self._teacher_per_client and not self._teachers_differ
+        return alike and self.hardware.device.type == "cuda"
+
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
-        received = CODECS[self.config.wire.gradients].roundtrip(gradients)
-        leaves = self._students.parameters
-        self._sgd.apply(
-            torch.autograd.grad(
-                self._outputs, leaves, received.to(self._outputs.dtype), allow_unused=True
-            )
-        )
+        received = CODECS[self.config.wire.gradients].roundtrip(gradients).to(self._outputs.dtype)
+        slopes: Sequence[Tensor | None]
+        if self.hardware.device.type == "cuda":
+            # One call: autograd itself takes every operation back to the stream it came from.
+            leaves = self._students.parameters
+            slopes = torch.autograd.grad(self._outputs, leaves, received, allow_unused=True)
+        else:
+            with self.hardware.a_core_each():
+                slopes = self._students.gradients(received, self.hardware.side_by_side)
+        self._sgd.apply(slopes)
         del self._outputs
         if self._teachers_differ:
             with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from semisfl.algorithm.weights import Weights, clone
 from semisfl.fleet.base import State
 
 Call = Callable[[], None]
+Parallel = Callable[[Sequence[Call]], None]
 
 
 def in_turn(calls: Sequence[Call]) -> None:
@@ -33,6 +35,7 @@ class Stack:
         self.modules = [clone(template).requires_grad_(trainable) for _ in range(slots)]
         self._weights = Weights(nn.ModuleList(self.modules), dtype)
         self.tensors: State = {}
+        self._outputs: list[Tensor] = []
         states = [module.state_dict() for module in self.modules]
         for name, first in states[0].items():
             if first.is_floating_point():
@@ -79,18 +82,31 @@ class Stack:
                 tensor.copy_(other.tensors[name])
         self._weights.refresh()
 
-    def __call__(self, x: Tensor, parallel: Callable[[Sequence[Call]], None] = in_turn) -> Tensor:
+    def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:
         """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
-        outputs: list[Tensor] = [x] * len(self.modules)
-
-        def run(slot: int, module: nn.Module, share: Tensor) -> None:
-            outputs[slot] = module(share)
-
         shares = x.chunk(len(self.modules))
-        parallel(
-            [
-                partial(run, *item)
-                for item in zip(range(len(shares)), self.modules, shares, strict=True)
-            ]
-        )
-        return torch.cat(outputs)
+        calls = [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
+        self._outputs = _gather(parallel, calls)
+        return torch.cat(self._outputs)
+
+    def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
+        """Of `parameters`, from the gradient of what the last call returned."""
+        rows = given.chunk(len(self.modules))
+        calls = [
+            partial(
+                torch.autograd.grad, output, list(module.parameters()), share, allow_unused=True
+            )
+            for output, module, share in zip(self._outputs, self.modules, rows, strict=True)
+        ]
+        self._outputs = []
+        return [gradient for slot in _gather(parallel, calls) for gradient in slot]
+
+
+def _gather(parallel: Parallel, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    results: list[Any] = [None] * len(calls)
+
+    def keep(place: int) -> None:
+        results[place] = calls[place]()
+
+    parallel([partial(keep, place) for place in range(len(calls))])
+    return results
