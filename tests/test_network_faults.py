@@ -1,5 +1,6 @@
 """What networks, devices and people do to a run, and what it does then."""
 
+import asyncio
 import random
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,7 @@ from semisfl import certs, checkpoint, run
 from semisfl import network as networks
 from semisfl.fleet import transport
 from semisfl.fleet.device import Device
-from semisfl.fleet.link import Rejected, Stream
+from semisfl.fleet.link import Link, Rejected, Stream
 from semisfl.fleet.wire import Frame
 from semisfl.rundir import RunDirectory, to_toml
 
@@ -210,6 +212,24 @@ def test_a_killed_server_resumes_bit_for_bit(
 @pytest.mark.parametrize("seed", range(10, 110))
 def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_with_server_kills(seed, tmp_path, monkeypatch)
+
+
+def test_an_unexpected_error_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client must never stop trying because of something nobody thought of."""
+    config = tiny(1, rounds=1)
+    connect = Link._connect
+    failures = [RuntimeError("nobody thought of this"), asyncio.CancelledError()]
+
+    async def sometimes(self: Link) -> tuple[bool, grpc.StatusCode, str]:
+        if failures:
+            raise failures.pop()
+        return await connect(self)
+
+    monkeypatch.setattr(Link, "_connect", sometimes)
+    with network(config) as net:
+        net.join(0)
+        assert net.fleet.wait_for(1, 20)
+    assert not failures
 
 
 def test_a_round_that_begins_before_a_client_knows_its_index() -> None:

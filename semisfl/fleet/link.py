@@ -141,7 +141,7 @@ class Link:
     async def _stay_connected(self) -> None:
         attempt = 0
         while True:
-            welcomed, code, reason = await self._connect()
+            welcomed, code, reason = await self._attempt()
             if code is grpc.StatusCode.OK:
                 self.over.set()
                 self._inbox.put(None)
@@ -163,6 +163,19 @@ class Link:
                 delay,
             )
             await asyncio.sleep(delay)
+
+    async def _attempt(self) -> tuple[bool, grpc.StatusCode, str]:
+        """One connection; whatever goes wrong in it, unless we are told to end, is a lost one."""
+        try:
+            return await self._connect()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return False, grpc.StatusCode.UNAVAILABLE, "the call was cancelled"
+        except Exception as error:
+            log.warning("unexpected in the connection to %s: %r", self._address, error)
+            return False, grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}"
 
     def _channel(self) -> grpc.aio.Channel:
         if self._credentials is None:
