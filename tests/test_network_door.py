@@ -91,6 +91,21 @@ class Outcome:
     details: str
 
 
+def channel_to(
+    port: int,
+    credentials: Credentials | None,
+    name: str = "localhost",
+    trust: bytes | None = None,
+) -> grpc.aio.Channel:
+    # By address, so that there is one connection; the name is what the certificate must have.
+    options = [*transport.options(), ("grpc.ssl_target_name_override", name)]
+    if credentials is None and trust is None:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+    pair = (credentials.key, credentials.certificate) if credentials else ()
+    tls = grpc.ssl_channel_credentials(trust or credentials.authority, *pair)
+    return grpc.aio.secure_channel(f"127.0.0.1:{port}", tls, options=options)
+
+
 def knock(
     port: int,
     credentials: Credentials | None,
@@ -103,14 +118,7 @@ def knock(
     """Open a stream by hand, send ``chunks`` and, once welcomed, ``then``; see how it ends."""
 
     async def attempt() -> Outcome:
-        # By address, so that there is one connection; the name is what the certificate must have.
-        options = [*transport.options(), ("grpc.ssl_target_name_override", name)]
-        if credentials is None and trust is None:
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
-        else:
-            pair = (credentials.key, credentials.certificate) if credentials else ()
-            tls = grpc.ssl_channel_credentials(trust or credentials.authority, *pair)
-            channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", tls, options=options)
+        channel = channel_to(port, credentials, name, trust)
         call = channel.stream_stream(transport.METHOD)()
         frames = 0
         try:
@@ -136,6 +144,8 @@ def good_hello(**changes: object) -> list[bytes]:
         "run": "",
         "name": "",
         "codecs": ["bf16", "fp16", "fp32", "int8"],
+        "instance": "",
+        "attempt": 1,
         **changes,
     }
     return list(cut(encode("hello", fields, {}), 0, 0))
@@ -304,6 +314,10 @@ def test_refused_at_hello(
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.INVALID_ARGUMENT,
     }
+    if name == "silence":
+        # A busy server may be the reason itself: the client may try again, and it is no strike.
+        final = {grpc.StatusCode.UNAVAILABLE}
+        assert not net.fleet._door._strikes["client-1"]
     # Who is cut off while still writing may see gRPC's own words instead of ours.
     cut_off = (outcome.code, outcome.details) == (
         grpc.StatusCode.INTERNAL,
@@ -333,3 +347,29 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
 
 def test_nothing_private_is_in_a_credential_s_text(folder: Path) -> None:
     assert "PRIVATE" not in repr(own(folder))
+
+
+def test_a_connection_that_was_given_up_does_not_fence_its_successor(
+    net: Network, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hello that a busy server reads late, of a client that has connected again since."""
+    credentials = own(folder, "client-0")
+    net.fleet._door._strikes.clear()
+
+    async def late() -> tuple[grpc.StatusCode, int]:
+        newest = channel_to(net.port, credentials)
+        given_up = channel_to(net.port, credentials)
+        try:
+            first = newest.stream_stream(transport.METHOD)()
+            await first.write(good_hello(instance="a", attempt=2)[0])
+            assert await first.read() is not grpc.aio.EOF
+            second = given_up.stream_stream(transport.METHOD)()
+            await second.write(good_hello(instance="a", attempt=1)[0])
+            code = await second.code()
+            return code, int(first.done())
+        finally:
+            await newest.close()
+            await given_up.close()
+
+    assert on_loop(late()) == (grpc.StatusCode.UNAVAILABLE, 0)
+    assert "a later connection of client-0 is here" in audit_lines(caplog)[0]

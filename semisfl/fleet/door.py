@@ -127,7 +127,7 @@ class Door:
                     f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
                 )
             check_hello(hello.fields, identity, self._terms, self._roster)
-            session = self._open(context, identity, serial)
+            session = self._open(context, identity, serial, hello)
             ending = await session.run()
             # Before goodbye is said: to a connection that is dead that may take for ever.
             self._close(session)
@@ -156,19 +156,27 @@ class Door:
                 while complete is None:
                     chunk = await context.read()
                     if chunk is grpc.aio.EOF:
-                        raise Violation("the stream ended before hello")
+                        raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
                     _, complete = assembler.feed(chunk)
         except TimeoutError as error:
-            raise Violation(f"no hello within {self._handshake_seconds:g} s") from error
+            # No offence: a busy server may itself be the reason.
+            late = f"no hello within {self._handshake_seconds:g} s"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
         return decode(complete[1], {"hello": protocol.HELLO})
 
     # --- sessions --------------------------------------------------------------------------------
 
-    def _open(self, context: grpc.aio.ServicerContext, identity: str, serial: int) -> Session:
+    def _open(
+        self, context: grpc.aio.ServicerContext, identity: str, serial: int, hello: Frame
+    ) -> Session:
+        older = self._streams.get(identity)
+        came = (hello.fields["instance"], hello.fields["attempt"])
+        if older is not None and older.came[0] == came[0] and older.came[1] > came[1]:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, f"a later connection of {identity} is here")
         self._epochs[identity] += 1
         session = Session(context, identity, self._epochs[identity], self._arrived)
-        session.serial = serial
-        older, self._streams[identity] = self._streams.get(identity), session
+        session.serial, session.came = serial, came
+        self._streams[identity] = session
         if older is not None:
             # Its frames are never applied again: it is out of the table before anything is read.
             self._forget(older)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import queue
 import random
+import secrets
 import threading
 import time
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class Link:
         self._address = address
         self._credentials = None if insecure_loopback else credentials
         self._name = name
+        self._instance = secrets.token_hex(8)
+        self._attempts = 0
         self._options = transport.options()
         self._inbox: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
         self._jitter = random.SystemRandom()
@@ -248,7 +251,9 @@ class Link:
             stream.outbox.put_nowait((stream.assembler.ticket, []))
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
-        await self._send(call, 0, 0, [b"".join(protocol.hello(self.run, self._name))])
+        self._attempts += 1
+        hello = protocol.hello(self.run, self._name, self._instance, self._attempts)
+        await self._send(call, 0, 0, [b"".join(hello)])
         while (item := await stream.outbox.get()) is not None:
             ticket, parts = item
             await self._send(call, stream.assembler.epoch, ticket, parts)

@@ -42,7 +42,10 @@ SMALL = 64 * 1024
 MAX_STATES = 16
 
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
-HELLO = Schema({"protocol": int, "run": str, "name": str, "codecs": list}, max_bytes=SMALL)
+HELLO = Schema(
+    {"protocol": int, "run": str, "name": str, "codecs": list, "instance": str, "attempt": int},
+    max_bytes=SMALL,
+)
 WELCOME = Schema({"terms": str, "run": str, "epoch": int}, max_bytes=SMALL)
 READY = Schema({"model": str, "images": int, "skipped": int}, max_bytes=SMALL)
 ENROLLED = Schema({"client": int}, max_bytes=SMALL)
@@ -114,8 +117,19 @@ class Terms:
         return set(self.config.wire.model_dump().values())
 
 
-def hello(run: str = "", name: str = "") -> list[bytes | memoryview]:
-    fields = {"protocol": PROTOCOL, "run": run, "name": name, "codecs": sorted(CODECS)}
+def hello(
+    run: str = "", name: str = "", instance: str = "", attempt: int = 0
+) -> list[bytes | memoryview]:
+    """``instance`` tells one process from another with the same certificate; ``attempt`` counts its
+    connections, so that one it has given up is not taken for its newest."""
+    fields = {
+        "protocol": PROTOCOL,
+        "run": run,
+        "name": name,
+        "codecs": sorted(CODECS),
+        "instance": instance,
+        "attempt": attempt,
+    }
     return encode("hello", fields, {})
 
 

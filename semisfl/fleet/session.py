@@ -34,6 +34,8 @@ class Session:
         self.epoch = epoch
         self.serial = 0
         """Of the client's certificate."""
+        self.came = ("", 0)
+        """Which process of the client this is, and which of its connections."""
         self.client = -1
         """The index in the roster, once the client is ready."""
         self.progress = time.monotonic()
