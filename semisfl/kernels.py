@@ -195,3 +195,16 @@ def follow(target: Tensor, source: Tensor, work: Tensor, keep: Tensor) -> None:
     _follow[(triton.cdiv(total, BLOCK),)](
         target, source, work, keep, total, work.numel(), BLOCK=BLOCK
     )
+
+
+def try_out() -> None:
+    """Compile and run the smallest kernel, so that a machine on which that fails is known early."""
+    target, source = torch.zeros(8, device="cuda"), torch.ones(8, device="cuda")
+    follow(
+        target,
+        source,
+        torch.zeros(8, device="cuda", dtype=torch.bfloat16),
+        torch.zeros((), device="cuda"),
+    )
+    if not torch.equal(target, source):
+        raise RuntimeError("a fused kernel gave a wrong result")

@@ -5,12 +5,14 @@ Averaging, moving averages and SGD then are single passes over memory, and nothi
 """
 
 import copy
+import logging
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+log = logging.getLogger(__name__)
 Module = TypeVar("Module", bound=nn.Module)
 CAST_LAYERS = (nn.Conv2d, nn.Linear)
 ALIGNMENT = 64
@@ -132,9 +134,14 @@ def clone(module: Module) -> Module:
 
 @lru_cache(maxsize=1)
 def kernels() -> Any:
-    """The fused GPU kernels, or None where Triton is not installed."""
+    """The fused GPU kernels, or None where Triton is not installed or finds no compiler."""
     try:
         from semisfl import kernels as fused
     except ImportError:
+        return None
+    try:
+        fused.try_out()
+    except Exception as error:  # Triton, the compiler and the driver each fail in their own way
+        log.warning("the fused GPU kernels do not work here and plain ones are used: %r", error)
         return None
     return fused

@@ -86,11 +86,13 @@ class Stack:
         """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
         shares = x.chunk(len(self.modules))
         calls = [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
-        self._outputs = _gather(parallel, calls)
-        return torch.cat(self._outputs)
+        outputs = _gather(parallel, calls)
+        # Kept for `gradients`, which a GPU does not use: there they would only hold memory.
+        self._outputs = [] if x.is_cuda else outputs
+        return torch.cat(outputs)
 
     def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
-        """Of `parameters`, from the gradient of what the last call returned."""
+        """Of `parameters`, from the gradient of what the last call on a CPU returned."""
         rows = given.chunk(len(self.modules))
         calls = [
             partial(
