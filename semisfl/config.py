@@ -82,7 +82,10 @@ class ModelConfig(Section):
         None,
         description="layer index or name where clients stop; none: after the last convolution block",
     )
-    projector: Literal["mlp", "linear", "none"] = Field("mlp", description="projection head, w_p")
+    projector: Literal["mlp", "linear", "none"] = Field(
+        "mlp",
+        description="projection head, w_p; mlp: as wide as its input [code], 2,048 if that is over 12,800",
+    )
     projection: int = Field(128, ge=1, description="length of a projected feature")
 
 

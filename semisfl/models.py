@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from semisfl.algorithm.weights import kernels
 
 Shape = tuple[int, int, int]
+# The published projection head is as wide as its input, which is 12,800 at most in the paper. An
+# early cut gives far longer features, and that head would not fit in memory: it is narrower then.
+WIDEST_HEAD, NARROW_HEAD = 12_800, 2_048
 Projector = Literal["mlp", "linear", "none"]
 
 
@@ -263,8 +266,11 @@ def split(
     size = 1
     for side in cut_shape:
         size *= side
+    hidden = size if size <= WIDEST_HEAD else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
-        "mlp": lambda: nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, projection)),
+        "mlp": lambda: nn.Sequential(
+            nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)
+        ),
         "linear": lambda: nn.Linear(size, projection),
         "none": nn.Identity,
     }

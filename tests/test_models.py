@@ -225,3 +225,18 @@ def test_own_sequential_is_split_where_asked() -> None:
     assert len(models.batchnorms(model.bottom)) == 1 and len(models.batchnorms(model.top)) == 2
     assert model.features == 6 * 7 * 7 and model.keys == 7
     assert model(torch.rand(2, 1, 16, 16)).shape == (2, 3)
+
+
+def test_the_head_of_an_early_cut_fits_in_memory() -> None:
+    """As wide as its input up to the paper's largest features, narrow beyond."""
+    late = models.build("cnn", (3, 32, 32), 10)
+    assert [layer.out_features for layer in late.projector if hasattr(layer, "out_features")] == [
+        1600,
+        128,
+    ]
+    early = models.build("alexnet", (3, 32, 32), 10, cut="conv1")
+    assert early.features == 65_536
+    assert [layer.out_features for layer in early.projector if hasattr(layer, "out_features")] == [
+        2048,
+        128,
+    ]
