@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from semisfl.algorithm.weights import batchnorms as batchnorms
 from semisfl.algorithm.weights import kernels
 
 Shape = tuple[int, int, int]
@@ -330,12 +331,6 @@ def _adopt_dropout(module: nn.Module) -> None:
             setattr(module, name, Dropout(child.p))
         else:
             _adopt_dropout(child)
-
-
-def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [
-        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ]
 
 
 def parameter_count(module: nn.Module) -> int:

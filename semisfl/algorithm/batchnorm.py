@@ -5,13 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from semisfl.algorithm.weights import batchnorms
+
 SBN_BATCH = 250
-
-
-def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [
-        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ]
 
 
 def statistics_of(model: nn.Module) -> dict[str, Tensor]:

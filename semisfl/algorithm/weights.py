@@ -93,6 +93,12 @@ class Weights:
             self.refresh()
 
 
+def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [
+        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
+
+
 def _cast_parameters(module: nn.Module) -> list[nn.Parameter]:
     layers = [layer for layer in module.modules() if isinstance(layer, CAST_LAYERS)]
     return [parameter for layer in layers for parameter in layer.parameters(recurse=False)]

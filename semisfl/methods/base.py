@@ -142,9 +142,13 @@ class Meter:
         """The sums as plain numbers or lists; starts again from zero."""
         self._hardware.before_waiting()
         read = {name: total.tolist() for name, total in self._sums.items()}
+        self.clear()
+        return read
+
+    def clear(self) -> None:
+        """Start again from zero, without waiting for the device."""
         for total in self._sums.values():
             total.zero_()
-        return read
 
 
 class ServerDropout:

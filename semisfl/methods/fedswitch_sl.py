@@ -155,4 +155,4 @@ class FedSwitchSL:
         self.ema.load_state_dict(state["teacher"])
         self.controller.load_state_dict(state["controller"])
         self.skew = {int(client): value for client, value in state["skew"].items()}
-        self.meter.read()  # a round that was given up half-way leaves its sums behind
+        self.meter.clear()  # a round that was given up half-way leaves its sums behind

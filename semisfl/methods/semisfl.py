@@ -172,7 +172,7 @@ class SemiSFL:
         self.ema.load_state_dict(state["teacher"])
         self.queue.load_state_dict(state["queue"])
         self.controller.load_state_dict(state["controller"])
-        self.meter.read()  # a round that was given up half-way leaves its sums behind
+        self.meter.clear()  # a round that was given up half-way leaves its sums behind
 
 
 def _own_key(rows: int, references: Tensor) -> Tensor:
