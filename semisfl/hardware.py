@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 # Real iterations run before a step is recorded: lazy initialisation must be over by then.
 WARMUP_CALLS = 3
-# Clients side by side on one GPU: five streams beat one by 1.7 times and ten by a little (H200).
+# Clients side by side on one GPU: five streams clearly beat one, and ten by a little (H200).
 STREAMS = 5
 
 

@@ -2,7 +2,7 @@
 """Fused GPU kernels. Imported only on a GPU with Triton.
 
 `bias_relu`: PyTorch's own pooling keeps 64-bit positions and takes three passes where one
-will do; together with bias and ReLU it was a third of a client's step on an H200.
+will do; together with bias and ReLU it was a large part of a client's step on an H200.
 `sgd` and `follow`: one pass over memory for a step (or a moving average) of a whole model and the
 refreshing of its working copy.
 """
