@@ -1,5 +1,6 @@
 """The device a run uses, its arithmetic, and the recording of steps as CUDA graphs."""
 
+import gc
 import logging
 import os
 import traceback
@@ -9,14 +10,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from semisfl.algorithm.weights import Module, Weights, kernels
+from semisfl.algorithm.weights import Module, Weights
 from semisfl.config import RuntimeConfig
+from semisfl.kernels import fused
 
 log = logging.getLogger(__name__)
 
 # Real iterations run before a step is recorded: lazy initialisation must be over by then.
 WARMUP_CALLS = 3
+# Whatever the next operation waits for goes before what is done aside.
+FIRST, LATER = -1, 0
 # Clients side by side on one GPU: five streams clearly beat one, and ten by a little (H200).
 STREAMS = 5
 
@@ -40,6 +45,9 @@ class Hardware:
         self._cores: ThreadPoolExecutor | None = None
         self._tasks: list[Callable[[], None]] = []
         self._beside: torch.cuda.Stream | None = None
+        self._aside: torch.cuda.Stream | None = None
+        self._gone_aside = False
+        self._in_use: list[Tensor] = []
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if cuda:
@@ -64,7 +72,7 @@ class Hardware:
     @property
     def weights_dtype(self) -> torch.dtype:
         """What layers keep their working weights in; needs the fused kernels."""
-        return self.dtype if self.device.type == "cuda" and kernels() is not None else torch.float32
+        return self.dtype if self.device.type == "cuda" and fused() is not None else torch.float32
 
     def working_copy(self, model: Module) -> Module:
         """``model``, its layers computing on a copy of its weights in this hardware's precision."""
@@ -77,29 +85,29 @@ class Hardware:
         self._graph_generators.append(generator)
         return generator
 
-    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Independent calls; on a GPU spread over a few streams, on a CPU over its cores."""
+    def side_by_side(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of independent calls; on a GPU spread over a few streams, on a CPU over its cores."""
         if self.device.type != "cuda" or len(calls) == 1:
-            self._on_cores(calls)
-            return
+            return self._on_cores(calls)
         main = torch.cuda.current_stream()
         if not self._streams:
-            self._streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+            self._streams = [torch.cuda.Stream(priority=FIRST) for _ in range(STREAMS)]
         for stream in self._streams:
             stream.wait_stream(main)
+        results = []
         for number, call in enumerate(calls):
             with torch.cuda.stream(self._streams[number % STREAMS]):
-                call()
+                results.append(call())
         for stream in self._streams:
             main.wait_stream(stream)
+        return results
 
-    def _on_cores(self, calls: Sequence[Callable[[], None]]) -> None:
-        def alone(call: Callable[[], None]) -> None:
+    def _on_cores(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        def alone(call: Callable[[], Any]) -> Any:
             with self.arithmetic():  # autocast is a matter of each thread
-                call()
+                return call()
 
-        for _ in self._cores.map(alone, calls) if self._cores else map(alone, calls):
-            pass
+        return list(self._cores.map(alone, calls) if self._cores else map(alone, calls))
 
     @contextmanager
     def a_core_each(self) -> Iterator[None]:
@@ -120,6 +128,30 @@ class Hardware:
         finally:
             self._cores = None
             torch.set_num_threads(threads)
+
+    @contextmanager
+    def aside(self, *used: Tensor) -> Iterator[None]:
+        """Inside, a GPU works beside what follows in this iteration, whose end waits for it.
+
+        ``used`` are the tensors it reads: their memory must not be given to others before.
+        """
+        if self.device.type != "cuda":
+            yield
+            return
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(priority=LATER)
+        self._aside.wait_stream(torch.cuda.current_stream())
+        self._gone_aside = True
+        self._in_use += used
+        with torch.cuda.stream(self._aside):
+            yield
+
+    def _join(self) -> None:
+        # Only if this step went aside: what is recorded may not wait for work outside of it.
+        if self._gone_aside and self._aside is not None:
+            torch.cuda.current_stream().wait_stream(self._aside)
+        self._gone_aside = False
+        self._in_use.clear()
 
     def while_busy(self, task: Callable[[], None]) -> None:
         """Do ``task`` when the host would next wait for the GPU; on a CPU there is no such time."""
@@ -173,7 +205,7 @@ class _Recorded:
             self._run()
             return
         # Warm-up on a side stream, as graph capture asks for.
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream(priority=FIRST)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._run()
@@ -182,13 +214,15 @@ class _Recorded:
     def _run(self) -> None:
         with self._hardware.arithmetic():
             self._step()
+        self._hardware._join()
 
     def _try_capture(self) -> bool:
         graph = torch.cuda.CUDAGraph()
         for generator in self._hardware._graph_generators:
             graph.register_generator_state(generator)
+        stream = torch.cuda.Stream(priority=FIRST)
         try:
-            with torch.cuda.graph(graph, pool=self._hardware._pool):
+            with _no_collection(), torch.cuda.graph(graph, self._hardware._pool, stream):
                 self._run()
         except RuntimeError as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -205,6 +239,19 @@ class _Recorded:
         self._graph = graph
         graph.replay()
         return True
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Inside, no garbage is collected: an old graph among it, freed while another is recorded, ends that."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _choose(device: str) -> torch.device:

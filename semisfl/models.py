@@ -2,14 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl.algorithm.weights import batchnorms as batchnorms
-from semisfl.algorithm.weights import kernels
+from semisfl.kernels import fused
 
 Shape = tuple[int, int, int]
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. An
@@ -31,7 +31,7 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
-        return x * keep / (1 - self.p)
+        return x * keep.div_(1 - self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -52,31 +52,72 @@ class Layers(nn.Sequential):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts():
+            x = part.on(x) if isinstance(part, ConvBlock) else part(x)
+        return x
+
+    def parts(self) -> list["nn.Module | ConvBlock"]:
+        """The layers, those that are computed as one taken together."""
         layers = list(self)
+        parts: list[nn.Module | ConvBlock] = []
         while layers:
             layer = layers.pop(0)
             if not _plain_conv(layer) or not layers or type(layers[0]) is not nn.ReLU:
-                x = layer(x)
+                parts.append(layer)
                 continue
             layers.pop(0)
             pool = layers.pop(0) if layers and _plain_pool(layers[0]) else None
-            x, bias = _convolve(layer, x), layer.bias
-            assert bias is not None
-            if x.is_cuda and kernels() is not None:
-                x = kernels().bias_relu(x, bias, 2 if pool else 1)
-            else:
-                x = F.relu((pool(x) if pool else x) + bias.view(-1, 1, 1).to(x.dtype))
-        return x
+            parts.append(ConvBlock(layer, 2 if pool else 1))
+        return parts
 
 
-def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Without bias. An image's three channels are padded for tensor cores, which take eight."""
-    weight = conv.weight
-    if x.is_cuda and x.dtype is torch.bfloat16 and conv.in_channels < 8 and conv.groups == 1:
-        missing = (0, 0, 0, 0, 0, 8 - conv.in_channels)
-        x, weight = F.pad(x, missing), F.pad(weight, missing)
-        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
-    return F.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+class ConvBlock(NamedTuple):
+    """relu(max_pool(conv(x))), ``pool`` pixels wide."""
+
+    conv: nn.Conv2d
+    pool: int
+
+    @property
+    def simple(self) -> bool:
+        """Whether the fused convolution does this."""
+        conv = self.conv
+        return (
+            conv.stride == conv.dilation == (1, 1)
+            and conv.groups == 1
+            and not isinstance(conv.padding, str)
+            and all(pad < size for pad, size in zip(conv.padding, conv.kernel_size, strict=True))
+        )
+
+    def on(self, x: Tensor) -> Tensor:
+        conv, bias = self.conv, self.conv.bias
+        assert bias is not None
+        gpu = fused() if x.is_cuda else None
+        few = gpu is not None and conv.weight[0].numel() <= gpu.FEW
+        if few and self.simple and x.dtype is torch.bfloat16:
+            weight = conv.weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
+            return self.stacked(x, weight.unsqueeze(0), bias.unsqueeze(0))
+        x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+        if gpu is not None:
+            pooled: Tensor = gpu.bias_relu(x, bias, self.pool)
+            return pooled
+        pooled = F.max_pool2d(x, 2) if self.pool == 2 else x
+        return F.relu(pooled + bias.view(-1, 1, 1).to(x.dtype))
+
+    def stacked(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """With weights [clients, ...] that take the place of ``conv``'s, equal shares of ``x`` for each."""
+        out: Tensor = fused().conv_relu(x, weight, bias, self.conv.padding, self.pool)
+        return out
+
+
+def conv_blocks(bottom: nn.Module) -> list[ConvBlock] | None:
+    """What ``bottom`` consists of, if that is only what the fused convolution does."""
+    if type(bottom) is not Layers:
+        return None
+    parts = bottom.parts()
+    if parts and type(parts[-1]) is nn.Flatten:
+        parts.pop()
+    blocks = [part for part in parts if isinstance(part, ConvBlock) and part.simple]
+    return blocks if len(blocks) == len(parts) else None
 
 
 def _plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from semisfl import checkpoint, config, presets, run
-from semisfl.config import Config
+from semisfl import checkpoint, config, models, presets, run
+from semisfl.algorithm.sgd import SGD
+from semisfl.algorithm.teacher import Teacher
+from semisfl.algorithm.weights import clone
+from semisfl.config import Config, OptimizerConfig
 from semisfl.hardware import Hardware
 from tests.twin import PlainTwin, bn_model, toy_data
 
@@ -91,35 +95,6 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
     assert checkpoint.digest(states[0]) == checkpoint.digest(states[1])
 
 
-@pytest.mark.parametrize("pool", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(8, 64, 32, 32), (3, 70, 7, 9), (5, 192, 6, 4)])
-def test_fused_pooling_equals_pytorch(
-    shape: tuple[int, ...], dtype: torch.dtype, pool: int
-) -> None:
-    from semisfl import kernels
-
-    x = torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
-    bias = torch.randn(shape[1], device="cuda")
-    ours, theirs = (
-        (x.clone().requires_grad_(), bias.clone().requires_grad_()),
-        (
-            x.clone().requires_grad_(),
-            bias.clone().requires_grad_(),
-        ),
-    )
-    mine = kernels.bias_relu(*ours, pool)
-    plain = F.relu(F.max_pool2d(theirs[0].float(), pool) + theirs[1].view(-1, 1, 1)).to(dtype)
-    torch.testing.assert_close(mine, plain)
-    slope = torch.randn_like(mine)
-    for got, wanted in zip(
-        torch.autograd.grad(mine, ours, slope),
-        torch.autograd.grad(plain, theirs, slope),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
-
-
 def test_working_copies_follow_their_masters() -> None:
     hardware = Hardware("cuda")
     assert hardware.weights_dtype is torch.bfloat16
@@ -143,3 +118,55 @@ def test_every_method_runs_recorded(method: str, caplog: pytest.LogCaptureFixtur
     result = run.train(options, data=toy_data(side=28), device="cuda")
     assert result.accuracy > 0
     assert "cannot be recorded" not in caplog.text
+
+
+def test_a_stack_computes_what_each_of_its_modules_does() -> None:
+    from semisfl.fleet.stack import Stack
+
+    bottom = models.build("alexnet", (3, 32, 32), 10, seed=1).bottom.cuda()
+    stack = Stack(bottom, 3, dtype=torch.bfloat16)
+    assert len(stack.parameters) == 10  # one for all slots
+    with torch.no_grad():
+        for slot, module in enumerate(stack.modules):
+            stack.load({k: v * (1 + slot / 4) for k, v in bottom.state_dict().items()}, slot)
+            assert torch.equal(stack.parameters[0][slot], next(module.parameters()))
+    x = torch.randn(12, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
+    out = stack(x)
+    slope = torch.randn_like(out)
+    slopes = torch.autograd.grad(out, stack.parameters, slope)
+    for slot, module in enumerate(stack.modules):
+        share, weights = slice(4 * slot, 4 * slot + 4), list(module.parameters())
+        alone = module(x[share])
+        own = torch.autograd.grad(alone, weights, slope[share])
+        # Both round, and differently: neither may be further from the exact result than the other.
+        exact = clone(module)
+        wanted = exact(x[share].float())
+        exact_slopes = torch.autograd.grad(wanted, list(exact.parameters()), slope[share].float())
+        pairs = [(out[share], alone, wanted)]
+        pairs += [(s[slot], o, e) for s, o, e in zip(slopes, own, exact_slopes, strict=True)]
+        for together, single, right in pairs:
+            errors = [(t.float() - right).norm() / right.norm() for t in (together, single)]
+            assert errors[0] < 1.5 * errors[1] + 0.005
+
+
+def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
+    hardware = Hardware("cuda")
+    images = torch.randn(16, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
+    ends = []
+    for aside in (None, hardware.aside):
+        model = models.build("cnn", (3, 32, 32), 10, seed=2).cuda()
+        student = hardware.working_copy(nn.Sequential(model.bottom, model.top))
+        teacher = Teacher(student, 0.9)
+        sgd = SGD(student.parameters(), OptimizerConfig(), aside)
+        sgd.restart(0.05)
+
+        def step() -> None:
+            loss = F.cross_entropy(student(images).float(), torch.arange(16, device="cuda") % 10)  # noqa: B023
+            sgd.descend(loss, followed_by=teacher)  # noqa: B023
+
+        recorded = hardware.record(step)
+        for _ in range(8):
+            recorded()
+        ends.append([*student.state_dict().values(), *teacher.model.state_dict().values()])
+    for plain, early in zip(*ends, strict=True):
+        torch.testing.assert_close(early, plain, rtol=1e-3, atol=1e-4)

@@ -82,10 +82,11 @@ def test_the_parser_sees_imports() -> None:
 ALLOWED = {
     # `kernels`: fused GPU operations, asked for where Triton is.
     "algorithm": ("algorithm", "config", "kernels"),
+    "kernels": ("kernels", "config"),
     "models": ("algorithm.weights", "kernels"),
     "seeds": (),
     "config": (),
-    "data": ("data", "seeds", "config"),
+    "data": ("data", "seeds", "config", "kernels"),
     "fleet": (
         "fleet",
         "algorithm.teacher",

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from semisfl.kernels import fused
+
 
 class References(NamedTuple):
     """Teacher keys that projections are held against."""
@@ -39,6 +41,9 @@ def contrastive(
     carry j's label. An anchor without positives contributes 0 and is still counted.
     ``hidden`` [n, r] takes single references away from single anchors.
     """
+    if projections.is_cuda and hidden is None and fused() is not None:
+        loss: Tensor = fused().contrast(projections, labels, *references, temperature)
+        return loss
     with torch.autocast(projections.device.type, enabled=False):
         similarity = projections.float() @ references.keys.float().T / temperature
     absent = ~references.present.unsqueeze(0)

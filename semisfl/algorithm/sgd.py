@@ -1,13 +1,20 @@
 """SGD whose buffers stay in place, so that a step that descends can be recorded and replayed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from semisfl.algorithm.weights import ALIGNMENT, Weights, as_flat, kernels, padded
+from semisfl.algorithm.teacher import Teacher
+from semisfl.algorithm.weights import ALIGNMENT, Following, Home, as_flat
 from semisfl.config import OptimizerConfig
+from semisfl.kernels import fused
 
+Aside = Callable[..., AbstractContextManager[None]]
 # Up to so many kernel launches a step cost less than copying the gradients together.
 MOST_LAUNCHES = 32
 
@@ -16,19 +23,25 @@ class SGD:
     """Momentum (Nesterov) SGD with weight decay on every parameter.
 
     ``restart`` begins a phase as a newly made optimiser would: zero momentum, a new rate.
-    Parameters that are working copies (`Weights`) are stepped through their masters, in one pass.
+    Parameters that are working copies (`Weights`) are stepped through their masters, in one pass;
+    on a GPU and with ``aside`` (`Hardware.aside`) each as soon as its gradient is there, beside the
+    rest of the backward pass.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], config: OptimizerConfig, aside: Aside | None = None
+    ) -> None:
         self.parameters = list(parameters)
         self.config = config
+        self._aside = aside
         self.lr = torch.zeros((), device=self.parameters[0].device)
         self._copies = [p for p in self.parameters if hasattr(p, "home")]
         self._plain = [p for p in self.parameters if not hasattr(p, "home")]
         self._momenta: list[Tensor] = []
         if self._copies:
-            self._weights, self._start, self._stop = _range(self._copies)
-            self._momentum = torch.zeros_like(self._weights.master[self._start : self._stop])
+            self._homes: list[Home] = [p.home for p in self._copies]
+            self._weights = self._homes[0].weights
+            self._momentum = torch.zeros(_room(self._homes), device=self.lr.device)
             self._momenta.append(self._momentum)
             largest = max(ALIGNMENT, *(p.numel() for p in self._copies))
             self._zeros = torch.zeros(largest, device=self.lr.device, dtype=self._weights.dtype)
@@ -46,21 +59,77 @@ class SGD:
                     self._inner.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
                     self._momenta.append(self._inner.state[parameter]["momentum_buffer"])
 
+    @property
+    def _one_by_one(self) -> bool:
+        return bool(self._copies) and self._momentum.is_cuda and len(self._copies) <= MOST_LAUNCHES
+
     def restart(self, lr: float) -> None:
         self.lr.fill_(lr)
         if self._momenta:
             torch._foreach_zero_(self._momenta)
 
     def descend(
-        self, loss: Tensor, also: Sequence[Tensor] = (), clip_norm: float | None = None
+        self,
+        loss: Tensor,
+        also: Sequence[Tensor] = (),
+        clip_norm: float | None = None,
+        followed_by: Teacher[Any] | None = None,
+        slope: Tensor | None = None,
     ) -> list[Tensor]:
-        """One step down ``loss``; returns its gradients with respect to ``also``."""
-        gradients = torch.autograd.grad(loss, [*also, *self.parameters], allow_unused=True)
-        self.apply(gradients[len(also) :], clip_norm)
+        """One step down ``loss``, and one of the teacher; returns the gradients of ``also``.
+
+        ``slope``: what ``loss`` is multiplied with if it is not a single number.
+        """
+        gradients: tuple[Tensor | None, ...]
+        if self._aside is None or clip_norm is not None or not self._one_by_one:
+            leaves = [*also, *self.parameters]
+            gradients = torch.autograd.grad(loss, leaves, slope, allow_unused=True)
+            self.apply(gradients[len(also) :], clip_norm)
+            if followed_by is not None:
+                followed_by.update()
+        else:
+            gradients = self._descend_early(loss, also, followed_by, slope, self._aside)
         return [
             g if g is not None else torch.zeros_like(t)
             for g, t in zip(gradients, also, strict=False)
         ]
+
+    def _descend_early(
+        self,
+        loss: Tensor,
+        also: Sequence[Tensor],
+        teacher: Teacher[Any] | None,
+        slope: Tensor | None,
+        aside: Aside,
+    ) -> tuple[Tensor | None, ...]:
+        """Every working copy is stepped by a hook; the teacher's values are moved along with it."""
+        following = None
+        if teacher is not None:
+            with aside():
+                following = teacher.follow_along(self._homes)
+
+        def step(home: Home, gradient: Tensor) -> None:
+            with aside(gradient), torch.no_grad():
+                self._step_rows(home, as_flat(gradient), following)
+
+        copies = zip(self._copies, self._homes, strict=True)
+        hooks = [parameter.register_hook(partial(step, home)) for parameter, home in copies]
+        try:
+            leaves = [*also, *self.parameters]
+            gradients = torch.autograd.grad(loss, leaves, slope, allow_unused=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        by_parameter = dict(zip(map(id, self.parameters), gradients[len(also) :], strict=True))
+        for parameter, home in zip(self._copies, self._homes, strict=True):
+            if by_parameter[id(parameter)] is None:
+                step(home, self._zeros[: home.rows * home.size])
+        if self._plain:
+            self._step_plain([by_parameter[id(p)] for p in self._plain])
+        if teacher is not None and following is not None:
+            with aside():
+                teacher.follow_rest(following)
+        return gradients
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor | None], clip_norm: float | None = None) -> None:
@@ -80,31 +149,29 @@ class SGD:
 
     def _step_copies(self, gradients: list[Tensor | None]) -> None:
         """Few, large parameters one by one; many small ones (a stack of clients) laid side by side."""
-        if self._momentum.is_cuda and len(self._copies) <= MOST_LAUNCHES:
-            start = self._start
-            for parameter, given in zip(self._copies, gradients, strict=True):
-                size = parameter.numel()
-                self._step_range(
-                    start, start + size, self._zeros[:size] if given is None else as_flat(given)
-                )
-                start += padded(parameter)
+        if self._one_by_one:
+            for home, given in zip(self._homes, gradients, strict=True):
+                size = home.rows * home.size
+                self._step_rows(home, self._zeros[:size] if given is None else as_flat(given))
             return
         parts: list[Tensor] = []
-        for parameter, given in zip(self._copies, gradients, strict=True):
-            parts.append(self._zeros[: parameter.numel()] if given is None else as_flat(given))
-            if padded(parameter) > parameter.numel():
-                parts.append(self._zeros[: padded(parameter) - parameter.numel()])
-        self._step_range(self._start, self._stop, torch.cat(parts))
+        for home, given in zip(self._homes, gradients, strict=True):
+            parts.append(self._zeros[: home.size] if given is None else as_flat(given))
+            parts.append(self._zeros[: home.stop - home.start - home.size])
+        first, last = self._homes[0], self._homes[-1]
+        whole = Home(self._weights, first.start, last.stop - first.start)
+        self._step_rows(whole, torch.cat(parts))
 
-    def _step_range(self, start: int, stop: int, gradient: Tensor) -> None:
+    def _step_rows(self, home: Home, gradient: Tensor, following: Following | None = None) -> None:
         assert self._weights.work is not None
-        master, work = self._weights.master[start:stop], self._weights.work[start:stop]
-        momentum = self._momentum[start - self._start : stop - self._start]
+        master, work = home.of(self._weights.master), home.of(self._weights.work)
+        momentum = home._replace(start=home.start - self._homes[0].start).of(self._momentum)
         config = self.config
         if master.is_cuda:
-            kernels().sgd(master, work, momentum, gradient, self.lr, config)
+            along = following and following.of(home)
+            fused().sgd(master, work, momentum, gradient, self.lr, config, along)
             return
-        gradient = gradient.float() + config.weight_decay * master
+        gradient = gradient.view_as(master).float() + config.weight_decay * master
         momentum.mul_(config.momentum).add_(gradient)
         master.sub_(
             self.lr * (gradient + config.momentum * momentum if config.nesterov else momentum)
@@ -121,14 +188,10 @@ class SGD:
             parameter.grad = None
 
 
-def _range(copies: list[nn.Parameter]) -> tuple[Weights, int, int]:
-    """The stretch of one `Weights` that the working copies fill, in order."""
-    weights, first = copies[0].home  # type: ignore[attr-defined]
-    stop = first
-    for parameter in copies:
-        home, start = parameter.home  # type: ignore[attr-defined]
-        assert home is weights and start == stop, (
+def _room(homes: list[Home]) -> int:
+    """How far the values of working copies reach, which must lie side by side."""
+    for before, after in pairwise(homes):
+        assert after.weights is before.weights and after.start == before.stop, (
             "an optimiser's working copies must lie side by side"
         )
-        stop = start + padded(parameter)
-    return weights, first, stop
+    return homes[-1].stop - homes[0].start + max((h.rows - 1) * h.apart for h in homes)

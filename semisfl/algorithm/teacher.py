@@ -1,11 +1,12 @@
 """The teacher: an exponential moving average of the student, parameters and buffers alike."""
 
+from collections.abc import Sequence
 from typing import Generic
 
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.weights import Module, Weights, clone, weights_of
+from semisfl.algorithm.weights import Following, Home, Module, Weights, clone, weights_of
 
 
 class Teacher(Generic[Module]):
@@ -33,13 +34,32 @@ class Teacher(Generic[Module]):
     @torch.no_grad()
     def update(self) -> None:
         """w~ <- m w~ + (1 - m) w."""
+        self._target.follow(self._source, self._decay_of_next())
+        self._copy_counters()
+
+    @torch.no_grad()
+    def follow_along(self, stepped: Sequence[Home]) -> Following:
+        """Begin an `update` in which every working copy of the student is followed as it is stepped."""
+        assert stepped[0].weights is self._source and stepped[0].start == 0
+        assert self._source.work is not None and stepped[-1].stop == self._source.work.numel()
+        return Following(self._target, self._decay_of_next())
+
+    @torch.no_grad()
+    def follow_rest(self, following: Following) -> None:
+        """End it: what has no working copy."""
+        rest = self._target.uncopied
+        if rest.numel():
+            rest.lerp_(self._source.uncopied, 1 - following.keep)
+        self._copy_counters()
+
+    def _decay_of_next(self) -> Tensor:
         assert weights_of(self._student) is self._source, "the student's weights moved elsewhere"
         self.updates.add_(1)
         if self.warmup:
-            keep = (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
-        else:
-            keep = torch.full_like(self.updates, self.decay)
-        self._target.follow(self._source, keep)
+            return (1 - 1 / (self.updates + 1)).clamp(max=self.decay)
+        return torch.full_like(self.updates, self.decay)
+
+    def _copy_counters(self) -> None:
         for mine, theirs in self._counters:
             mine.copy_(theirs)
 

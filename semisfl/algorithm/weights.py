@@ -5,14 +5,13 @@ Averaging, moving averages and SGD then are single passes over memory, and nothi
 """
 
 import copy
-import logging
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-log = logging.getLogger(__name__)
+from semisfl.kernels import fused
+
 Module = TypeVar("Module", bound=nn.Module)
 CAST_LAYERS = (nn.Conv2d, nn.Linear)
 ALIGNMENT = 64
@@ -28,12 +27,40 @@ def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
 
 def as_flat(tensor: Tensor) -> Tensor:
     """The values of ``tensor`` in the order `as_view` lays them out in."""
-    return (tensor.movedim(1, -1) if tensor.dim() == 4 else tensor).reshape(-1)
+    return (tensor.movedim(-3, -1) if tensor.dim() >= 4 else tensor).reshape(-1)
 
 
 def padded(tensor: Tensor) -> int:
     """Room for ``tensor`` such that the next one starts where matrix kernels like it."""
-    return -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
+    return _aligned(tensor.numel())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Home(NamedTuple):
+    """Where a working copy's values lie: ``rows`` stretches of ``size``, ``apart`` from start to start.
+
+    A parameter is one row; one parameter of all the clients of a stack has a row for each.
+    """
+
+    weights: "Weights"
+    start: int
+    size: int
+    rows: int = 1
+    apart: int = 0
+
+    @property
+    def stop(self) -> int:
+        """Where the next parameter of the same module may start."""
+        return self.start + _aligned(self.size)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The rows in ``flat``, which is laid out as the weights are."""
+        return flat.as_strided(
+            (self.rows, self.size), (self.apart, 1), flat.storage_offset() + self.start
+        )
 
 
 class Weights:
@@ -67,7 +94,8 @@ class Weights:
             if id(tensor) in known:
                 assert self.work is not None
                 tensor.data = as_view(self.work[place], tensor.shape)
-                tensor.master, tensor.home = master, (self, start)  # type: ignore[attr-defined]
+                tensor.master = master  # type: ignore[attr-defined]
+                tensor.home = Home(self, start, tensor.numel())  # type: ignore[attr-defined]
             else:
                 tensor.data = master
             start += padded(tensor)
@@ -87,10 +115,27 @@ class Weights:
     def follow(self, source: "Weights", keep: Tensor) -> None:
         """master <- keep master + (1 - keep) source."""
         if self.work is not None and self.master.is_cuda:
-            kernels().follow(self.master, source.master, self.work, keep)
+            fused().follow(self.master, source.master, self.work, keep)
         else:
             self.master.lerp_(source.master, 1 - keep)
             self.refresh()
+
+    @property
+    def uncopied(self) -> Tensor:
+        """What of ``master`` has no working copy."""
+        return self.master[0 if self.work is None else self.work.numel() :]
+
+
+class Following(NamedTuple):
+    """A moving average under way: ``weights`` <- keep weights + (1 - keep) those they are laid out as."""
+
+    weights: Weights
+    keep: Tensor
+
+    def of(self, home: Home) -> tuple[Tensor, Tensor, Tensor]:
+        """What moves along with ``home``: its values, their working copy, and how much is kept."""
+        assert self.weights.work is not None
+        return home.of(self.weights.master), home.of(self.weights.work), self.keep
 
 
 def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -136,18 +181,3 @@ def clone(module: Module) -> Module:
         if hasattr(theirs, "master"):
             mine.data = theirs.master.clone()
     return copied
-
-
-@lru_cache(maxsize=1)
-def kernels() -> Any:
-    """The fused GPU kernels, or None where Triton is not installed or finds no compiler."""
-    try:
-        from semisfl import kernels as fused
-    except ImportError:
-        return None
-    try:
-        fused.try_out()
-    except Exception as error:  # Triton, the compiler and the driver each fail in their own way
-        log.warning("the fused GPU kernels do not work here and plain ones are used: %r", error)
-        return None
-    return fused

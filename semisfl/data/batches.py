@@ -11,6 +11,7 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.kernels import fused
 
 ViewKind = Literal["weak", "strong", "plain"]
 Key = tuple[Any, ...]
@@ -206,7 +207,12 @@ class RoundBatches:
             )
             for each, planned in self._plans.items():
                 self._views[each] = self._make(planned[self._first : self._last])
-        return self.normalizer(self._row(self._views[name], self._first), self.dtype)
+        views = self._views[name]
+        if self.whole and views.is_cuda and fused() is not None:
+            scale, offset = self.normalizer.scale, self.normalizer.offset
+            images: Tensor = fused().normalized_row(views, self._counter, scale, offset, self.dtype)
+            return images
+        return self.normalizer(self._row(views, self._first), self.dtype)
 
     def extra(self, name: str) -> Tensor:
         return self.row_of(self._extras[name])

@@ -147,7 +147,7 @@ class LocalFleet:
         for module, generator in zip(self._students.modules, self._generators, strict=True):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
-        self._sgd = SGD(self._students.parameters, self.config.optimizer)
+        self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.aside)
 
     @property
     def _teachers_differ(self) -> bool:
@@ -182,18 +182,17 @@ class LocalFleet:
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
         received = CODECS[self.config.wire.gradients].roundtrip(gradients).to(self._outputs.dtype)
-        slopes: Sequence[Tensor | None]
         if self.hardware.device.type == "cuda":
             # One call: autograd itself takes every operation back to the stream it came from.
-            leaves = self._students.parameters
-            slopes = torch.autograd.grad(self._outputs, leaves, received, allow_unused=True)
+            self._sgd.descend(self._outputs, slope=received)
         else:
             with self.hardware.a_core_each():
                 slopes = self._students.gradients(received, self.hardware.side_by_side)
-        self._sgd.apply(slopes)
+            self._sgd.apply(slopes)
         del self._outputs
         if self._teachers_differ:
-            with torch.no_grad():
+            # Where the students are stepped, and after that.
+            with self.hardware.aside(), torch.no_grad():
                 self._teachers.follow(self._students, self._decay)
         self.batches.advance()
 

@@ -9,20 +9,22 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.weights import Weights, clone
 from semisfl.fleet.base import State
+from semisfl.models import conv_blocks
 
-Call = Callable[[], None]
-Parallel = Callable[[Sequence[Call]], None]
+Call = Callable[[], Any]
+Parallel = Callable[[Sequence[Call]], list[Any]]
 
 
-def in_turn(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
+def in_turn(calls: Sequence[Call]) -> list[Any]:
+    return [call() for call in calls]
 
 
 class Stack:
     """``slots`` copies of ``template``; weight ``name`` of slot i is ``tensors[name][i]``.
 
-    ``dtype`` is what their layers compute in (`Weights`).
+    ``dtype`` is what their layers compute in (`Weights`). Working copies of a template that
+    consists of convolutions are computed for all slots at once; ``parameters`` then are those of
+    the template with one row a slot.
     """
 
     def __init__(
@@ -49,10 +51,25 @@ class Stack:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
                     module.get_buffer(name).data = self.tensors[name][slot]
+        work = self._weights.work
+        self._blocks = conv_blocks(self.modules[0]) if work is not None and work.is_cuda else None
+        self.parameters: list[Tensor] = (
+            [
+                self._stacked(slots).requires_grad_(trainable)
+                for slots in zip(*(module.parameters() for module in self.modules), strict=True)
+            ]
+            if self._blocks
+            else [parameter for module in self.modules for parameter in module.parameters()]
+        )
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for module in self.modules for parameter in module.parameters()]
+    @staticmethod
+    def _stacked(slots: Sequence[nn.Parameter]) -> Tensor:
+        """One parameter of every slot as one tensor, which knows its home."""
+        first, home = slots[0].detach(), slots[0].home  # type: ignore[attr-defined]
+        apart = slots[1].home.start - home.start if len(slots) > 1 else 0  # type: ignore[attr-defined]
+        stacked = first.as_strided((len(slots), *first.shape), (apart, *first.stride()))
+        stacked.home = home._replace(rows=len(slots), apart=apart)  # type: ignore[attr-defined]
+        return stacked
 
     def load(self, state: State, slot: int | None = None) -> None:
         """Give every slot, or one, the same state."""
@@ -84,9 +101,14 @@ class Stack:
 
     def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:
         """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
+        if self._blocks:
+            weights = iter(self.parameters)
+            for block in self._blocks:
+                x = block.stacked(x, next(weights), next(weights))
+            return x.flatten(1)
         shares = x.chunk(len(self.modules))
         calls = [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
-        outputs = _gather(parallel, calls)
+        outputs = parallel(calls)
         # Kept for `gradients`, which a GPU does not use: there they would only hold memory.
         self._outputs = [] if x.is_cuda else outputs
         return torch.cat(outputs)
@@ -101,14 +123,4 @@ class Stack:
             for output, module, share in zip(self._outputs, self.modules, rows, strict=True)
         ]
         self._outputs = []
-        return [gradient for slot in _gather(parallel, calls) for gradient in slot]
-
-
-def _gather(parallel: Parallel, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    results: list[Any] = [None] * len(calls)
-
-    def keep(place: int) -> None:
-        results[place] = calls[place]()
-
-    parallel([partial(keep, place) for place in range(len(calls))])
-    return results
+        return [gradient for slot in parallel(calls) for gradient in slot]

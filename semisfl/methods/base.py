@@ -128,20 +128,28 @@ class Meter:
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._shapes: dict[str, torch.Size] = {}
 
     def add(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            value = value.detach().float()
-            # A round with fewer clients than the last has shorter sums by client.
-            if name not in self._sums or self._sums[name].shape != value.shape:
-                self._sums[name] = torch.zeros_like(value)
-            self._sums[name].add_(value)
+        """Values that come together are one sum: a step has kernels enough."""
+        names = tuple(values)
+        joined = torch.cat([value.detach().reshape(-1).float() for value in values.values()])
+        # A round with fewer clients than the last has shorter sums by client.
+        if names not in self._sums or self._sums[names].shape != joined.shape:
+            self._sums[names] = torch.zeros_like(joined)
+            self._shapes |= {name: value.shape for name, value in values.items()}
+        self._sums[names].add_(joined)
 
     def read(self) -> dict[str, Any]:
         """The sums as plain numbers or lists; starts again from zero."""
         self._hardware.before_waiting()
-        read = {name: total.tolist() for name, total in self._sums.items()}
+        read = {}
+        for names, total in self._sums.items():
+            shapes = [self._shapes[name] for name in names]
+            parts = total.cpu().split([shape.numel() for shape in shapes])
+            for name, part, shape in zip(names, parts, shapes, strict=True):
+                read[name] = part.view(shape).tolist()
         self.clear()
         return read
 

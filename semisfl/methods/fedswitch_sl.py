@@ -42,7 +42,7 @@ class FedSwitchSL:
         self.supervised = SupervisedPhase(
             setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema
         )
-        self.server_sgd = SGD(self.top.parameters(), config.optimizer)
+        self.server_sgd = SGD(self.top.parameters(), config.optimizer, setup.hardware.aside)
         fixed = config.controller.model_copy(update={"kind": "fixed"})
         self.controller = Controller(
             config.controller if config.fedswitch.controller else fixed,

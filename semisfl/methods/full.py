@@ -41,7 +41,7 @@ class SupervisedPhase:
             clip_norm,
         )
         self.dropout = ServerDropout(setup)
-        self.sgd = SGD(model.parameters(), setup.config.optimizer)
+        self.sgd = SGD(model.parameters(), setup.config.optimizer, setup.hardware.aside)
         self.meter = Meter(setup.hardware)
         self._recorded = setup.hardware.record(self._step)
 
@@ -58,9 +58,7 @@ class SupervisedPhase:
         images, labels = self.labeled.next()
         self.model.train()
         loss = F.cross_entropy(self.model(images).float(), labels)
-        self.sgd.descend(loss, clip_norm=self.clip_norm)
-        if self.ema is not None:
-            self.ema.update()
+        self.sgd.descend(loss, clip_norm=self.clip_norm, followed_by=self.ema)
         self.meter.add(loss_supervised=loss)
 
 

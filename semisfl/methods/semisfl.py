@@ -39,9 +39,10 @@ class SemiSFL:
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
-        self.supervised_sgd = SGD(self.student.parameters(), config.optimizer)
+        self.side_by_side, aside = setup.hardware.side_by_side, setup.hardware.aside
+        self.supervised_sgd = SGD(self.student.parameters(), config.optimizer, aside)
         server_side = [*self.student.top.parameters(), *self.student.projector.parameters()]
-        self.server_sgd = SGD(server_side, config.optimizer)
+        self.server_sgd = SGD(server_side, config.optimizer, aside)
         self.meter = Meter(setup.hardware)
         self.active: tuple[int, ...] = ()
         self.supervised_step = setup.hardware.record(self._supervised_step)
@@ -110,31 +111,46 @@ class SemiSFL:
         method, student, teacher = self.config.semisfl, self.student, self.teacher
         for_student, for_teacher, labels = self.labeled.next_two()
         student.train()
-        features = student.bottom(for_student)
-        loss = F.cross_entropy(student.top(features).float(), labels)
+
+        def classify() -> tuple[Tensor, Tensor]:
+            features = student.bottom(for_student)
+            return F.cross_entropy(student.top(features).float(), labels), features
+
+        @torch.no_grad()
+        def make_keys() -> Tensor:
+            return teacher.project(teacher.bottom(for_teacher))
+
         if method.supervised_contrast:
-            with torch.no_grad():
-                keys = teacher.project(teacher.bottom(for_teacher))
+            (loss, features), keys = self.side_by_side([classify, make_keys])
             references = self.queue.push_labeled(keys, labels)
             own = None if method.own_key else _own_key(len(labels), references.keys)
             loss = loss + contrastive(
                 student.project(features), labels, references, method.temperature, own
             )
-        self.supervised_sgd.descend(loss)
-        self.ema.update()
+        else:
+            loss, _ = classify()
+        self.supervised_sgd.descend(loss, followed_by=self.ema)
         self.meter.add(loss_supervised=loss)
 
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
         method, student, teacher = self.config.semisfl, self.student, self.teacher
         features = self.fleet.forward()  # Line 11
-        with torch.no_grad():  # Line 12, teacher: q-hat and z~
+        student.train()
+
+        @torch.no_grad()
+        def ask_teacher() -> tuple[Tensor, Tensor, Tensor]:  # Line 12: q-hat and z~
             labels, confident = pseudo_label(
                 teacher.top(features.teacher), method.confidence_threshold, method.confidence_rule
             )
-            keys = teacher.project(features.teacher)
-        student.train()
-        loss = consistency(student.top(features.student), labels, confident)  # Eq. (1)
+            return labels, confident, teacher.project(features.teacher)
+
+        def ask_student() -> tuple[Tensor, Tensor]:
+            return student.top(features.student), student.project(features.student)
+
+        teachers, students = self.side_by_side([ask_teacher, ask_student])
+        (labels, confident, keys), (logits, projections) = teachers, students
+        loss = consistency(logits, labels, confident)  # Eq. (1)
         clustering = torch.zeros_like(loss)
         if method.clustering:
             references = self.queue.push_pseudo(keys, labels, confident)
@@ -144,7 +160,7 @@ class SemiSFL:
                 else _keys_of_others(features, references.keys)
             )
             clustering = contrastive(
-                student.project(features.student), labels, references, method.temperature, others
+                projections, labels, references, method.temperature, others
             )  # Eq. (5)
         # Lines 13 and 16: L_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
         (gradients,) = self.server_sgd.descend(loss + clustering, also=[features.student])

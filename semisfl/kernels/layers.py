@@ -1,10 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Fused GPU kernels. Imported only on a GPU with Triton.
+"""Bias, ReLU and 2 x 2 pooling in one pass.
 
-`bias_relu`: PyTorch's own pooling keeps 64-bit positions and takes three passes where one
-will do; together with bias and ReLU it was a large part of a client's step on an H200.
-`sgd` and `follow`: one pass over memory for a step (or a moving average) of a whole model and the
-refreshing of its working copy.
+PyTorch's own pooling keeps 64-bit positions and takes three passes where one will do; together
+with bias and ReLU it was a large part of a client's step on an H200.
 """
 
 from typing import Any
@@ -14,9 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semisfl.config import OptimizerConfig
-
-BLOCK = 1024
 # A program of the pooling kernels sees so many pixels of so many channels.
 TILE = {"PIXELS": 32, "CHANNELS": 64}
 # `which` of an element whose ReLU is closed: nothing flows back.
@@ -81,6 +76,10 @@ def _backward(
     target, source, inside, channel = _tile(
         pixels, channels, width_out, height_out, width, height, POOL, PIXELS, CHANNELS
     )
+    client = tl.program_id(2).to(tl.int64)
+    grad += client * pixels * channels
+    which += client * pixels * channels
+    grad_x += client * pixels // (width_out * height_out) * (width * height * channels)
     value = tl.load(grad + target, mask=inside, other=0.0)
     chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
     for corner in tl.static_range(0, POOL * POOL):
@@ -91,7 +90,29 @@ def _backward(
             mask=inside,
         )
     total = tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
-    tl.store(sums + tl.program_id(0) * channels + channel, total, mask=channel < channels)
+    part = tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(sums + part * channels + channel, total, mask=channel < channels)
+
+
+def unpool(
+    grad: Tensor, which: Tensor, shape: tuple[int, ...], pool: int, clients: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The gradient before ReLU and pooling, [*shape], and of the bias, [clients, channels]."""
+    _, channels, height, width = shape
+    out = torch.empty(
+        shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last
+    )
+    if height % pool or width % pool:
+        # The kernel writes every pixel that was pooled; an odd last row or column was not.
+        out.zero_()
+    pixels = grad.numel() // channels // clients
+    grid = (triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]), clients)
+    sums = torch.empty(grid[0], clients, channels, device=grad.device)
+    _backward[grid](
+        grad, which, out, sums,
+        pixels, channels, width // pool, height // pool, width, height, POOL=pool, **TILE,
+    )  # fmt: skip
+    return out, sums.sum(0)
 
 
 class _BiasRelu(torch.autograd.Function):
@@ -104,9 +125,10 @@ class _BiasRelu(torch.autograd.Function):
             shape, device=x.device, dtype=torch.uint8, memory_format=torch.channels_last
         )
         pixels = out.numel() // channels
-        ctx.sizes = (pixels, channels, width // pool, height // pool, width, height)
-        ctx.grid = (triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]))
-        _forward[ctx.grid](x, bias, out, which, *ctx.sizes, POOL=pool, **TILE)
+        _forward[(triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]))](
+            x, bias, out, which,
+            pixels, channels, width // pool, height // pool, width, height, POOL=pool, **TILE,
+        )  # fmt: skip
         ctx.save_for_backward(which)
         ctx.shape, ctx.pool = x.shape, pool
         return out
@@ -115,96 +137,10 @@ class _BiasRelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (which,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        grad_x = torch.empty(
-            ctx.shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last
-        )
-        if ctx.shape[2] % ctx.pool or ctx.shape[3] % ctx.pool:
-            # The kernel writes every pixel that was pooled; an odd last row or column was not.
-            grad_x.zero_()
-        sums = torch.empty(ctx.grid[0], ctx.shape[1], device=grad.device)
-        _backward[ctx.grid](grad, which, grad_x, sums, *ctx.sizes, POOL=ctx.pool, **TILE)
-        return grad_x, sums.sum(0), None
+        of_x, of_bias = unpool(grad, which, ctx.shape, ctx.pool)
+        return of_x, of_bias[0], None
 
 
 def bias_relu(x: Tensor, bias: Tensor, pool: int) -> Tensor:
     """relu(max_pool2d(x, pool) + bias), pool 1 or 2, for ``x`` on a GPU; the result is channels-last."""
     return _BiasRelu.apply(x.contiguous(memory_format=torch.channels_last), bias, pool)
-
-
-@triton.jit
-def _sgd(
-    master,
-    work,
-    momentum,
-    gradient,
-    lr,
-    total,
-    decay,
-    mu,
-    NESTEROV: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < total
-    weight = tl.load(master + offsets, mask=inside)
-    slope = tl.load(gradient + offsets, mask=inside).to(tl.float32) + decay * weight
-    speed = mu * tl.load(momentum + offsets, mask=inside) + slope
-    change = slope + mu * speed if NESTEROV else speed
-    weight -= tl.load(lr) * change
-    tl.store(momentum + offsets, speed, mask=inside)
-    tl.store(master + offsets, weight, mask=inside)
-    tl.store(work + offsets, weight.to(work.dtype.element_ty), mask=inside)
-
-
-def sgd(
-    master: Tensor,
-    work: Tensor,
-    momentum: Tensor,
-    gradient: Tensor,
-    lr: Tensor,
-    config: OptimizerConfig,
-) -> None:
-    """One SGD step of flat full-precision weights; ``work`` is their copy in another type."""
-    _sgd[(triton.cdiv(master.numel(), BLOCK),)](
-        master,
-        work,
-        momentum,
-        gradient,
-        lr,
-        master.numel(),
-        config.weight_decay,
-        config.momentum,
-        NESTEROV=config.nesterov,
-        BLOCK=BLOCK,
-    )
-
-
-@triton.jit
-def _follow(target, source, work, keep, total, copied, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < total
-    mine = tl.load(target + offsets, mask=inside)
-    mine += (tl.load(source + offsets, mask=inside) - mine) * (1 - tl.load(keep))
-    tl.store(target + offsets, mine, mask=inside)
-    tl.store(work + offsets, mine.to(work.dtype.element_ty), mask=offsets < copied)
-
-
-def follow(target: Tensor, source: Tensor, work: Tensor, keep: Tensor) -> None:
-    """target <- keep target + (1 - keep) source; ``work`` copies the head of ``target``."""
-    total = target.numel()
-    _follow[(triton.cdiv(total, BLOCK),)](
-        target, source, work, keep, total, work.numel(), BLOCK=BLOCK
-    )
-
-
-def try_out() -> None:
-    """Compile and run the smallest kernel, so that a machine on which that fails is known early."""
-    target, source = torch.zeros(8, device="cuda"), torch.ones(8, device="cuda")
-    follow(
-        target,
-        source,
-        torch.zeros(8, device="cuda", dtype=torch.bfloat16),
-        torch.zeros((), device="cuda"),
-    )
-    if not torch.equal(target, source):
-        raise RuntimeError("a fused kernel gave a wrong result")

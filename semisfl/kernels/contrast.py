@@ -1,0 +1,104 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+"""The contrastive loss and its slope, a row of similarities at a time."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _similar(similarity, present, columns, inside, sharpness):
+    """Similarities over the temperature; those of absent references never matter."""
+    there = tl.load(present + columns, mask=inside, other=0) != 0
+    value = tl.load(similarity + columns, mask=inside, other=0.0) * sharpness
+    return tl.where(there, value, -1e9), there
+
+
+@triton.jit
+def _contrast(
+    similarity, labels, keys_labels, positive, present, losses, rows, sharpness,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Replaces a row of similarities by the slope of the mean loss with respect to them."""
+    row = tl.program_id(0)
+    similarity += row.to(tl.int64) * COUNT
+    label = tl.load(labels + row)
+    highest = tl.full([BLOCK], -1e9, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    pulled = tl.zeros([BLOCK], tl.float32)
+    positives = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, COUNT, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < COUNT
+        value, there = _similar(similarity, present, columns, inside, sharpness)
+        same = (tl.load(keys_labels + columns, mask=inside, other=-1) == label) & there
+        same = same & (tl.load(positive + columns, mask=inside, other=0) != 0)
+        higher = tl.maximum(highest, value)
+        total = total * tl.exp(highest - higher) + tl.where(there, tl.exp(value - higher), 0.0)
+        highest = higher
+        pulled += tl.where(same, value, 0.0)
+        positives += same.to(tl.float32)
+    top = tl.max(highest, axis=0)
+    log_sum = tl.log(tl.sum(total * tl.exp(highest - top), axis=0)) + top
+    found = tl.sum(positives, axis=0)
+    share = 1 / tl.maximum(found, 1.0)
+    # An anchor without positives contributes nothing, whatever its references are.
+    loss = tl.where(found > 0, (found * log_sum - tl.sum(pulled, axis=0)) * share, 0.0)
+    tl.store(losses + row, loss / rows)
+    weight = tl.where(found > 0, sharpness / rows, 0.0)
+    for start in range(0, COUNT, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < COUNT
+        value, there = _similar(similarity, present, columns, inside, sharpness)
+        same = (tl.load(keys_labels + columns, mask=inside, other=-1) == label) & there
+        same = same & (tl.load(positive + columns, mask=inside, other=0) != 0)
+        slope = tl.where(there, tl.exp(value - log_sum), 0.0) - tl.where(same, share, 0.0)
+        tl.store(similarity + columns, tl.where(found > 0, weight * slope, 0.0), mask=inside)
+
+
+class _Contrast(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(
+        ctx: Any,
+        projections: Tensor,
+        labels: Tensor,
+        keys: Tensor,
+        keys_labels: Tensor,
+        positive: Tensor,
+        present: Tensor,
+        temperature: float,
+    ) -> Tensor:
+        slopes = projections @ keys.T
+        rows, count = slopes.shape
+        losses = torch.empty(rows, device=slopes.device)
+        _contrast[(rows,)](
+            slopes, labels, keys_labels, positive, present, losses, rows, 1 / temperature,
+            COUNT=count, BLOCK=BLOCK,
+        )  # fmt: skip
+        ctx.save_for_backward(slopes, keys)
+        return losses.sum()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slopes, keys = ctx.saved_tensors
+        return slopes @ keys * grad, None, None, None, None, None, None
+
+
+def contrast(
+    projections: Tensor,
+    labels: Tensor,
+    keys: Tensor,
+    keys_labels: Tensor,
+    positive: Tensor,
+    present: Tensor,
+    temperature: float,
+) -> Tensor:
+    """`algorithm.losses.contrastive` on a GPU, for anchors from whom no reference is hidden."""
+    return _Contrast.apply(projections, labels, keys, keys_labels, positive, present, temperature)

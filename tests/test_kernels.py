@@ -1,0 +1,175 @@
+"""The fused kernels against plain PyTorch: on a GPU (``-m gpu``), or anywhere in Triton's interpreter.
+
+TRITON_INTERPRET=1 pytest tests/test_kernels.py
+"""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semisfl.algorithm.losses import References
+from semisfl.algorithm.weights import Home
+from semisfl.config import OptimizerConfig
+from semisfl.data.augment import Normalizer
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# The interpreter is for float32; on a GPU products of float32 would be rounded to TF32.
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+
+
+def near(got: Tensor, wanted: Tensor) -> None:
+    """Up to the rounding of the type that is computed in."""
+    error = (got.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-6)
+    assert error < (1e-5 if INTERPRETED else 0.01)
+
+
+def random(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+def channels_last(*shape: int) -> Tensor:
+    return random(*shape).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize("shape", [(8, 64, 12, 12), (3, 70, 7, 9), (5, 192, 6, 4)])
+def test_bias_relu_pooling(shape: tuple[int, ...], pool: int) -> None:
+    from semisfl.kernels.operations import bias_relu
+
+    x, bias = channels_last(*shape), random(shape[1], dtype=torch.float32)
+    x.requires_grad_()
+    bias.requires_grad_()
+    mine = bias_relu(x, bias, pool)
+    plain = F.relu(F.max_pool2d(x.float(), pool) + bias.view(-1, 1, 1))
+    near(mine, plain)
+    slope = torch.randn_like(mine)
+    got = torch.autograd.grad(mine, (x, bias), slope)
+    wanted = torch.autograd.grad(plain, (x, bias), slope.float())
+    for a, b in zip(got, wanted, strict=True):
+        near(a, b)
+
+
+@pytest.mark.parametrize("slope_of_images", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "out", "height", "width", "kernel", "pad", "pool", "clients"),
+    [
+        (3, 20, 10, 8, 5, 0, 2, 2),
+        (3, 64, 8, 8, 3, 1, 2, 3),
+        (1, 8, 9, 9, 3, 1, 1, 1),
+        (3, 20, 7, 9, 3, 1, 2, 3),
+        (20, 33, 6, 6, 3, 1, 1, 2),
+        (40, 24, 6, 8, 3, 1, 2, 3),
+        (33, 70, 7, 5, 3, 0, 2, 1),
+        (64, 130, 4, 4, 1, 0, 1, 2),
+    ],
+)
+def test_convolutions_of_several_clients(
+    channels: int,
+    out: int,
+    height: int,
+    width: int,
+    kernel: int,
+    pad: int,
+    pool: int,
+    clients: int,
+    slope_of_images: bool,
+) -> None:
+    from semisfl.kernels.operations import conv_relu
+
+    images = 3
+    x = channels_last(clients * images, channels, height, width).requires_grad_(slope_of_images)
+    # As in a stack, clients' weights lie further apart than they are long.
+    room = random(clients, out * kernel * kernel * channels + 5) / (kernel * channels**0.5)
+    weight = room[:, :-5].unflatten(1, (out, kernel, kernel, channels)).movedim(-1, 2)
+    weight = weight.detach().requires_grad_()
+    bias = random(clients, out).requires_grad_()
+    mine = conv_relu(x, weight, bias, (pad, pad), pool)
+    parts = [
+        F.relu(F.max_pool2d(F.conv2d(share.float(), w.float(), b.float(), padding=pad), pool))
+        for share, w, b in zip(x.chunk(clients), weight, bias, strict=True)
+    ]
+    near(mine, torch.cat(parts))
+    slope = torch.randn_like(mine)
+    leaves = [weight, bias, *([x] if slope_of_images else [])]
+    got = torch.autograd.grad(mine, leaves, slope)
+    wanted = torch.autograd.grad(torch.cat(parts), leaves, slope.float())
+    for a, b in zip(got, wanted, strict=True):
+        near(a, b)
+
+
+def test_a_convolution_does_not_hide_nan() -> None:
+    from semisfl.kernels.operations import conv_relu
+
+    x = channels_last(1, 3, 4, 4)
+    x[0, 0, 1, 1] = float("nan")
+    weight = random(1, 16, 3, 3, 3).movedim(-1, 2)
+    for pool in (1, 2):
+        assert conv_relu(x, weight, random(1, 16), (1, 1), pool).isnan().any()
+
+
+@pytest.mark.parametrize("count", [7, 1500])
+def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from semisfl.algorithm import losses
+    from semisfl.kernels.operations import contrast
+
+    monkeypatch.setattr(losses, "fused", lambda: None)
+    z = F.normalize(random(9, 8, dtype=torch.float32), dim=1).requires_grad_()
+    references = References(
+        F.normalize(random(count, 8, dtype=torch.float32), dim=1),
+        torch.randint(0, 4, (count,), device=DEVICE),
+        torch.rand(count, device=DEVICE) < 0.6,
+        torch.rand(count, device=DEVICE) < 0.8,
+    )
+    labels = torch.arange(9, device=DEVICE) % 6  # two of them nobody else has
+    mine = contrast(z, labels, *references, 0.1)
+    plain = losses.contrastive(z, labels, references, 0.1)
+    torch.testing.assert_close(mine, plain)
+    got, wanted = (torch.autograd.grad(2 * loss, z)[0] for loss in (mine, plain))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+    nobody = references._replace(present=torch.zeros_like(references.present))
+    assert float(contrast(z.detach(), labels, *nobody, 0.1)) == 0
+
+
+def test_a_row_of_images() -> None:
+    from semisfl.kernels.operations import normalized_row
+
+    views = torch.randint(0, 256, (4, 3, 3, 5, 6), dtype=torch.uint8, device=DEVICE)
+    normalizer = Normalizer.of((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)).to(DEVICE)
+    counter = torch.tensor([2], device=DEVICE)
+    mine = normalized_row(views, counter, normalizer.scale, normalizer.offset, torch.float32)
+    plain = normalizer(views[2])
+    torch.testing.assert_close(mine, plain)
+    assert mine.stride() == plain.stride()
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
+    from semisfl.kernels.operations import sgd
+
+    config = OptimizerConfig(nesterov=True)
+    flat = [random(100, dtype=torch.float32) for _ in range(3)]
+    master, momentum, teacher = flat
+    work, teacher_work = (t.to(torch.bfloat16) for t in (master, teacher))
+    gradient = random(3, 20, dtype=torch.float32)
+    lr, keep = torch.tensor(0.1, device=DEVICE), torch.tensor(0.7, device=DEVICE)
+    home = Home(None, 5, 20, rows=3, apart=30)  # type: ignore[arg-type]
+    wanted = [t.clone() for t in flat]
+    for row in range(3):
+        place = slice(5 + 30 * row, 25 + 30 * row)
+        weight, speed, mine = (t[place] for t in wanted)
+        slope = gradient[row] + config.weight_decay * weight
+        speed.mul_(config.momentum).add_(slope)
+        weight.sub_(0.1 * (slope + config.momentum * speed))
+        if followed:
+            mine.mul_(0.7).add_(0.3 * weight)
+    along = (home.of(teacher), home.of(teacher_work), keep) if followed else None
+    sgd(home.of(master), home.of(work), home.of(momentum), gradient, lr, config, along)
+    for got, expected in zip(flat, wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    for copy, of in ((work, master), (teacher_work, teacher)):
+        torch.testing.assert_close(copy.float(), of, rtol=0.01, atol=0)
