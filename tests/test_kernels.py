@@ -112,6 +112,14 @@ def test_a_convolution_does_not_hide_nan() -> None:
         assert conv_relu(x, weight, random(1, 16), (1, 1), pool).isnan().any()
 
 
+def test_what_cannot_be_counted_is_refused() -> None:
+    from semisfl.kernels.layers import check_size
+
+    check_size(torch.empty(1).expand(2**31 - 1))
+    with pytest.raises(ValueError, match="clients.batch"):
+        check_size(torch.empty(4), torch.empty(1).expand(2**31))
+
+
 @pytest.mark.parametrize("count", [7, 1500])
 def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from semisfl.algorithm import losses

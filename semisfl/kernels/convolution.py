@@ -16,12 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semisfl.kernels.layers import CLOSED, unpool
+from semisfl.kernels.layers import CLOSED, check_size, unpool
 
 # So many entries of a weight are gathered one by one.
 FEW = 128
 # Programs that share a reduction over all pixels.
 SPLITS = 512
+# Fewer than two a multiprocessor leave a part of a large GPU idle.
+PROGRAMS = 256
 
 
 class Shape(NamedTuple):
@@ -61,18 +63,19 @@ def _gathered(
 
 
 @triton.jit
-def _forward(
-    x, weight, bias, out, which, weight_apart, bias_apart,
+def _convolve(
+    x, weight, bias, out, which, weight_apart, bias_apart, images,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    IMAGES: tl.constexpr, POOL: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr,
+    POOL: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One result of every window of POOL x POOL pixels, whose corners are computed in turn."""
     client = tl.program_id(2).to(tl.int64)
-    count: tl.constexpr = IMAGES * (OH // POOL) * (OW // POOL)
+    # A tested batch may have any number of images, none of which is worth a compilation.
+    count = images * ((OH // POOL) * (OW // POOL))
     chunks: tl.constexpr = (CI + BK - 1) // BK
-    x += client * (IMAGES * H * W * CI)
+    x += client * images * (H * W * CI)
     weight += client * weight_apart
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -117,7 +120,7 @@ def _forward(
         chosen = tl.where(wins, corner, chosen).to(tl.int8)
     best += tl.load(bias + client * bias_apart + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
     is_open = (best > 0) | (best != best)
-    target = client * (count * CO) + m[:, None] * CO + n[None, :]
+    target = client * count * CO + m[:, None] * CO + n[None, :]
     inside = (m < count)[:, None] & (n < CO)[None, :]
     tl.store(out + target, tl.where(is_open, best, 0.0).to(out.dtype.element_ty), mask=inside)
     if KEEP:
@@ -257,22 +260,22 @@ def _few(shape: Shape) -> bool:
     return shape.KH * shape.KW * shape.CI <= FEW
 
 
-def _tile(columns: int, depth: int) -> dict[str, int]:
-    """Sizes of a tile [BM, BN], gathered BK deep (found on an H200)."""
-    if columns > 64:
-        return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
-    return {
-        "BM": 128,
-        "BN": _power(columns),
-        "BK": 64 if depth % 64 == 0 else 32,
-        "num_warps": 4,
-        "num_stages": 4,
-    }
+# Sizes of tiles [BM, BN], gathered BK deep, as they were fastest on an H200.
+
+
+def _tile(rows: int, columns: int, depth: int, clients: int) -> dict[str, int]:
+    if columns <= 64:
+        deep = 64 if depth % 64 == 0 else 32
+        return {"BM": 128, "BN": _power(columns), "BK": deep, "num_warps": 4, "num_stages": 4}
+    enough = triton.cdiv(rows, 128) * triton.cdiv(columns, 128) * clients >= PROGRAMS
+    return {"BM": 128 if enough else 64, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
 
 
 def _weight_tile(shape: Shape) -> dict[str, int]:
-    tile = _tile(shape.CI, 64)
-    return tile if shape.CO > 64 else {**tile, "BM": _power(shape.CO)}
+    if shape.CI % 128 == 0:
+        return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
+    down, across = (128 if shape.CI > 64 else 64), min(64, _power(shape.CI))
+    return {"BM": down, "BN": across, "BK": 64, "num_warps": 4, "num_stages": 4}
 
 
 def _few_tile(shape: Shape) -> dict[str, int]:
@@ -280,8 +283,8 @@ def _few_tile(shape: Shape) -> dict[str, int]:
 
 
 def _few_weights_tile(shape: Shape) -> dict[str, int]:
-    across, down = min(64, _power(shape.KH * shape.KW * shape.CI)), min(64, _power(shape.CO))
-    return {"BM": down, "BN": across, "BK": 64, "num_warps": 4}
+    across, down = _power(shape.KH * shape.KW * shape.CI), min(64, _power(shape.CO))
+    return {"BM": down, "BN": across, "BK": 128 if across <= 32 else 64, "num_warps": 4}
 
 
 def _power(size: int) -> int:
@@ -321,13 +324,13 @@ class _ConvRelu(torch.autograd.Function):
             if keep
             else out
         )
-        few = _few(shape)
-        tile = _few_tile(shape) if few else _tile(channels_out, channels)
-        windows = images * size[2] * size[3]
+        check_size(x, out)
+        few, windows = _few(shape), images * size[2] * size[3]
+        tile = _few_tile(shape) if few else _tile(windows, channels_out, channels, clients)
         grid = (triton.cdiv(windows, tile["BM"]), triton.cdiv(channels_out, tile["BN"]), clients)
-        _forward[grid](
-            x, weight, bias, out, which, weight.stride(0), bias.stride(0),
-            *shape, IMAGES=images, POOL=pool, KEEP=keep, GATHER=few, **tile,
+        _convolve[grid](
+            x, weight, bias, out, which, weight.stride(0), bias.stride(0), images,
+            *shape, POOL=pool, KEEP=keep, GATHER=few, **tile,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, which)
         ctx.shape, ctx.pool, ctx.images, ctx.clients = shape, pool, images, clients
@@ -345,9 +348,10 @@ class _ConvRelu(torch.autograd.Function):
         of_input = None
         if ctx.needs_input_grad[0]:
             of_input = torch.empty_like(x)
-            tile = _tile(shape.CI, shape.CO)
+            pixels = images * shape.H * shape.W
+            tile = _tile(pixels, shape.CI, shape.CO, clients)
             grid = (
-                triton.cdiv(images * shape.H * shape.W, tile["BM"]),
+                triton.cdiv(pixels, tile["BM"]),
                 triton.cdiv(shape.CI, tile["BN"]),
                 clients,
             )

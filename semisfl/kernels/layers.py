@@ -115,6 +115,15 @@ def unpool(
     return out, sums.sum(0)
 
 
+def check_size(*tensors: Tensor) -> None:
+    """The kernels count with 32 bits."""
+    if any(tensor.numel() >= 2**31 for tensor in tensors):
+        raise ValueError(
+            f"a layer's {max(t.numel() for t in tensors):,} values are more than the fused kernels "
+            "can count; set clients.batch, clients.active or data.size lower"
+        )
+
+
 class _BiasRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, pool: int) -> Tensor:
@@ -124,6 +133,7 @@ class _BiasRelu(torch.autograd.Function):
         which = torch.empty(
             shape, device=x.device, dtype=torch.uint8, memory_format=torch.channels_last
         )
+        check_size(x)
         pixels = out.numel() // channels
         _forward[(triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]))](
             x, bias, out, which,
