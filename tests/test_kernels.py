@@ -116,7 +116,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     from semisfl.kernels.layers import check_size
 
     check_size(torch.empty(1).expand(2**31 - 1))
-    with pytest.raises(ValueError, match="clients.batch"):
+    with pytest.raises(ValueError, match=r"clients\.batch"):
         check_size(torch.empty(4), torch.empty(1).expand(2**31))
 
 
