@@ -10,6 +10,7 @@ from semisfl.algorithm.sgd import SGD
 from semisfl.algorithm.teacher import Teacher
 from semisfl.algorithm.weights import ALIGNMENT, Weights, clone, weights_of
 from semisfl.config import OptimizerConfig
+from semisfl.fleet.stack import Stack
 from tests.twin import bn_model
 
 
@@ -130,3 +131,53 @@ def test_a_teacher_of_working_copies_follows_the_masters() -> None:
             torch.testing.assert_close(tensor, start[name] + 0.5)
     for name, parameter in teacher.model.named_parameters():
         assert torch.equal(parameter, teacher.model.state_dict()[name].to(parameter.dtype))
+
+
+def test_following_step_by_step_is_one_update() -> None:
+    """As on a GPU, where each parameter's teacher moves as soon as the parameter is stepped."""
+    students = [bn_model(), bn_model()]
+    sources = [Weights(student, torch.bfloat16) for student in students]
+    at_once, along = (Teacher(student, 0.9) for student in students)
+    for source in sources:
+        torch.manual_seed(3)
+        source.master.add_(torch.randn_like(source.master))
+        source.refresh()
+    at_once.update()
+    homes = [p.home for p in students[1].parameters() if hasattr(p, "home")]
+    following = along.follow_along(homes)
+    for home in homes:
+        teachers, copies, keep = following.of(home)
+        teachers.lerp_(home.of(sources[1].master), 1 - keep)
+        copies.copy_(teachers)
+    along.follow_rest(following)
+    for mine, theirs in zip(
+        along.state_dict().values(), at_once.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+    with pytest.raises(AssertionError):
+        along.follow_along(homes[1:])
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_step_of_a_stack_is_a_step_of_each_slot(slots: int) -> None:
+    config = OptimizerConfig(weight_decay=0.01)
+    stack = Stack(model(), slots, dtype=torch.bfloat16)
+    rows = zip(*(module.parameters() for module in stack.modules), strict=True)
+    together = SGD([Stack.stacked(row) for row in rows], config)
+    plain = [model() for _ in range(slots)]
+    alone = [SGD(module.parameters(), config) for module in plain]
+    for sgd in (together, *alone):
+        sgd.restart(0.1)
+    for step in range(3):
+        slopes = [torch.randn(slots, *p.shape).bfloat16() for p in plain[0].parameters()]
+        # A parameter that a step does not use has no gradient; its momentum and decay go on.
+        missing = 1 if step == 1 else None
+        together.apply([None if i == missing else s for i, s in enumerate(slopes)])
+        for slot, sgd in enumerate(alone):
+            given = [s[slot].float() for s in slopes]
+            if missing is not None:
+                given[missing] = torch.zeros_like(given[missing])
+            sgd.apply(given)
+    for slot, module in enumerate(plain):
+        for name, tensor in module.state_dict().items():
+            torch.testing.assert_close(stack.tensors[name][slot], tensor, rtol=1e-5, atol=1e-5)

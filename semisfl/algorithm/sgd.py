@@ -61,7 +61,9 @@ class SGD:
 
     @property
     def _one_by_one(self) -> bool:
-        return bool(self._copies) and self._momentum.is_cuda and len(self._copies) <= MOST_LAUNCHES
+        """Whether working copies are stepped each for itself: few large ones, or those of a stack."""
+        few = self.lr.is_cuda and len(self._copies) <= MOST_LAUNCHES
+        return bool(self._copies) and (few or self._homes[0].rows > 1)
 
     def restart(self, lr: float) -> None:
         self.lr.fill_(lr)
@@ -81,14 +83,15 @@ class SGD:
         ``slope``: what ``loss`` is multiplied with if it is not a single number.
         """
         gradients: tuple[Tensor | None, ...]
-        if self._aside is None or clip_norm is not None or not self._one_by_one:
+        late = self._aside is None or clip_norm is not None
+        if late or not self.lr.is_cuda or not self._one_by_one:
             leaves = [*also, *self.parameters]
             gradients = torch.autograd.grad(loss, leaves, slope, allow_unused=True)
             self.apply(gradients[len(also) :], clip_norm)
             if followed_by is not None:
                 followed_by.update()
         else:
-            gradients = self._descend_early(loss, also, followed_by, slope, self._aside)
+            gradients = self._descend_early(loss, also, followed_by, slope)
         return [
             g if g is not None else torch.zeros_like(t)
             for g, t in zip(gradients, also, strict=False)
@@ -100,10 +103,10 @@ class SGD:
         also: Sequence[Tensor],
         teacher: Teacher[Any] | None,
         slope: Tensor | None,
-        aside: Aside,
     ) -> tuple[Tensor | None, ...]:
         """Every working copy is stepped by a hook; the teacher's values are moved along with it."""
-        following = None
+        following, aside = None, self._aside
+        assert aside is not None
         if teacher is not None:
             with aside():
                 following = teacher.follow_along(self._homes)
@@ -148,7 +151,7 @@ class SGD:
             self._step_plain([by_parameter[id(p)] for p in self._plain])
 
     def _step_copies(self, gradients: list[Tensor | None]) -> None:
-        """Few, large parameters one by one; many small ones (a stack of clients) laid side by side."""
+        """One by one, or laid side by side."""
         if self._one_by_one:
             for home, given in zip(self._homes, gradients, strict=True):
                 size = home.rows * home.size

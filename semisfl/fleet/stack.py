@@ -55,15 +55,15 @@ class Stack:
         self._blocks = conv_blocks(self.modules[0]) if work is not None and work.is_cuda else None
         self.parameters: list[Tensor] = (
             [
-                self._stacked(slots).requires_grad_(trainable)
-                for slots in zip(*(module.parameters() for module in self.modules), strict=True)
+                self.stacked(row).requires_grad_(trainable)
+                for row in zip(*(module.parameters() for module in self.modules), strict=True)
             ]
             if self._blocks
             else [parameter for module in self.modules for parameter in module.parameters()]
         )
 
     @staticmethod
-    def _stacked(slots: Sequence[nn.Parameter]) -> Tensor:
+    def stacked(slots: Sequence[nn.Parameter]) -> Tensor:
         """One parameter of every slot as one tensor, which knows its home."""
         first, home = slots[0].detach(), slots[0].home  # type: ignore[attr-defined]
         apart = slots[1].home.start - home.start if len(slots) > 1 else 0  # type: ignore[attr-defined]
