@@ -109,15 +109,24 @@ class ConvBlock(NamedTuple):
         return out
 
 
-def conv_blocks(bottom: nn.Module) -> list[ConvBlock] | None:
-    """What ``bottom`` consists of, if that is only what the fused convolution does."""
-    if type(bottom) is not Layers:
-        return None
-    parts = bottom.parts()
-    if parts and type(parts[-1]) is nn.Flatten:
+def conv_blocks(bottom: nn.Module) -> list[ConvBlock]:
+    """What ``bottom`` consists of; `NotFused` if that is more than the fused convolution does."""
+    parts = bottom.parts() if type(bottom) is Layers else [bottom]
+    if type(parts[-1]) is nn.Flatten:
         parts.pop()
-    blocks = [part for part in parts if isinstance(part, ConvBlock) and part.simple]
-    return blocks if len(blocks) == len(parts) else None
+    blocks = []
+    for part in parts:
+        if not isinstance(part, ConvBlock):
+            lonely = ", which no ReLU follows at once" if _plain_conv(part) else ""
+            raise NotFused(f"{part}{lonely}")
+        if not part.simple:
+            raise NotFused(str(part.conv))
+        blocks.append(part)
+    return blocks
+
+
+class NotFused(Exception):
+    """A layer that the fused convolution does not do."""
 
 
 def _plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:

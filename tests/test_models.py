@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from twin import bn_model
 
 from semisfl import models, seeds
-from semisfl.models import Shape, SplitModel, build, conv_blocks, parameter_count, split
+from semisfl.models import NotFused, Shape, SplitModel, build, conv_blocks, parameter_count, split
 
 # Settings of the paper's tables: bottom and top parameters and the feature size d.
 TABLE = {
@@ -244,16 +244,12 @@ def test_the_head_of_an_early_cut_fits_in_memory() -> None:
 
 def test_which_bottoms_are_computed_for_all_clients_at_once() -> None:
     shape = (3, 32, 32)
-    assert [b.pool for b in conv_blocks(build("alexnet", shape, 10).bottom) or ()] == [
-        2,
-        2,
-        1,
-        1,
-        2,
-    ]
-    assert [b.pool for b in conv_blocks(build("cnn", shape, 10).bottom) or ()] == [2, 2]
-    assert conv_blocks(build("vgg13", shape, 10).bottom) is None  # BatchNorm
-    assert conv_blocks(build("alexnet", shape, 10, cut="fc1").bottom) is None
+    assert [b.pool for b in conv_blocks(build("alexnet", shape, 10).bottom)] == [2, 2, 1, 1, 2]
+    assert [b.pool for b in conv_blocks(build("cnn", shape, 10).bottom)] == [2, 2]
+    with pytest.raises(NotFused, match="no ReLU follows"):  # but a BatchNorm
+        conv_blocks(build("vgg13", shape, 10).bottom)
+    with pytest.raises(NotFused, match="Flatten"):
+        conv_blocks(build("alexnet", shape, 10, cut="fc1").bottom)
     others = (
         nn.Conv2d(3, 4, 3, stride=2),
         nn.Conv2d(3, 6, 3, groups=3),
@@ -267,6 +263,7 @@ def test_which_bottoms_are_computed_for_all_clients_at_once() -> None:
         layers = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
         layers(torch.zeros(1, *shape))
         model = split(layers, shape)
-        assert conv_blocks(model.bottom) is None
+        with pytest.raises(NotFused, match="Conv2d"):
+            conv_blocks(model.bottom)
         images = torch.randn(2, *shape)
         torch.testing.assert_close(model(images), layers(images))

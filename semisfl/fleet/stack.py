@@ -1,5 +1,6 @@
 """Several clients' copies of one module, their weights stacked so that whole-fleet operations are single ones."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.weights import Weights, clone
 from semisfl.fleet.base import State
-from semisfl.models import conv_blocks
+from semisfl.models import ConvBlock, NotFused, conv_blocks
+
+log = logging.getLogger(__name__)
 
 Call = Callable[[], Any]
 Parallel = Callable[[Sequence[Call]], list[Any]]
@@ -51,8 +54,7 @@ class Stack:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
                     module.get_buffer(name).data = self.tensors[name][slot]
-        work = self._weights.work
-        self._blocks = conv_blocks(self.modules[0]) if work is not None and work.is_cuda else None
+        self._blocks = self._fused_blocks()
         self.parameters: list[Tensor] = (
             [
                 self.stacked(row).requires_grad_(trainable)
@@ -61,6 +63,18 @@ class Stack:
             if self._blocks
             else [parameter for module in self.modules for parameter in module.parameters()]
         )
+
+    def _fused_blocks(self) -> list[ConvBlock]:
+        """Layers that are computed for all slots at once; none where that cannot be."""
+        if self._weights.work is None or not self._weights.work.is_cuda:
+            return []
+        try:
+            return conv_blocks(self.modules[0])
+        except NotFused as layer:
+            log.warning(
+                "clients' bottoms are computed one by one, which is slower, due to %s", layer
+            )
+            return []
 
     @staticmethod
     def stacked(slots: Sequence[nn.Parameter]) -> Tensor:
