@@ -54,7 +54,7 @@ class Stack:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
                     module.get_buffer(name).data = self.tensors[name][slot]
-        self._blocks = self._fused_blocks()
+        self._blocks = self._fused_blocks(say=trainable)
         self.parameters: list[Tensor] = (
             [
                 self.stacked(row).requires_grad_(trainable)
@@ -64,16 +64,15 @@ class Stack:
             else [parameter for module in self.modules for parameter in module.parameters()]
         )
 
-    def _fused_blocks(self) -> list[ConvBlock]:
+    def _fused_blocks(self, say: bool) -> list[ConvBlock]:
         """Layers that are computed for all slots at once; none where that cannot be."""
         if self._weights.work is None or not self._weights.work.is_cuda:
             return []
         try:
             return conv_blocks(self.modules[0])
         except NotFused as layer:
-            log.warning(
-                "clients' bottoms are computed one by one, which is slower, due to %s", layer
-            )
+            if say:
+                log.warning("clients' bottoms are computed one by one, slower, due to %s", layer)
             return []
 
     @staticmethod
