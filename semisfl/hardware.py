@@ -51,6 +51,8 @@ class Hardware:
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if cuda:
+            if self.device.index is not None:
+                torch.cuda.set_device(self.device)  # where streams, graphs and kernels go
             torch.backends.cudnn.benchmark = not config.deterministic
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -257,10 +259,13 @@ def _no_collection() -> Iterator[None]:
 def _choose(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
+    kind, _, number = device.partition(":")
+    if device != "cpu" and (kind != "cuda" or not (device == "cuda" or number.isdigit())):
+        raise ValueError(f"--device {device!r} is not known; use auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if kind == "cuda" and int(number or 0) >= count:
+        there = f"only {count}" if count else "no"
         raise ValueError(
-            "--device cuda: no CUDA device is available here; use --device cpu or auto"
+            f"--device {device}: {there} CUDA device is available here; use --device cpu or auto"
         )
-    if device not in ("cpu", "cuda") and not device.startswith("cuda:"):
-        raise ValueError(f"--device {device!r} is not known; use auto, cpu or cuda")
     return torch.device(device)

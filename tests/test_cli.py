@@ -297,7 +297,7 @@ def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
         (["--set", "data.name=nowhere"], "'nowhere' is neither a known set .*digits.* nor a path"),
         (["mnist"], "preset 'mnist' is not known; known: digits"),
         (["missing.toml"], "cannot read missing.toml"),
-        (["--device", "tpu"], "'tpu' is not known; use auto, cpu or cuda"),
+        (["--device", "tpu"], "'tpu' is not known; use auto, cpu, cuda or cuda:N"),
         (["--rounds", "3"], "[Nn]o such option.*--rounds"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--resume", "nowhere", "--set", "rounds=3"], "leave out PRESET, --set and --out"),

@@ -470,14 +470,16 @@ def test_partition_and_clients_must_agree() -> None:
         run.train(small(), data=DATA, partition=own, device="cpu")
 
 
-def test_unknown_device() -> None:
-    with pytest.raises(ValueError, match="--device 'tpu' is not known; use auto, cpu or cuda"):
-        run.train(small(), data=DATA, device="tpu")
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:", "cpu:1"])
+def test_unknown_device(name: str) -> None:
+    with pytest.raises(ValueError, match=f"--device '{name}' is not known; use auto, cpu, cuda or"):
+        run.train(small(), data=DATA, device=name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_absent_gpu() -> None:
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_absent_gpu(name: str) -> None:
     with pytest.raises(
         ValueError, match="no CUDA device is available here; use --device cpu or auto"
     ):
-        run.train(small(), data=DATA, device="cuda")
+        run.train(small(), data=DATA, device=name)
