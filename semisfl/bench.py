@@ -22,7 +22,7 @@ WARMUP_ROUNDS = 2
 # A round at the paper's settings takes a CPU half a minute.
 FEWER_STEPS = {"svhn": ("clients.steps=5", "server.steps=10")}
 KINDS = {
-    "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^_to_",
+    "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
     "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
     "bias, ReLU, pooling": r"^_forward$|^_backward$|max_pool|relu|threshold",
     "optimiser, moving average": r"^_sgd$|^_follow$|multi_tensor_apply|fused_sgd|lerp",
