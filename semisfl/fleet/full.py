@@ -221,11 +221,10 @@ class FullModelClients:
 
         def all_steps(slot: Slot, part: Part) -> None:
             slot.batches = part
-            step = self._hardware.record(partial(slot.step, work, self._names))
             for _ in part.steps:
-                if given_up.is_set():
+                if self._hardware.stopping or given_up.is_set():
                     raise Stopped
-                step()
+                slot.step(work, self._names)
 
         for parts in self.batches.apart(len(slots)):
             calls = [
