@@ -191,3 +191,29 @@ def test_absent_clients_are_replaced_by_the_next_in_line() -> None:
     without = draw_active(5, 7, 12, [c for c in range(12) if c != usual[0]], 4)
     assert usual[0] not in without and set(usual[1:]) <= set(without) and len(without) == 4
     assert draw_active(5, 7, 12, usual[:2], 4) == usual[:2]
+
+
+@pytest.mark.parametrize("budget", [1, 3 * 16 * 256 * 5, 256 * 2**20])
+def test_parts_are_the_batches_of_clients_side_by_side(budget: int) -> None:
+    """Also where the budget holds one step at a time, or three of five."""
+    clients = [views(client=client) for client in (0, 1)]
+    batches, alone = (
+        RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=False, budget=budget)
+        for _ in range(2)
+    )
+    steps = 0
+    batches.start({name: side_by_side([view[name] for view in clients]) for name in clients[0]})
+    for parts in batches.apart(2):
+        for part, client in zip(parts, clients, strict=True):
+            alone.start(client)
+            for _ in range(steps):
+                alone.advance()
+            for step in part.steps:
+                for name in client:
+                    assert torch.equal(part.get(name), alone.get(name))
+                    assert part.get(name).stride() == alone.get(name).stride()
+                assert int(part.row_of(torch.arange(5))) == step
+                part.advance()
+                alone.advance()
+        steps += len(parts[0].steps)
+    assert steps == 5

@@ -1,6 +1,6 @@
 """A round's augmented batches: drawn at its start, made in few large calls, read step by step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -198,21 +198,34 @@ class RoundBatches:
     def get(self, name: str) -> Tensor:
         """This step's images, normalised."""
         if not self.whole and not self._first <= self._step < self._last:
-            row = (
-                sum(item.indices.shape[1] for item in self._plans.values()) * self.images[0].numel()
-            )
-            self._first, self._last = (
-                self._step,
-                min(self._steps, self._step + max(1, self.budget // row)),
-            )
-            for each, planned in self._plans.items():
-                self._views[each] = self._make(planned[self._first : self._last])
+            self._make_stretch()
         views = self._views[name]
         if self.whole and views.is_cuda and fused() is not None:
             scale, offset = self.normalizer.scale, self.normalizer.offset
             images: Tensor = fused().normalized_row(views, self._counter, scale, offset, self.dtype)
             return images
         return self.normalizer(self._row(views, self._first), self.dtype)
+
+    def _make_stretch(self, each: int = 1) -> None:
+        """The views of as many steps, from this one on, as the budget holds at ``each`` bytes a value."""
+        rows = sum(item.indices.shape[1] for item in self._plans.values())
+        fit = self.budget // (rows * self.images[0].numel() * each)
+        self._first, self._last = self._step, min(self._steps, self._step + max(1, fit))
+        for name, planned in self._plans.items():
+            self._views[name] = self._make(planned[self._first : self._last])
+
+    def apart(self, clients: int) -> Iterator[list["Part"]]:
+        """The round in stretches that the budget holds: of each, the parts of clients side by side."""
+        while self._step < self._steps:
+            self._make_stretch(each=1 + self.dtype.itemsize)
+            steps = range(self._first, self._last)
+            # One call for all steps and clients: for small models it costs as much as they do.
+            normalized = {
+                name: self.normalizer(self._views[name].flatten(0, 1), self.dtype)
+                for name in self._plans
+            }
+            yield [Part(normalized, steps, place, clients) for place in range(clients)]
+            self._step = self._last
 
     def extra(self, name: str) -> Tensor:
         return self.row_of(self._extras[name])
@@ -229,3 +242,27 @@ class RoundBatches:
     def advance(self) -> None:
         self._step += 1
         self._counter.add_(1)
+
+
+class Part:
+    """One client's rows of a stretch of steps, normalised, to be read at a pace of its own."""
+
+    def __init__(self, views: Mapping[str, Tensor], steps: range, place: int, clients: int) -> None:
+        self.steps = steps
+        self._views = views
+        self._place, self._clients = place, clients
+        self._step = steps.start
+
+    def get(self, name: str) -> Tensor:
+        """This step's images. A slice of the first axis, since that alone leaves them channels-last."""
+        images = self._views[name]
+        rows = len(images) // (len(self.steps) * self._clients)
+        start = ((self._step - self.steps.start) * self._clients + self._place) * rows
+        return images[start : start + rows]
+
+    def row_of(self, tensor: Tensor) -> Tensor:
+        """The current step's row of any tensor [steps, ...]."""
+        return tensor[self._step]
+
+    def advance(self) -> None:
+        self._step += 1

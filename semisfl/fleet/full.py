@@ -1,6 +1,9 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,18 @@ from semisfl import seeds
 from semisfl.algorithm.sgd import SGD
 from semisfl.algorithm.weights import clone
 from semisfl.config import Config
-from semisfl.data.batches import Planned, RoundBatches, ViewKind, make_view, plan, side_by_side
+from semisfl.data.batches import (
+    Part,
+    Planned,
+    RoundBatches,
+    ViewKind,
+    make_view,
+    plan,
+    side_by_side,
+)
 from semisfl.fleet.base import ClientWork, Direction, FullRound, Result, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
-from semisfl.hardware import Hardware
+from semisfl.hardware import Hardware, Stopped
 from semisfl.models import use_generator
 
 PREDICT_BATCH = 512
@@ -37,6 +48,7 @@ class Slot:
         self._sgd: dict[int, SGD] = {}
         self._held: dict[str, Tensor] = {}
         self._generator = hardware.generator(0)
+        self.batches: RoundBatches | Part = engine.batches
         self.plans: dict[str, Planned] = {}
         self.views: dict[str, Tensor] = {}
 
@@ -146,7 +158,14 @@ class Slot:
         return self._held[name]
 
     def held_step(self, name: str) -> Tensor:
-        return self._engine.batches.row_of(self._held[name])
+        return self.batches.row_of(self._held[name])
+
+    def step(self, work: ClientWork, names: Sequence[str]) -> None:
+        """One step of ``work`` on a part of the batches that is read by this slot alone."""
+        for name in names:
+            self.views[name] = self.batches.get(name)
+        work.step(self)
+        self.batches.advance()
 
     def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
         if id(model) not in self._sgd:
@@ -187,13 +206,44 @@ class FullModelClients:
             return [Result(client, {}, {}) for client in round_plan.active]
         if round_plan.steps:
             self._start_batches(slots)
-        key = (work.name, count)
+            if self._hardware.device.type == "cpu":
+                self._apart(work, slots, contributes)
+            else:
+                self._together(work, slots, round_plan.steps)
+        return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
+
+    def _apart(self, work: ClientWork, slots: list[Slot], contributes: list[bool]) -> None:
+        """Every slot takes all its steps in one call: no core waits for another between them.
+
+        If one fails, or whoever waits for them is interrupted, the others end with their step.
+        """
+        given_up = Event()
+
+        def all_steps(slot: Slot, part: Part) -> None:
+            slot.batches = part
+            for _ in part.steps:
+                if self._hardware.stopping or given_up.is_set():
+                    raise Stopped
+                slot.step(work, self._names)
+
+        for parts in self.batches.apart(len(slots)):
+            calls = [
+                partial(all_steps, slot, part) for slot, part in zip(slots, parts, strict=True)
+            ]
+            with self._hardware.a_core_each():
+                try:
+                    self._hardware.side_by_side(list(compress(calls, contributes)))
+                except BaseException:
+                    given_up.set()
+                    raise
+
+    def _together(self, work: ClientWork, slots: list[Slot], steps: int) -> None:
+        """All slots take each step side by side, which a GPU records once and replays."""
+        key = (work.name, len(slots))
         if key not in self._recorded:
             self._recorded[key] = self._hardware.record(lambda: self._step(work, slots))
-        with self._hardware.a_core_each():
-            for _ in range(round_plan.steps):
-                self._recorded[key]()
-        return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
+        for _ in range(steps):
+            self._recorded[key]()
 
     def _start_batches(self, slots: list[Slot]) -> None:
         """One large batch a view; a slot without contribution looks at its first image and is ignored."""

@@ -1,0 +1,85 @@
+"""Full-model rounds on a CPU: every client takes its steps at its own pace, and nothing else changes."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from toy import assemble
+
+from semisfl.fleet.base import ClientRuntime, FullRound, State
+from semisfl.fleet.full import FullModelClients, Slot
+from semisfl.fleet.local import LocalFleet
+from semisfl.hardware import Stopped
+
+STEPS = 500
+
+
+def in_step(self: FullModelClients, work: object, slots: list[Slot], _: list[bool]) -> None:
+    with self._hardware.a_core_each():
+        self._together(work, slots, slots[0].steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [1, 256 * 2**20])
+@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch"])
+def test_own_pace_gives_what_steps_side_by_side_give(
+    method: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, in one stretch or in many; also where a client has nothing to contribute."""
+    settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
+    apart, together = (assemble(method, *settings, dropout=True) for _ in range(2))
+    assert isinstance(apart.fleet, LocalFleet)
+    apart.fleet.batches.budget = budget
+    rows = [apart.method.round(index) for index in range(2)]
+    monkeypatch.setattr(FullModelClients, "_apart", in_step)
+    assert rows == [together.method.round(index) for index in range(2)]
+    for one, other in zip(
+        apart.method.tested().values(), together.method.tested().values(), strict=True
+    ):
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+
+
+class Counting:
+    """Does nothing but count its steps and call ``during`` in each."""
+
+    name = "counting"
+
+    def __init__(self, during: Callable[[ClientRuntime, int], None]) -> None:
+        self.taken = dict.fromkeys(range(3), 0)
+        self._during = during
+
+    def start(self, client: ClientRuntime) -> bool:
+        client.plan("plain", "plain", torch.zeros(client.steps, 1, dtype=torch.long).numpy())
+        return True
+
+    def step(self, client: ClientRuntime) -> None:
+        self.taken[client.client] += 1
+        self._during(client, self.taken[client.client])
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {}, {}
+
+
+def test_a_stop_ends_every_client_after_its_step() -> None:
+    experiment = assemble("semifl")
+
+    def stop(client: ClientRuntime, step: int) -> None:
+        experiment.hardware.stopping = experiment.hardware.stopping or step == 3
+
+    work = Counting(stop)
+    with pytest.raises(Stopped):
+        experiment.fleet.train(work, FullRound(0, (0, 1, 2), STEPS, 0.1, {}))
+    assert max(work.taken.values()) == 3
+
+
+def test_where_one_client_fails_the_others_give_up() -> None:
+    def fail(client: ClientRuntime, step: int) -> None:
+        if client.client == 0 and step == 3:
+            raise RuntimeError("no memory")
+        time.sleep(0.001)
+
+    work = Counting(fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        assemble("semifl").fleet.train(work, FullRound(0, (0, 1, 2), STEPS, 0.1, {}))
+    assert work.taken[0] == 3 and max(work.taken.values()) < STEPS
