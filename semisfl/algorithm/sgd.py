@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import torch
@@ -45,19 +45,8 @@ class SGD:
             self._momenta.append(self._momentum)
             largest = max(ALIGNMENT, *(p.numel() for p in self._copies))
             self._zeros = torch.zeros(largest, device=self.lr.device, dtype=self._weights.dtype)
-        if self._plain:
-            self._inner = torch.optim.SGD(
-                self._plain,
-                lr=self.lr,
-                momentum=config.momentum,
-                nesterov=config.nesterov and config.momentum > 0,
-                weight_decay=config.weight_decay,
-                fused=True,
-            )
-            if config.momentum > 0:
-                for parameter in self._plain:
-                    self._inner.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                    self._momenta.append(self._inner.state[parameter]["momentum_buffer"])
+        self._speeds = [torch.zeros_like(p) for p in self._plain if config.momentum > 0]
+        self._momenta += self._speeds
 
     @property
     def _one_by_one(self) -> bool:
@@ -182,13 +171,27 @@ class SGD:
         work.copy_(master)
 
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
-        for parameter, gradient in zip(self._plain, gradients, strict=True):
-            if gradient is not None and gradient.stride() != parameter.stride():
-                gradient = torch.empty_like(parameter).copy_(gradient)
-            parameter.grad = gradient
-        self._inner.step()
-        for parameter in self._plain:
-            parameter.grad = None
+        """As `torch.optim.SGD` does; around small models its bookkeeping costs more than the step."""
+        used = [gradient is not None for gradient in gradients]
+        given = [
+            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            for p, g in zip(self._plain, gradients, strict=True)
+            if g is not None
+        ]
+        if not given:
+            return
+        torch._fused_sgd_(
+            list(compress(self._plain, used)),
+            given,
+            list(compress(self._speeds, used)),
+            weight_decay=self.config.weight_decay,
+            momentum=self.config.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=self.config.nesterov and self.config.momentum > 0,
+            maximize=False,
+            is_first_step=False,
+        )
 
 
 def _room(homes: list[Home]) -> int:
