@@ -170,3 +170,13 @@ def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
         ends.append([*student.state_dict().values(), *teacher.model.state_dict().values()])
     for plain, early in zip(*ends, strict=True):
         torch.testing.assert_close(early, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = settings("runtime.precision=bf16", "optimizer.lr=0.05")
+    result = run.train(options, data=toy_data(side=16), model=bn_model(), device="cuda")
+    assert result.accuracy > 0
+    assert "one by one" in caplog.text
+    assert "cannot be recorded" not in caplog.text

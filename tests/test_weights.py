@@ -1,6 +1,8 @@
 """Weights in one tensor, and working copies of them in another precision."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -133,29 +135,39 @@ def test_a_teacher_of_working_copies_follows_the_masters() -> None:
         assert torch.equal(parameter, teacher.model.state_dict()[name].to(parameter.dtype))
 
 
-def test_following_step_by_step_is_one_update() -> None:
-    """As on a GPU, where each parameter's teacher moves as soon as the parameter is stepped."""
-    students = [bn_model(), bn_model()]
-    sources = [Weights(student, torch.bfloat16) for student in students]
-    at_once, along = (Teacher(student, 0.9) for student in students)
-    for source in sources:
-        torch.manual_seed(3)
-        source.master.add_(torch.randn_like(source.master))
-        source.refresh()
-    at_once.update()
-    homes = [p.home for p in students[1].parameters() if hasattr(p, "home")]
-    following = along.follow_along(homes)
-    for home in homes:
-        teachers, copies, keep = following.of(home)
-        teachers.lerp_(home.of(sources[1].master), 1 - keep)
-        copies.copy_(teachers)
-    along.follow_rest(following)
-    for mine, theirs in zip(
-        along.state_dict().values(), at_once.state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs)
+def test_steps_taken_as_gradients_come_are_the_same_steps() -> None:
+    """As on a GPU, where a parameter is stepped, and its teacher moved, beside the backward pass."""
+    used: list[torch.Tensor] = []
+
+    @contextmanager
+    def aside(*tensors: torch.Tensor) -> Iterator[None]:
+        used.extend(tensors)
+        yield
+
+    def start() -> tuple[nn.Sequential, SGD, Teacher[nn.Sequential]]:
+        torch.manual_seed(0)
+        student = nn.Sequential(bn_model(), nn.Linear(7, 7))
+        student[0][11].p = 0.0  # dropout would draw differently for each
+        Weights(student, torch.bfloat16)
+        sgd = SGD(student.parameters(), OptimizerConfig(), aside)
+        sgd.restart(0.1)
+        return student, sgd, Teacher(student, 0.9)
+
+    (late, late_sgd, late_teacher), (early, early_sgd, early_teacher) = start(), start()
+    for _ in range(3):
+        images = torch.randn(4, 1, 16, 16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            # The last layer is not used: it has no gradient, but decay and momentum.
+            losses = [student[0](images).float().square().mean() for student in (late, early)]
+        late_sgd.descend(losses[0], followed_by=late_teacher)
+        early_sgd._descend_early(losses[1], (), early_teacher, None)
+    assert len(used) == 3 * sum(hasattr(p, "home") for p in early.parameters())
+    for late_one, early_one in ((late, early), (late_teacher.model, early_teacher.model)):
+        for name, tensor in late_one.state_dict().items():
+            torch.testing.assert_close(early_one.state_dict()[name], tensor)
+    assert late_teacher.updates == early_teacher.updates == 3
     with pytest.raises(AssertionError):
-        along.follow_along(homes[1:])
+        early_teacher.follow_along(early_sgd._homes[1:])
 
 
 @pytest.mark.parametrize("slots", [1, 3])

@@ -158,9 +158,8 @@ class SGD:
         assert self._weights.work is not None
         master, work = home.of(self._weights.master), home.of(self._weights.work)
         momentum = home._replace(start=home.start - self._homes[0].start).of(self._momentum)
-        config = self.config
+        config, along = self.config, following and following.of(home)
         if master.is_cuda:
-            along = following and following.of(home)
             fused().sgd(master, work, momentum, gradient, self.lr, config, along)
             return
         gradient = gradient.view_as(master).float() + config.weight_decay * master
@@ -169,7 +168,12 @@ class SGD:
             self.lr * (gradient + config.momentum * momentum if config.nesterov else momentum)
         )
         work.copy_(master)
+        if along:
+            teachers, copies, keep = along
+            teachers.lerp_(master, 1 - keep)
+            copies.copy_(teachers)
 
+    @torch.no_grad()
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
         """As `torch.optim.SGD` does; around small models its bookkeeping costs more than the step."""
         used = [gradient is not None for gradient in gradients]
