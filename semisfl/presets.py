@@ -46,7 +46,7 @@ def cifar10() -> Values:
 
 
 def svhn() -> Values:
-    """The paper's SVHN: CNN, 1,000 labels, 30 clients, 1,000 rounds, IID."""
+    """The paper's SVHN: CNN, 1,000 labels, 30 clients, 1,000 rounds, IID; digits are mirrored, as there."""
     return _paper("svhn", "cnn", 1000, 64, 64, semisfl={"labeled_view": "weak"})
 
 

@@ -12,11 +12,17 @@ BLOCK = 1024
 
 
 @triton.jit
-def _similar(similarity, present, columns, inside, sharpness):
-    """Similarities over the temperature; those of absent references never matter."""
+def _references(
+    similarity, labels, positive, present, label, sharpness, columns, COUNT: tl.constexpr
+):
+    """Similarities over the temperature, which references are present, and which are positives."""
+    inside = columns < COUNT
     there = tl.load(present + columns, mask=inside, other=0) != 0
     value = tl.load(similarity + columns, mask=inside, other=0.0) * sharpness
-    return tl.where(there, value, -1e9), there
+    same = (tl.load(labels + columns, mask=inside, other=-1) == label) & there
+    same = same & (tl.load(positive + columns, mask=inside, other=0) != 0)
+    # A large finite number: an anchor whose references are all absent must not give NaN.
+    return tl.where(there, value, -1e9), there, same
 
 
 @triton.jit
@@ -34,10 +40,9 @@ def _contrast(
     positives = tl.zeros([BLOCK], tl.float32)
     for start in range(0, COUNT, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        inside = columns < COUNT
-        value, there = _similar(similarity, present, columns, inside, sharpness)
-        same = (tl.load(keys_labels + columns, mask=inside, other=-1) == label) & there
-        same = same & (tl.load(positive + columns, mask=inside, other=0) != 0)
+        value, there, same = _references(
+            similarity, keys_labels, positive, present, label, sharpness, columns, COUNT
+        )
         higher = tl.maximum(highest, value)
         total = total * tl.exp(highest - higher) + tl.where(there, tl.exp(value - higher), 0.0)
         highest = higher
@@ -53,12 +58,12 @@ def _contrast(
     weight = tl.where(found > 0, sharpness / rows, 0.0)
     for start in range(0, COUNT, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        inside = columns < COUNT
-        value, there = _similar(similarity, present, columns, inside, sharpness)
-        same = (tl.load(keys_labels + columns, mask=inside, other=-1) == label) & there
-        same = same & (tl.load(positive + columns, mask=inside, other=0) != 0)
+        value, there, same = _references(
+            similarity, keys_labels, positive, present, label, sharpness, columns, COUNT
+        )
         slope = tl.where(there, tl.exp(value - log_sum), 0.0) - tl.where(same, share, 0.0)
-        tl.store(similarity + columns, tl.where(found > 0, weight * slope, 0.0), mask=inside)
+        slope = tl.where(found > 0, weight * slope, 0.0)
+        tl.store(similarity + columns, slope, mask=columns < COUNT)
 
 
 class _Contrast(torch.autograd.Function):
