@@ -56,25 +56,24 @@ def test_bias_relu_pooling(shape: tuple[int, ...], pool: int) -> None:
 
 @pytest.mark.parametrize("slope_of_images", [False, True])
 @pytest.mark.parametrize(
-    ("channels", "out", "height", "width", "kernel", "pad", "pool", "clients"),
+    ("channels", "out", "size", "kernel", "pad", "pool", "clients"),
     [
-        (3, 20, 10, 8, 5, 0, 2, 2),
-        (3, 64, 8, 8, 3, 1, 2, 3),
-        (1, 8, 9, 9, 3, 1, 1, 1),
-        (3, 20, 7, 9, 3, 1, 2, 3),
-        (20, 33, 6, 6, 3, 1, 1, 2),
-        (40, 24, 6, 8, 3, 1, 2, 3),
-        (33, 70, 7, 5, 3, 0, 2, 1),
-        (64, 130, 4, 4, 1, 0, 1, 2),
+        (3, 20, (10, 8), (5, 5), (0, 0), 2, 2),
+        (3, 64, (8, 8), (3, 3), (1, 1), 2, 3),
+        (1, 8, (9, 9), (3, 3), (1, 1), 1, 1),
+        (3, 20, (7, 9), (3, 5), (1, 0), 2, 3),
+        (20, 33, (6, 6), (3, 3), (1, 1), 1, 2),
+        (40, 24, (6, 8), (3, 2), (0, 1), 2, 3),
+        (33, 70, (7, 5), (3, 3), (0, 0), 2, 1),
+        (64, 130, (4, 4), (1, 1), (0, 0), 1, 2),
     ],
 )
 def test_convolutions_of_several_clients(
     channels: int,
     out: int,
-    height: int,
-    width: int,
-    kernel: int,
-    pad: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    pad: tuple[int, int],
     pool: int,
     clients: int,
     slope_of_images: bool,
@@ -82,13 +81,14 @@ def test_convolutions_of_several_clients(
     from semisfl.kernels.operations import conv_relu
 
     images = 3
-    x = channels_last(clients * images, channels, height, width).requires_grad_(slope_of_images)
+    x = channels_last(clients * images, channels, *size).requires_grad_(slope_of_images)
     # As in a stack, clients' weights lie further apart than they are long.
-    room = random(clients, out * kernel * kernel * channels + 5) / (kernel * channels**0.5)
-    weight = room[:, :-5].unflatten(1, (out, kernel, kernel, channels)).movedim(-1, 2)
+    entries = kernel[0] * kernel[1] * channels
+    room = random(clients, out * entries + 5) / entries**0.5
+    weight = room[:, :-5].unflatten(1, (out, *kernel, channels)).movedim(-1, 2)
     weight = weight.detach().requires_grad_()
     bias = random(clients, out).requires_grad_()
-    mine = conv_relu(x, weight, bias, (pad, pad), pool)
+    mine = conv_relu(x, weight, bias, pad, pool)
     parts = [
         F.relu(F.max_pool2d(F.conv2d(share.float(), w.float(), b.float(), padding=pad), pool))
         for share, w, b in zip(x.chunk(clients), weight, bias, strict=True)
