@@ -310,8 +310,8 @@ def split(
         )
     cut_shape = feature_shape(bottom, shape)
     if len(cut_shape) > 1:
-        bottom = _stack([*layers[:at], ("cut", nn.Flatten())])
-        top = _stack([("uncut", nn.Unflatten(1, cut_shape)), *layers[at:]])
+        bottom = _stack([*layers[:at], (_unused("cut", layers), nn.Flatten())])
+        top = _stack([(_unused("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
     else:
         top = _stack(layers[at:])
     size = 1
@@ -351,6 +351,13 @@ def build(
                 "set data.size to a larger side or choose another model"
             ) from error
         return split(whole, shape, cut, projector, projection)
+
+
+def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
+    """``name``, or one like it that no layer has."""
+    while any(name == taken for taken, _ in layers):
+        name += "_"
+    return name
 
 
 def _cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:

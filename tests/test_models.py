@@ -1,6 +1,7 @@
 """Models, their parameter counts, and the cut."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -218,6 +219,14 @@ def test_dropout_keeps_the_mean_and_is_off_in_eval() -> None:
     assert float((dropped == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)
     assert torch.equal(layer.eval()(ones), ones)
+
+
+def test_layers_may_be_called_like_those_that_the_cut_adds() -> None:
+    names = OrderedDict(cut=nn.Conv2d(1, 2, 3), uncut=nn.Conv2d(2, 3, 3), flat=nn.Flatten())
+    whole = nn.Sequential(OrderedDict(**names, fc=nn.Linear(3 * 16, 4)))
+    images = torch.randn(2, 1, 8, 8)
+    expected = whole(images)
+    torch.testing.assert_close(split(whole, (1, 8, 8), cut=1)(images), expected)
 
 
 def test_own_sequential_is_split_where_asked() -> None:
