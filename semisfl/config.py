@@ -175,8 +175,8 @@ class FedMatchConfig(Section):
     )
     psi_factor: float = Field(0.2, gt=0, description="psi starts as so much of sigma")
     lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
-    lambda_i: float = Field(0.1, ge=0, description="weight of inter-client consistency")
-    lambda_a: float = Field(0.1, ge=0, description="weight of the agreement pseudo-label loss")
+    lambda_i: float = Field(1e-2, ge=0, description="weight of inter-client consistency")
+    lambda_a: float = Field(1e-2, ge=0, description="weight of the agreement pseudo-label loss")
     lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
     lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
     sparse: bool = Field(

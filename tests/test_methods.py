@@ -141,7 +141,8 @@ def losses(method: str) -> list[list[float]]:
         f"{section}.confidence_threshold=0.3"
         for section in ("semisfl", "semifl", "fedmatch", "fedswitch")
     ]
-    experiment = toy.assemble(method, "optimizer.lr=0.05", *thresholds, "fedmatch.refresh=2")
+    fedmatch = ("fedmatch.refresh=2", "fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1")
+    experiment = toy.assemble(method, "optimizer.lr=0.05", *thresholds, *fedmatch)
     rows = [experiment.method.round(round_index) for round_index in range(3)]
     return [[row.get(name, 0.0) for name in ROUND_LOSSES] for row in rows]
 
