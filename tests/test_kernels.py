@@ -134,13 +134,13 @@ def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.rand(count, device=DEVICE) < 0.8,
     )
     labels = torch.arange(9, device=DEVICE) % 6  # two of them nobody else has
-    mine = contrast(z, labels, *references, 0.1)
+    mine = contrast(z, labels, references, 0.1)
     plain = losses.contrastive(z, labels, references, 0.1)
     torch.testing.assert_close(mine, plain)
     got, wanted = (torch.autograd.grad(2 * loss, z)[0] for loss in (mine, plain))
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
     nobody = references._replace(present=torch.zeros_like(references.present))
-    assert float(contrast(z.detach(), labels, *nobody, 0.1)) == 0
+    assert float(contrast(z.detach(), labels, nobody, 0.1)) == 0
 
 
 def test_a_row_of_images() -> None:

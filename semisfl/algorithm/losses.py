@@ -42,7 +42,7 @@ def contrastive(
     ``hidden`` [n, r] takes single references away from single anchors.
     """
     if projections.is_cuda and hidden is None and fused() is not None:
-        loss: Tensor = fused().contrast(projections, labels, *references, temperature)
+        loss: Tensor = fused().contrast(projections, labels, references, temperature)
         return loss
     with torch.autocast(projections.device.type, enabled=False):
         similarity = projections.float() @ references.keys.float().T / temperature

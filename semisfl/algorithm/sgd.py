@@ -115,7 +115,7 @@ class SGD:
         by_parameter = dict(zip(map(id, self.parameters), gradients[len(also) :], strict=True))
         for parameter, home in zip(self._copies, self._homes, strict=True):
             if by_parameter[id(parameter)] is None:
-                step(home, self._zeros[: home.rows * home.size])
+                step(home, self._flat(home, None))
         if self._plain:
             self._step_plain([by_parameter[id(p)] for p in self._plain])
         if teacher is not None and following is not None:
@@ -143,16 +143,19 @@ class SGD:
         """One by one, or laid side by side."""
         if self._one_by_one:
             for home, given in zip(self._homes, gradients, strict=True):
-                size = home.rows * home.size
-                self._step_rows(home, self._zeros[:size] if given is None else as_flat(given))
+                self._step_rows(home, self._flat(home, given))
             return
         parts: list[Tensor] = []
         for home, given in zip(self._homes, gradients, strict=True):
-            parts.append(self._zeros[: home.size] if given is None else as_flat(given))
+            parts.append(self._flat(home, given))
             parts.append(self._zeros[: home.stop - home.start - home.size])
         first, last = self._homes[0], self._homes[-1]
         whole = Home(self._weights, first.start, last.stop - first.start)
         self._step_rows(whole, torch.cat(parts))
+
+    def _flat(self, home: Home, gradient: Tensor | None) -> Tensor:
+        """Of a parameter that was not used it is zero: momentum and decay go on."""
+        return self._zeros[: home.rows * home.size] if gradient is None else as_flat(gradient)
 
     def _step_rows(self, home: Home, gradient: Tensor, following: Following | None = None) -> None:
         assert self._weights.work is not None

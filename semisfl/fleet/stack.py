@@ -44,12 +44,7 @@ class Stack:
         states = [module.state_dict() for module in self.modules]
         for name, first in states[0].items():
             if first.is_floating_point():
-                # Slot after slot lies at a constant distance in the weights' one tensor.
-                apart = states[-1][name].storage_offset() - first.storage_offset()
-                stride = apart // (slots - 1) if slots > 1 else first.numel()
-                self.tensors[name] = first.as_strided(
-                    (slots, *first.shape), (stride, *first.stride())
-                )
+                self.tensors[name] = _rows([state[name] for state in states])
             else:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
@@ -78,11 +73,10 @@ class Stack:
     @staticmethod
     def stacked(slots: Sequence[nn.Parameter]) -> Tensor:
         """One parameter of every slot as one tensor, which knows its home."""
-        first, home = slots[0].detach(), slots[0].home  # type: ignore[attr-defined]
-        apart = slots[1].home.start - home.start if len(slots) > 1 else 0  # type: ignore[attr-defined]
-        stacked = first.as_strided((len(slots), *first.shape), (apart, *first.stride()))
-        stacked.home = home._replace(rows=len(slots), apart=apart)  # type: ignore[attr-defined]
-        return stacked
+        rows = _rows([parameter.detach() for parameter in slots])
+        home = slots[0].home  # type: ignore[attr-defined]
+        rows.home = home._replace(rows=len(slots), apart=rows.stride(0))  # type: ignore[attr-defined]
+        return rows
 
     def load(self, state: State, slot: int | None = None) -> None:
         """Give every slot, or one, the same state."""
@@ -137,3 +131,10 @@ class Stack:
         ]
         self._outputs = []
         return [gradient for slot in parallel(calls) for gradient in slot]
+
+
+def _rows(slots: Sequence[Tensor]) -> Tensor:
+    """The same weight of every slot as one view: slot after slot lies equally far apart in memory."""
+    first, following = slots[0], slots[1:2] or slots
+    apart = following[0].storage_offset() - first.storage_offset()
+    return first.as_strided((len(slots), *first.shape), (apart, *first.stride()))

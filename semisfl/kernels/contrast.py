@@ -97,13 +97,7 @@ class _Contrast(torch.autograd.Function):
 
 
 def contrast(
-    projections: Tensor,
-    labels: Tensor,
-    keys: Tensor,
-    keys_labels: Tensor,
-    positive: Tensor,
-    present: Tensor,
-    temperature: float,
+    projections: Tensor, labels: Tensor, references: tuple[Tensor, ...], temperature: float
 ) -> Tensor:
     """`algorithm.losses.contrastive` on a GPU, for anchors from whom no reference is hidden."""
-    return _Contrast.apply(projections, labels, keys, keys_labels, positive, present, temperature)
+    return _Contrast.apply(projections, labels, *references, temperature)

@@ -34,6 +34,17 @@ def _gathered(
 
 
 @triton.jit
+def _channels(x, image, row, column, k, known, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
+    """Channels ``k`` of single pixels; outside the image they are 0."""
+    there = (row >= 0) & (row < H) & (column >= 0) & (column < W) & known
+    return tl.load(
+        x + (((image * H + row) * W + column) * C)[:, None] + k[None, :],
+        mask=there[:, None] & (k < C)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
 def convolve(
     x, weight, bias, out, which, weight_apart, bias_apart, images,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
@@ -73,12 +84,7 @@ def convolve(
                 tap = turn // chunks
                 k = turn % chunks * BK + tl.arange(0, BK)
                 r, c = row + tap // KW, column + tap % KW
-                there = (r >= 0) & (r < H) & (c >= 0) & (c < W) & (m < count)
-                left = tl.load(
-                    x + (((image * H + r) * W + c) * CI)[:, None] + k[None, :],
-                    mask=there[:, None] & (k < CI)[None, :],
-                    other=0.0,
-                )
+                left = _channels(x, image, r, c, k, m < count, H, W, CI)
                 right = tl.load(
                     weight + (n * (KH * KW * CI) + tap * CI)[None, :] + k[:, None],
                     mask=(k < CI)[:, None] & (n < CO)[None, :],
@@ -121,12 +127,7 @@ def to_input(
         tap = turn // chunks
         k = turn % chunks * BK + tl.arange(0, BK)
         r, c = row - tap // KW, column - tap % KW
-        there = (r >= 0) & (r < OH) & (c >= 0) & (c < OW) & (m < count)
-        left = tl.load(
-            grad + (((image * OH + r) * OW + c) * CO)[:, None] + k[None, :],
-            mask=there[:, None] & (k < CO)[None, :],
-            other=0.0,
-        )
+        left = _channels(grad, image, r, c, k, m < count, OH, OW, CO)
         right = tl.load(
             weight + (k * (KH * KW * CI) + tap * CI)[:, None] + n[None, :],
             mask=(k < CO)[:, None] & (n < CI)[None, :],
@@ -162,17 +163,12 @@ def to_weight(
         image, row, column = _place(pixel, OH, OW)
         r, c = row + tap // KW - PAD_H, column + tap % KW - PAD_W
         known = pixel < count
-        there = (r >= 0) & (r < H) & (c >= 0) & (c < W) & known
         left = tl.load(
             grad + pixel[:, None] * CO + m[None, :],
             mask=known[:, None] & (m < CO)[None, :],
             other=0.0,
         )
-        right = tl.load(
-            x + (((image * H + r) * W + c) * CI)[:, None] + n[None, :],
-            mask=there[:, None] & (n < CI)[None, :],
-            other=0.0,
-        )
+        right = _channels(x, image, r, c, n, known, H, W, CI)
         total = tl.dot(tl.trans(left), right, total)
     tl.store(
         out + client * (CO * KH * KW * CI) + ((m * (KH * KW) + tap) * CI)[:, None] + n[None, :],

@@ -139,14 +139,16 @@ class SemiSFL:
         student.train()
 
         @torch.no_grad()
-        def ask_teacher() -> tuple[Tensor, Tensor, Tensor]:  # Line 12: q-hat and z~
+        def ask_teacher() -> tuple[Tensor, Tensor, Tensor | None]:  # Line 12: q-hat and z~
             labels, confident = pseudo_label(
                 teacher.top(features.teacher), method.confidence_threshold, method.confidence_rule
             )
-            return labels, confident, teacher.project(features.teacher)
+            keys = teacher.project(features.teacher) if method.clustering else None
+            return labels, confident, keys
 
-        def ask_student() -> tuple[Tensor, Tensor]:
-            return student.top(features.student), student.project(features.student)
+        def ask_student() -> tuple[Tensor, Tensor | None]:
+            projections = student.project(features.student) if method.clustering else None
+            return student.top(features.student), projections
 
         teachers, students = self.side_by_side([ask_teacher, ask_student])
         (labels, confident, keys), (logits, projections) = teachers, students
