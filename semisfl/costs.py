@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from semisfl.algorithm.weights import batchnorms
 from semisfl.config import Config
 from semisfl.fleet.codec import state_bytes
-from semisfl.models import Shape, SplitModel, batchnorms, build
+from semisfl.models import Shape, SplitModel, build
 
 
 @dataclass(frozen=True)

@@ -2,150 +2,19 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.algorithm.weights import batchnorms as batchnorms
-from semisfl.kernels import fused
+from semisfl.layers import Dropout, Layers
 
 Shape = tuple[int, int, int]
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. An
 # early cut gives far longer features, and that head would not fit in memory: it is narrower then.
 WIDEST_HEAD, NARROW_HEAD = 12_800, 2_048
 Projector = Literal["mlp", "linear", "none"]
-
-
-class Dropout(nn.Module):
-    """Dropout that draws from a generator it is given, so that a run can repeat its masks."""
-
-    generator: torch.Generator | None = None
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        keep = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
-        return x * keep.div_(1 - self.p)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
-
-def use_generator(module: nn.Module, generator: torch.Generator) -> None:
-    """Let every dropout in ``module`` draw from ``generator``."""
-    for layer in module.modules():
-        if isinstance(layer, Dropout):
-            layer.generator = generator
-
-
-class Layers(nn.Sequential):
-    """A Sequential that does convolution, ReLU and max-pooling in a cheaper order.
-
-    Adding a bias and ReLU are monotonic, so they give the same values after the pooling as before
-    it, on a quarter of the elements; on a GPU one kernel does all three.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.parts():
-            x = part.on(x) if isinstance(part, ConvBlock) else part(x)
-        return x
-
-    def parts(self) -> list["nn.Module | ConvBlock"]:
-        """The layers, those that are computed as one taken together."""
-        layers = list(self)
-        parts: list[nn.Module | ConvBlock] = []
-        while layers:
-            layer = layers.pop(0)
-            if not _plain_conv(layer) or not layers or type(layers[0]) is not nn.ReLU:
-                parts.append(layer)
-                continue
-            layers.pop(0)
-            pool = layers.pop(0) if layers and _plain_pool(layers[0]) else None
-            parts.append(ConvBlock(layer, 2 if pool else 1))
-        return parts
-
-
-class ConvBlock(NamedTuple):
-    """relu(max_pool(conv(x))), ``pool`` pixels wide."""
-
-    conv: nn.Conv2d
-    pool: int
-
-    @property
-    def simple(self) -> bool:
-        """Whether the fused convolution does this."""
-        conv = self.conv
-        return (
-            conv.stride == conv.dilation == (1, 1)
-            and conv.groups == 1
-            and not isinstance(conv.padding, str)
-            and all(pad < size for pad, size in zip(conv.padding, conv.kernel_size, strict=True))
-        )
-
-    def on(self, x: Tensor) -> Tensor:
-        conv, bias = self.conv, self.conv.bias
-        assert bias is not None
-        gpu = fused() if x.is_cuda else None
-        few = gpu is not None and conv.weight[0].numel() <= gpu.FEW
-        if few and self.simple and x.dtype is torch.bfloat16:
-            weight = conv.weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
-            return self.stacked(x, weight.unsqueeze(0), bias.unsqueeze(0))
-        x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
-        if gpu is not None:
-            pooled: Tensor = gpu.bias_relu(x, bias, self.pool)
-            return pooled
-        pooled = F.max_pool2d(x, 2) if self.pool == 2 else x
-        return F.relu(pooled + bias.view(-1, 1, 1).to(x.dtype))
-
-    def stacked(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """With weights [clients, ...] that take the place of ``conv``'s, equal shares of ``x`` for each."""
-        out: Tensor = fused().conv_relu(x, weight, bias, self.conv.padding, self.pool)
-        return out
-
-
-def conv_blocks(bottom: nn.Module) -> list[ConvBlock]:
-    """What ``bottom`` consists of; `NotFused` if that is more than the fused convolution does."""
-    parts = bottom.parts() if type(bottom) is Layers else [bottom]
-    if type(parts[-1]) is nn.Flatten:
-        parts.pop()
-    blocks = []
-    for part in parts:
-        if not isinstance(part, ConvBlock):
-            lonely = ", which no ReLU follows at once" if _plain_conv(part) else ""
-            raise NotFused(f"{part}{lonely}")
-        if not part.simple:
-            raise NotFused(str(part.conv))
-        blocks.append(part)
-    return blocks
-
-
-class NotFused(Exception):
-    """A layer that the fused convolution does not do."""
-
-
-def _plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
-    return type(layer) is nn.Conv2d and layer.bias is not None and layer.padding_mode == "zeros"
-
-
-def _plain_pool(layer: nn.Module) -> bool:
-    """2 x 2 pooling without overlap or padding."""
-    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
-        return False
-    return all(
-        value in (wanted, (wanted, wanted))
-        for value, wanted in (
-            (layer.kernel_size, 2),
-            (layer.stride, 2),
-            (layer.padding, 0),
-            (layer.dilation, 1),
-        )
-    )
 
 
 def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 from semisfl import config, models, seeds
+from semisfl.algorithm.weights import batchnorms
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.sources import Dataset
@@ -17,6 +18,7 @@ from semisfl.fleet.base import SplitRound, Traffic, mean_state
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.stack import Stack
 from semisfl.hardware import Hardware
+from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 
 ACTIVE = (0, 2, 3)
@@ -87,9 +89,7 @@ def test_a_round_is_what_separate_clients_would_do(name: str) -> None:
     fleet = make_fleet(model, chosen)
     bottoms = [copy.deepcopy(model.bottom).train() for _ in ACTIVE]
     for client, bottom in zip(ACTIVE, bottoms, strict=True):
-        models.use_generator(
-            bottom, torch.Generator().manual_seed(seeds.derive(2, "dropout", 0, client))
-        )
+        use_generator(bottom, torch.Generator().manual_seed(seeds.derive(2, "dropout", 0, client)))
     sgds = [
         torch.optim.SGD(
             bottom.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4
@@ -170,7 +170,7 @@ def test_client_teachers_use_batch_statistics_or_running_ones_but_no_dropout() -
         fleet = make_fleet(model, settings(f"teacher.client_batchnorm={kind}"))
         start(fleet, model)
         teacher = copy.deepcopy(model.bottom).eval()
-        for layer in models.batchnorms(teacher):
+        for layer in batchnorms(teacher):
             layer.train(kind == "batch")
         expected = torch.cat([teacher(images) for images in fleet.batches.get("weak").split(BATCH)])
         torch.testing.assert_close(fleet.forward().teacher, expected, atol=1e-5, rtol=0)

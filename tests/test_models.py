@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from twin import bn_model
 
 from semisfl import models, seeds
-from semisfl.models import NotFused, Shape, SplitModel, build, conv_blocks, parameter_count, split
+from semisfl.algorithm.weights import batchnorms
+from semisfl.layers import Dropout, NotFused, conv_blocks, use_generator
+from semisfl.models import Shape, SplitModel, build, parameter_count, split
 
 # Settings of the paper's tables: bottom and top parameters and the feature size d.
 TABLE = {
@@ -57,7 +59,7 @@ def pictures(shape: Shape, rows: int = 4) -> tuple[Tensor, Tensor]:
 
 def without_dropout(model: nn.Module) -> nn.Module:
     for layer in model.modules():
-        if isinstance(layer, models.Dropout | nn.Dropout):
+        if isinstance(layer, Dropout | nn.Dropout):
             layer.p = 0.0
     return model
 
@@ -200,7 +202,7 @@ def test_dropout_repeats_with_its_generator() -> None:
     model = split(bn_model(), (1, 16, 16)).train()
     assert not any(type(layer) is nn.Dropout for layer in model.modules())
     generator = torch.Generator()
-    models.use_generator(model, generator)
+    use_generator(model, generator)
     features = torch.rand(64, model.features)
     outputs = []
     for seed in (3, 3, 4):
@@ -211,7 +213,7 @@ def test_dropout_repeats_with_its_generator() -> None:
 
 
 def test_dropout_keeps_the_mean_and_is_off_in_eval() -> None:
-    layer = models.Dropout(0.3)
+    layer = Dropout(0.3)
     layer.generator = torch.Generator().manual_seed(0)
     ones = torch.ones(200_000)
     dropped = layer(ones)
@@ -231,7 +233,7 @@ def test_layers_may_be_called_like_those_that_the_cut_adds() -> None:
 
 def test_own_sequential_is_split_where_asked() -> None:
     model = split(bn_model(), (1, 16, 16), cut=3, projector="linear", projection=7)
-    assert len(models.batchnorms(model.bottom)) == 1 and len(models.batchnorms(model.top)) == 2
+    assert len(batchnorms(model.bottom)) == 1 and len(batchnorms(model.top)) == 2
     assert model.features == 6 * 7 * 7 and model.keys == 7
     assert model(torch.rand(2, 1, 16, 16)).shape == (2, 3)
 

@@ -26,7 +26,8 @@ from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.base import draw_active
 from semisfl.fleet.codec import CODECS, roundtrip_state
-from semisfl.models import SplitModel, use_generator
+from semisfl.layers import use_generator
+from semisfl.models import SplitModel
 
 
 def toy_data(

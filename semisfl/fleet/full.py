@@ -26,7 +26,7 @@ from semisfl.data.batches import (
 from semisfl.fleet.base import ClientWork, Direction, FullRound, Result, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.hardware import Hardware, Stopped
-from semisfl.models import use_generator
+from semisfl.layers import use_generator
 
 PREDICT_BATCH = 512
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.algorithm.sgd import SGD
-from semisfl.algorithm.weights import clone
+from semisfl.algorithm.weights import batchnorms, clone
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
@@ -28,7 +28,8 @@ from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
 from semisfl.fleet.full import FullModelClients
 from semisfl.fleet.stack import Stack
 from semisfl.hardware import Hardware
-from semisfl.models import SplitModel, batchnorms, use_generator
+from semisfl.layers import use_generator
+from semisfl.models import SplitModel
 
 
 class LocalFleet:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.weights import Weights, clone
 from semisfl.fleet.base import State
-from semisfl.models import ConvBlock, NotFused, conv_blocks
+from semisfl.layers import ConvBlock, NotFused, conv_blocks
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from semisfl.config import Config, View
 from semisfl.data.batches import RoundBatches, Views, draw_batches, plan
 from semisfl.fleet.base import Fleet
 from semisfl.hardware import Hardware
-from semisfl.models import SplitModel, use_generator
+from semisfl.layers import use_generator
+from semisfl.models import SplitModel
 
 # The published code shuffles enough labelled images for so many steps, whatever K_s is.
 LABELED_POOL_STEPS = 100

@@ -21,6 +21,7 @@ from semisfl.algorithm.helpers import Helpers, noise_image
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.sgd import SGD
 from semisfl.algorithm.sparse import SparseLinks
+from semisfl.algorithm.weights import batchnorms
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientRuntime, FullRound, Result, State, mean_state
 from semisfl.methods.base import Meter, ServerDropout, Setup
@@ -33,7 +34,6 @@ from semisfl.methods.full import (
     tally,
     whole,
 )
-from semisfl.models import batchnorms
 
 
 def decomposed(model: nn.Module) -> list[str]:
