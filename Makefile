@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 		--out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -47,13 +47,14 @@ from seventh_method import FixMatchWork  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from semisfl import config, presets, run  # noqa: E402
+from semisfl import config, presets  # noqa: E402
 from semisfl.algorithm.losses import consistency, pseudo_label  # noqa: E402
 from semisfl.config import Config  # noqa: E402
 from semisfl.data.augment import Augmentation, Normalizer  # noqa: E402
 from semisfl.data.batches import RoundBatches, split_views  # noqa: E402
 from semisfl.fleet.base import FullRound, State, mean_state  # noqa: E402
-from semisfl.methods.full import states_of  # noqa: E402
+from semisfl.methods.full_model import states_of  # noqa: E402
+from semisfl.runs import experiment as experiments  # noqa: E402
 
 # The threshold is low, so that an untrained model labels something: the best of ten classes has a
 # tenth at least. So is the rate: a model that is taught by itself alone soon agrees with itself,
@@ -78,10 +79,10 @@ CASES: dict[str, tuple[Callable[[], nn.Sequential] | None, int]] = {
 """Model (None: the preset's) and local batch; 10 is the one SemiFL's authors use."""
 
 
-def assemble(case: str, steps: int) -> run.Experiment:
+def assemble(case: str, steps: int) -> experiments.Experiment:
     model, _ = CASES[case]
     chosen = settings(case, steps).model_copy(update={"method": "supervised"})
-    return run.assemble(chosen, model=model() if model else None, device="cpu")
+    return experiments.assemble(chosen, model=model() if model else None, device="cpu")
 
 
 def settings(case: str, steps: int) -> Config:
@@ -104,7 +105,7 @@ client_app = ClientApp()
 def holdings(case: str, steps: int) -> tuple[Config, RoundBatches, tuple[Any, ...]]:
     """A process's data: loaded once, as a careful Flower app does too."""
     chosen = settings(case, steps)
-    data, partition = run.load_data(chosen)
+    data, partition = experiments.load_data(chosen)
     augment = chosen.data.augment
     augmentation = Augmentation(augment.flip, augment.pad, augment.operations, augment.cutout)
     normalizer = Normalizer.of(data.mean, data.std)

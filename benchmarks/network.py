@@ -28,17 +28,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from semisfl import certs
 from semisfl.config import Config, parse
-from semisfl.fleet import transport
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.link import Link, Received
-from semisfl.fleet.protocol import Shapes, Terms
-from semisfl.fleet.remote import RemoteFleet
-from semisfl.fleet.transport import LoopThread
-from semisfl.fleet.wire import decode, encode
-from semisfl.hardware import Hardware
 from semisfl.models import SplitModel
+from semisfl.net import certs, chunks
+from semisfl.net.chunks import LoopThread
+from semisfl.net.client.connection import Connection, Received
+from semisfl.net.frames import decode, encode
+from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.fleet import NetworkFleet
 
 BATCH, FEATURES = 64, 4096  # student and teacher features 2 MiB, gradients 1 MiB
 CLIENTS = 10
@@ -69,8 +68,8 @@ def authority(folder: Path, clients: int) -> None:
         certs.make_client(folder, f"client-{number}")
 
 
-def server(folder: Path, clients: int, port: int = 0) -> RemoteFleet:
-    return RemoteFleet(
+def server(folder: Path, clients: int, port: int = 0) -> NetworkFleet:
+    return NetworkFleet(
         terms(clients), model(), Hardware("cpu"), listen=f"localhost:{port}", certificates=folder
     )
 
@@ -81,8 +80,10 @@ def server(folder: Path, clients: int, port: int = 0) -> RemoteFleet:
 def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
     """A client that does everything but arithmetic; without ``coded``, only moves bytes."""
     torch.set_num_threads(1)
-    link = Link(f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}"))
-    shapes = Shapes.of(configuration(CLIENTS), model())
+    link = Connection(
+        f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}")
+    )
+    shapes = Schemas.of(configuration(CLIENTS), model())
     rows, payload = torch.randn(BATCH, FEATURES), os.urandom(8 * BATCH * FEATURES)
     welcomed, step = False, 0
     while not link.over.is_set():
@@ -107,9 +108,9 @@ def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
 class TransportLoop:
     """The bytes alone through streams: cut, sent, put together; like for like with `BareLoop`."""
 
-    def __init__(self, fleet: RemoteFleet) -> None:
+    def __init__(self, fleet: NetworkFleet) -> None:
         assert fleet.wait_for(CLIENTS, 60)
-        self._sessions, self._inbox = list(fleet._door.sessions.values()), fleet._inbox
+        self._sessions, self._inbox = list(fleet._listener.sessions.values()), fleet._inbox
         self._gradients = os.urandom(4 * BATCH * FEATURES)
 
     def __call__(self) -> None:
@@ -121,9 +122,9 @@ class TransportLoop:
 
 
 class FleetLoop:
-    """Iterations through RemoteFleet: checked, decoded, concatenated, as a method gets them."""
+    """Iterations through NetworkFleet: checked, decoded, concatenated, as a method gets them."""
 
-    def __init__(self, fleet: RemoteFleet) -> None:
+    def __init__(self, fleet: NetworkFleet) -> None:
         self._fleet = fleet
         assert fleet.wait_for(CLIENTS, 60)
         state = model().bottom.state_dict()
@@ -287,11 +288,11 @@ class Responder:
 def crowd(folder: Path, first: int, last: int, port: int) -> None:
     """Many clients in one process, each with its own certificate, connection and back-off."""
     thread = LoopThread("crowd")
-    responder = Responder(Shapes.of(configuration(CLIENTS), model()).digest)
+    responder = Responder(Schemas.of(configuration(CLIENTS), model()).digest)
     links = []
     for number in range(first, last):
         credentials = certs.load_client_credentials(folder, f"client-{number}")
-        link = Link(f"localhost:{port}", credentials, thread=thread)
+        link = Connection(f"localhost:{port}", credentials, thread=thread)
         link._inbox = responder  # type: ignore[assignment]
         links.append(link)
     signal.pause()
@@ -306,7 +307,7 @@ def lonely_server(folder: Path, clients: int, port: int, state: Any) -> None:
         state["megabytes"] = (resident() - empty) / 2**20
         state["cpu"] = time.process_time()
         delays = sorted(
-            session.delay for session in list(fleet._door.sessions.values()) if session.delay
+            session.delay for session in list(fleet._listener.sessions.values()) if session.delay
         )
         if delays:
             state["heartbeats"], state["p99"] = len(delays), delays[int(0.99 * (len(delays) - 1))]
@@ -348,7 +349,7 @@ def idle(clients: int = 1000) -> dict[str, Any]:
         connected = wait(lambda: state["present"] == clients, 300)
         # Every client is sent one heartbeat in this time.
         before, _ = state["cpu"], wait(lambda: state["heartbeats"] >= clients, 60)
-        time.sleep(transport.BEAT_SECONDS)
+        time.sleep(chunks.BEAT_SECONDS)
         result = {
             "clients": clients,
             "seconds_to_connect": round(connected, 1),

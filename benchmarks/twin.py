@@ -13,8 +13,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from semisfl import bench, run
 from semisfl.config import Config
+from semisfl.runs import bench
+from semisfl.runs.experiment import assemble, divide
 from tests.twin import PlainTwin
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -38,9 +39,9 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     preset, *changes = CASES[name]
     options: Config = bench.settings(preset, *changes)
     data = bench.synthetic(bench.SHAPES[preset], 5_000, 100)
-    experiment = run.assemble(options, data, device="cpu")
+    experiment = assemble(options, data, device="cpu")
     method: Any = experiment.method
-    twin = PlainTwin(options, method.student, data, run.divide(options, data))
+    twin = PlainTwin(options, method.student, data, divide(options, data))
     # All views of a round are made at its start, so that steps hold no augmentation.
     experiment.fleet.batches.whole = True  # type: ignore[attr-defined]
     method.labeled._batches.whole = True

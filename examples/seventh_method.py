@@ -10,7 +10,7 @@ from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
-from semisfl.methods import full
+from semisfl.methods import full_model
 from semisfl.methods.base import Setup
 
 
@@ -18,22 +18,22 @@ class FedAvgFixMatch:
     """The server's half: a round, what is tested, what a checkpoint holds."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.model = setup, full.whole(setup.model)
-        self.supervised = full.SupervisedPhase(setup, self.model)
+        self.setup, self.model = setup, full_model.whole(setup.model)
+        self.supervised = full_model.SupervisedPhase(setup, self.model)
         self.work = FixMatchWork()
 
     def round(self, round_index: int) -> dict[str, Any]:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        active = full.active_clients(self.setup, round_index)
+        active = full_model.active_clients(self.setup, round_index)
         send = {"model": self.model.state_dict()}
         plan = FullRound(
             round_index, active, config.clients.steps, lr, send, settings={"tau": 0.95}
         )
         results = self.setup.fleet.train(self.work, plan)
-        self.model.load_state_dict(mean_state(full.states_of(results, "model")))
-        return {"learning_rate": lr, "loss_supervised": loss, **full.report(results)}
+        self.model.load_state_dict(mean_state(full_model.states_of(results, "model")))
+        return {"learning_rate": lr, "loss_supervised": loss, **full_model.report(results)}
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.model}
@@ -51,11 +51,11 @@ class FixMatchWork:
     name = "fixmatch"
 
     def start(self, client: ClientRuntime) -> bool:
-        client.model("model").load_state_dict(full.given(client, "model"))
+        client.model("model").load_state_dict(full_model.given(client, "model"))
         places = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
-        client.plan("weak", "weak", places)
-        client.plan("strong", "strong", places)
-        full.start_tally(client)
+        client.draw_view("weak", "weak", places)
+        client.draw_view("strong", "strong", places)
+        full_model.start_counter(client)
         return True
 
     def step(self, client: ClientRuntime) -> None:
@@ -65,7 +65,7 @@ class FixMatchWork:
         labels, confident = pseudo_label(weak, client.settings["tau"])
         loss = consistency(model.train()(client.batch_of("strong")), labels, confident)
         client.descend(model, loss)
-        full.tally(client, loss, confident)
+        full_model.count(client, loss, confident)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        return {"model": client.model("model").state_dict()}, full.read_tally(client)
+        return {"model": client.model("model").state_dict()}, full_model.read_counter(client)

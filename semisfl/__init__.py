@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from semisfl.apply import evaluate as evaluate
-    from semisfl.apply import predict as predict
     from semisfl.config import Config as Config
     from semisfl.config import ConfigError as ConfigError
     from semisfl.config import parse as parse
@@ -15,10 +13,12 @@ if TYPE_CHECKING:
     from semisfl.data.sources import Dataset as Dataset
     from semisfl.data.sources import load as load
     from semisfl.presets import preset as preset
-    from semisfl.run import Result as Result
-    from semisfl.run import divide as divide
-    from semisfl.run import resume as resume
-    from semisfl.run import train as train
+    from semisfl.runs.experiment import divide as divide
+    from semisfl.runs.loop import Result as Result
+    from semisfl.runs.start import resume as resume
+    from semisfl.runs.start import train as train
+    from semisfl.use.predict import evaluate as evaluate
+    from semisfl.use.predict import predict as predict
 
 # Looked up on first use, so that reading a report or `--help` does not wait for torch.
 _HOMES = {
@@ -26,15 +26,15 @@ _HOMES = {
     "ConfigError": "semisfl.config",
     "Dataset": "semisfl.data.sources",
     "Partition": "semisfl.data.partition",
-    "Result": "semisfl.run",
-    "divide": "semisfl.run",
-    "evaluate": "semisfl.apply",
+    "Result": "semisfl.runs.loop",
+    "divide": "semisfl.runs.experiment",
+    "evaluate": "semisfl.use.predict",
     "load": "semisfl.data.sources",
     "parse": "semisfl.config",
-    "predict": "semisfl.apply",
+    "predict": "semisfl.use.predict",
     "preset": "semisfl.presets",
-    "resume": "semisfl.run",
-    "train": "semisfl.run",
+    "resume": "semisfl.runs.start",
+    "train": "semisfl.runs.start",
 }
 __all__ = ["__version__", *_HOMES]
 

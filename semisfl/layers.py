@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.kernels import fused
+from semisfl.engine.kernels import fused
 
 
 class Dropout(nn.Module):

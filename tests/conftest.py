@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see semisfl/cli/__init__.py
+# Models here are tiny, tests run side by side, and sums split over threads differ in the last bit.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -13,9 +15,6 @@ import torch
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; `make test-slow` runs it")
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
-    # Models here are tiny: more threads than this wait for each other.
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,20 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl import certs, run
-from semisfl.checkpoint import snapshot
 from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, Features, SplitRound, State, Traffic, mean_state
-from semisfl.fleet.device import Device
-from semisfl.fleet.link import Link
-from semisfl.fleet.member import Images, Member
-from semisfl.fleet.protocol import Terms
-from semisfl.fleet.remote import RemoteFleet
-from semisfl.fleet.transport import LoopThread
-from semisfl.fleet.wire import Frame
-from semisfl.hardware import Hardware
+from semisfl.net import certs
+from semisfl.net.chunks import LoopThread
+from semisfl.net.client.connection import Connection
+from semisfl.net.client.device import Device
+from semisfl.net.client.member import Images, Member
+from semisfl.net.frames import Frame
+from semisfl.net.messages import Terms
+from semisfl.net.server.fleet import NetworkFleet
+from semisfl.runs.checkpoint import snapshot
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
 
 SIDE = 16
 CLASSES = 4
@@ -87,7 +89,7 @@ class Client(threading.Thread):
         load: Images | None = None,
     ) -> None:
         super().__init__(daemon=True, name=name)
-        self.link = Link(
+        self.link = Connection(
             address,
             credentials,
             name=name,
@@ -140,21 +142,21 @@ class Network:
         self.start_server(port)
 
     def start_server(self, port: int = 0) -> None:
-        self.experiment = run.assemble(
+        self.experiment = assemble(
             self.config,
             self.data,
             self.partition,
             device="cpu",
             make_fleet=functools.partial(self._fleet, port),
         )
-        self.fleet: RemoteFleet = self.experiment.fleet  # type: ignore[assignment]
+        self.fleet: NetworkFleet = self.experiment.fleet  # type: ignore[assignment]
         self.port = self.fleet.port
 
-    def _fleet(self, port: int, model: Any, images: Tensor, *rest: Any) -> RemoteFleet:
+    def _fleet(self, port: int, model: Any, images: Tensor, *rest: Any) -> NetworkFleet:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         terms = Terms(self.config, shape, len(self.data.classes), self.data.mean, self.data.std)
         host = "localhost" if self.certificates else "127.0.0.1"
-        fleet = RemoteFleet(
+        fleet = NetworkFleet(
             terms,
             model,
             rest[-1],
@@ -206,7 +208,7 @@ def network(config: Config, **how: Any) -> Iterator[Network]:
         net.close()
 
 
-def weights(experiment: run.Experiment) -> dict[str, Tensor]:
+def weights(experiment: Experiment) -> dict[str, Tensor]:
     """Everything a method's next round depends on, flat."""
     flat: dict[str, Tensor] = {}
 
@@ -303,18 +305,18 @@ class Oracle:
         return mean
 
 
-def oracle(config: Config, *leaving: Leaving) -> run.Experiment:
+def oracle(config: Config, *leaving: Leaving) -> Experiment:
     """The run without a network in which ``leaving`` clients leave; done."""
     data, partition = toy_data(config.clients.total)
     fleet = Oracle(config, data, partition, *leaving)
-    experiment = run.assemble(
+    experiment = assemble(
         config, data, partition, device="cpu", make_fleet=lambda *parts: fleet.attach(parts[-1])
     )
-    run.run_rounds(experiment)
+    run_rounds(experiment)
     return experiment
 
 
-def assert_same(one: run.Experiment, other: run.Experiment) -> None:
+def assert_same(one: Experiment, other: Experiment) -> None:
     """Bit for bit."""
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()

@@ -12,16 +12,16 @@ from semisfl import seeds
 from semisfl.config import parse
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import (
-    Planned,
+    DrawnView,
     RoundBatches,
     draw_batches,
+    draw_view,
     make_view,
-    plan,
     side_by_side,
     split_views,
 )
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import draw_active
-from semisfl.hardware import Hardware
 from semisfl.methods.base import LabeledImages
 
 AUGMENTATION = Augmentation(flip=True, pad=None, num_ops=2, cutout=6)
@@ -37,11 +37,11 @@ def images(count: int = 40) -> torch.Tensor:
 
 def views(
     seed: int = 1, round_index: int = 2, client: int = 3, steps: int = 5
-) -> dict[str, Planned]:
+) -> dict[str, DrawnView]:
     return split_views(AUGMENTATION, np.arange(3, 33), SIZE, steps, 4, seed, round_index, client)
 
 
-def same(one: Mapping[str, Planned], other: Mapping[str, Planned]) -> bool:
+def same(one: Mapping[str, DrawnView], other: Mapping[str, DrawnView]) -> bool:
     made = [[make_view(images(), item) for item in group.values()] for group in (one, other)]
     return all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
@@ -84,18 +84,18 @@ def test_views_share_their_images_and_stay_in_the_shard() -> None:
 def test_purposes_draw_apart() -> None:
     indices = np.zeros((3, 8), dtype=np.int64)
     one, same_purpose, other = (
-        make_view(images(), plan(AUGMENTATION, "weak", indices, SIZE, 0, purpose, 1))
+        make_view(images(), draw_view(AUGMENTATION, "weak", indices, SIZE, 0, purpose, 1))
         for purpose in ("labeled-view1", "labeled-view1", "labeled-view2")
     )
     assert torch.equal(one, same_purpose) and not torch.equal(one, other)
 
 
 def test_plain_view_is_the_image_itself() -> None:
-    planned = plan(AUGMENTATION, "plain", np.array([[4, 5], [6, 4]]), SIZE, 0, "plain")
+    planned = draw_view(AUGMENTATION, "plain", np.array([[4, 5], [6, 4]]), SIZE, 0, "plain")
     assert torch.equal(make_view(images(), planned), images()[[4, 5, 6, 4]])
 
 
-def read(batches: RoundBatches, plans: Mapping[str, Planned], steps: int) -> list[torch.Tensor]:
+def read(batches: RoundBatches, plans: Mapping[str, DrawnView], steps: int) -> list[torch.Tensor]:
     extras = torch.arange(steps * 3).view(steps, 3)
     batches.start(plans, {"number": extras})
     out = []

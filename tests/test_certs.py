@@ -13,8 +13,8 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from semisfl import certs
-from semisfl.certs import CertError, Credentials
+from semisfl.net import certs
+from semisfl.net.certs import CertError, Credentials
 
 NOW = datetime.now(UTC)
 PAST: dict[str, Any] = {
@@ -315,7 +315,7 @@ def test_a_half_written_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.M
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("semisfl.certparts.os.replace", full)
+    monkeypatch.setattr("semisfl.net.x509_parts.os.replace", full)
     with pytest.raises(CertError, match=r"authority.key cannot be written: No space left"):
         certs.make_authority(tmp_path, overwrite=True)
     monkeypatch.undo()

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl import __version__, checkpoint, config, presets
+from semisfl import __version__, config, presets
 from semisfl.cli.main import _spread_settings, main
 from semisfl.cli.training import StopSignals
-from semisfl.hardware import Hardware
+from semisfl.engine.hardware import Hardware
+from semisfl.runs import checkpoint
 
 PNG = b"\x89PNG"
 SIZES = ["clients.total=3", "clients.active=2", "clients.batch=4", "server.batch=4"]

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from semisfl import compare, config
+from semisfl import config
 from semisfl.methods import METHODS
-from semisfl.rundir import RunDirectory
+from semisfl.runs import compare
+from semisfl.runs.directory import RunDirectory
 
 VALUES: dict[str, Any] = {"rounds": 2, "seed": 5}
 
@@ -23,7 +24,7 @@ def fake_training(job: compare.Job) -> bool:
 
 
 def test_every_method_has_every_seed(tmp_path: Path) -> None:
-    jobs = compare.plan(VALUES, ["supervised", "semisfl"], 2, tmp_path)
+    jobs = compare.list_jobs(VALUES, ["supervised", "semisfl"], 2, tmp_path)
     assert [(job.config.method, job.config.seed) for job in jobs] == [
         ("supervised", 5),
         ("semisfl", 5),
@@ -35,7 +36,7 @@ def test_every_method_has_every_seed(tmp_path: Path) -> None:
 
 
 def test_results_are_means_over_seeds_in_the_order_asked_for(tmp_path: Path) -> None:
-    jobs = compare.plan(VALUES, ["supervised", "semisfl"], 2, tmp_path)
+    jobs = compare.list_jobs(VALUES, ["supervised", "semisfl"], 2, tmp_path)
     assert compare.carry_out(jobs, fake_training)
     summaries = [summary for _, summary in compare.results(jobs)]
     assert [(s.label, s.accuracy.mean) for s in summaries] == [
@@ -46,10 +47,10 @@ def test_results_are_means_over_seeds_in_the_order_asked_for(tmp_path: Path) -> 
 
 
 def test_finished_runs_are_reused_and_unfinished_ones_continued(tmp_path: Path) -> None:
-    jobs = compare.plan(VALUES, ["supervised", "semisfl"], 1, tmp_path)
+    jobs = compare.list_jobs(VALUES, ["supervised", "semisfl"], 1, tmp_path)
     fake_training(jobs[0])
     RunDirectory.create(jobs[1].path, jobs[1].config)
-    again = compare.plan(VALUES, ["supervised", "semisfl"], 2, tmp_path)
+    again = compare.list_jobs(VALUES, ["supervised", "semisfl"], 2, tmp_path)
     assert [job.status for job in again] == ["finished", "unfinished", "new", "new"]
     done: list[Path] = []
     compare.carry_out(again, lambda job: not done.append(job.path))
@@ -57,16 +58,16 @@ def test_finished_runs_are_reused_and_unfinished_ones_continued(tmp_path: Path) 
 
 
 def test_a_stop_ends_the_comparison(tmp_path: Path) -> None:
-    jobs = compare.plan(VALUES, ["supervised"], 3, tmp_path)
+    jobs = compare.list_jobs(VALUES, ["supervised"], 3, tmp_path)
     asked: list[int] = []
     assert not compare.carry_out(jobs, lambda job: bool(asked.append(job.config.seed)))
     assert asked == [5]
 
 
 def test_a_run_with_other_settings_is_refused_and_named(tmp_path: Path) -> None:
-    fake_training(compare.plan(VALUES, ["semisfl"], 1, tmp_path)[0])
+    fake_training(compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path)[0])
     with pytest.raises(config.ConfigError, match=r"rounds = 2 there, 3 here.*another --out"):
-        compare.plan({**VALUES, "rounds": 3}, ["semisfl"], 1, tmp_path)
+        compare.list_jobs({**VALUES, "rounds": 3}, ["semisfl"], 1, tmp_path)
 
 
 def test_methods_by_name() -> None:

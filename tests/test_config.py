@@ -7,7 +7,7 @@ import pytest
 
 from semisfl import config, presets
 from semisfl.config import Config, ConfigError
-from semisfl.rundir import to_toml
+from semisfl.runs.directory import to_toml
 
 BASE = {"clients": {"total": 10, "active": 5}}
 

@@ -9,12 +9,11 @@ import toy
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from semisfl import presets, run, seeds
-from semisfl.algorithm.helpers import Helpers, nearest, noise_image
-from semisfl.algorithm.sparse import changed
+from semisfl import presets, seeds
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound
-from semisfl.methods.fedmatch import (
+from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image
+from semisfl.methods.fedmatch.method import (
     FedMatch,
     FedMatchWork,
     agreement,
@@ -22,9 +21,11 @@ from semisfl.methods.fedmatch import (
     inter_client,
     regularisers,
 )
+from semisfl.methods.fedmatch.sparse import changed
+from semisfl.runs.experiment import Experiment
 
 
-def make(*assignments: str, **kind: bool) -> tuple[run.Experiment, FedMatch]:
+def make(*assignments: str, **kind: bool) -> tuple[Experiment, FedMatch]:
     experiment = toy.assemble("fedmatch", *assignments, **kind)
     assert isinstance(experiment.method, FedMatch)
     return experiment, experiment.method

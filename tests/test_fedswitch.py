@@ -9,15 +9,16 @@ import torch
 import toy
 from torch.nn import functional as F
 
-from semisfl import run, seeds
+from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL
+from semisfl.runs.experiment import Experiment
 
 
-def switch(*assignments: str, **kind: bool) -> tuple[run.Experiment, FedSwitch]:
+def switch(*assignments: str, **kind: bool) -> tuple[Experiment, FedSwitch]:
     experiment = toy.assemble("fedswitch", *assignments, **kind)
     assert isinstance(experiment.method, FedSwitch)
     return experiment, experiment.method
@@ -150,7 +151,7 @@ def test_the_teacher_changes_only_on_the_server() -> None:
 # --- FedSwitch-SL ---------------------------------------------------------------------------------
 
 
-def split_switch(*assignments: str, **kind: bool) -> tuple[run.Experiment, FedSwitchSL]:
+def split_switch(*assignments: str, **kind: bool) -> tuple[Experiment, FedSwitchSL]:
     experiment = toy.assemble("fedswitch-sl", *assignments, **kind)
     assert isinstance(experiment.method, FedSwitchSL)
     return experiment, experiment.method

@@ -7,10 +7,10 @@ import pytest
 import torch
 from toy import assemble
 
+from semisfl.engine.hardware import Stopped
 from semisfl.fleet.base import ClientRuntime, FullRound, State
-from semisfl.fleet.full import FullModelClients, Slot
 from semisfl.fleet.local import LocalFleet
-from semisfl.hardware import Stopped
+from semisfl.fleet.local_full import FullModelClients, Slot
 
 STEPS = 500
 
@@ -50,7 +50,7 @@ class Counting:
         self._during = during
 
     def start(self, client: ClientRuntime) -> bool:
-        client.plan("plain", "plain", torch.zeros(client.steps, 1, dtype=torch.long).numpy())
+        client.draw_view("plain", "plain", torch.zeros(client.steps, 1, dtype=torch.long).numpy())
         return True
 
     def step(self, client: ClientRuntime) -> None:

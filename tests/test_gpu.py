@@ -8,12 +8,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from semisfl import checkpoint, config, models, presets, run
-from semisfl.algorithm.sgd import SGD
+from semisfl import config, models, presets
 from semisfl.algorithm.teacher import Teacher
-from semisfl.algorithm.weights import clone
 from semisfl.config import Config, OptimizerConfig
-from semisfl.hardware import Hardware
+from semisfl.engine.hardware import Hardware
+from semisfl.engine.sgd import SGD
+from semisfl.engine.weights import clone
+from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import assemble, divide
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.start import resume, train
 from tests.twin import PlainTwin, bn_model, toy_data
 
 pytestmark = pytest.mark.gpu
@@ -43,15 +48,15 @@ def test_recorded_steps_equal_the_plain_twin(model: Any) -> None:
         "data.augment.flip=true", "semisfl.confidence_threshold=0", "optimizer.lr=0.01"
     )
     data = toy_data(side=16 if model else 28)
-    twin_experiment = run.assemble(options, data, model=model() if model else None, device="cpu")
-    partition = run.divide(options, data)
+    twin_experiment = assemble(options, data, model=model() if model else None, device="cpu")
+    partition = divide(options, data)
     if model is not None:
         # Dropout masks differ between a CPU's and a GPU's generator.
         for layer in twin_experiment.method.student.modules():  # type: ignore[attr-defined]
             if hasattr(layer, "p"):
                 layer.p = 0.0
     twin = PlainTwin(options, twin_experiment.method.student, data, partition)  # type: ignore[attr-defined]
-    fast = run.assemble(options, data, model=model() if model else None, device="cuda")
+    fast = assemble(options, data, model=model() if model else None, device="cuda")
     for layer in fast.method.student.modules():  # type: ignore[attr-defined]
         if hasattr(layer, "p"):
             layer.p = 0.0
@@ -66,7 +71,7 @@ def test_recorded_steps_equal_the_plain_twin(model: Any) -> None:
 
 
 def test_two_replays_show_different_images() -> None:
-    fast = run.assemble(settings("rounds=2"), toy_data(side=28), device="cuda")
+    fast = assemble(settings("rounds=2"), toy_data(side=28), device="cuda")
     fast.method.round(0)
     batches = fast.fleet.batches  # type: ignore[attr-defined]
     seen = [batches._views["strong"][step].float().mean().item() for step in range(10)]
@@ -82,15 +87,15 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
         "runtime.deterministic=true", f"runtime.precision={precision}", "runtime.checkpoint_every=3"
     )
     data = toy_data(side=28)
-    run.train(options, data=data, device="cuda", out=tmp_path / "whole")
-    half = run.assemble(options, data, device="cuda")
-    directory = run.RunDirectory.create(tmp_path / "half", options)
+    train(options, data=data, device="cuda", out=tmp_path / "whole")
+    half = assemble(options, data, device="cuda")
+    directory = RunDirectory.create(tmp_path / "half", options)
 
     def stop(row: dict[str, Any]) -> None:
         half.hardware.stopping = row["round"] == 2
 
-    assert run.run_rounds(half, directory, observe=stop).stopped
-    run.resume(tmp_path / "half", data=data, device="cuda")
+    assert run_rounds(half, directory, observe=stop).stopped
+    resume(tmp_path / "half", data=data, device="cuda")
     states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "half")]
     assert checkpoint.digest(states[0]) == checkpoint.digest(states[1])
 
@@ -99,7 +104,7 @@ def test_working_copies_follow_their_masters() -> None:
     hardware = Hardware("cuda")
     assert hardware.weights_dtype is torch.bfloat16
     options = settings("runtime.precision=bf16")
-    fast = run.assemble(options, toy_data(side=28), device="cuda")
+    fast = assemble(options, toy_data(side=28), device="cuda")
     for index in range(3):
         fast.method.round(index)
     student = fast.method.student  # type: ignore[attr-defined]
@@ -115,13 +120,13 @@ def test_working_copies_follow_their_masters() -> None:
 )
 def test_every_method_runs_recorded(method: str, caplog: pytest.LogCaptureFixture) -> None:
     options = settings(f"method={method}", "runtime.precision=bf16", "optimizer.lr=0.05")
-    result = run.train(options, data=toy_data(side=28), device="cuda")
+    result = train(options, data=toy_data(side=28), device="cuda")
     assert result.accuracy > 0
     assert "cannot be recorded" not in caplog.text
 
 
 def test_a_stack_computes_what_each_of_its_modules_does() -> None:
-    from semisfl.fleet.stack import Stack
+    from semisfl.engine.stack import Stack
 
     bottom = models.build("alexnet", (3, 32, 32), 10, seed=1).bottom.cuda()
     stack = Stack(bottom, 3, dtype=torch.bfloat16)
@@ -176,7 +181,7 @@ def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = settings("runtime.precision=bf16", "optimizer.lr=0.05")
-    result = run.train(options, data=toy_data(side=16), model=bn_model(), device="cuda")
+    result = train(options, data=toy_data(side=16), model=bn_model(), device="cuda")
     assert result.accuracy > 0
     assert "one by one" in caplog.text
     assert "cannot be recorded" not in caplog.text

@@ -1,4 +1,4 @@
-"""Imports go one way: cli -> run -> methods -> algorithm, models, fleet.base."""
+"""Imports go one way: cli -> runs -> methods -> algorithm, models, fleet.base."""
 
 import ast
 import sys
@@ -73,48 +73,28 @@ def modules(*packages: str) -> list[str]:
 def test_the_parser_sees_imports() -> None:
     assert "semisfl.seeds" in imports("semisfl.methods.semisfl")
     assert "semisfl.algorithm.losses" in imports("semisfl.methods.semisfl")
-    assert "semisfl.fleet.local" in imports("semisfl.run")
+    assert "semisfl.fleet.local" in imports("semisfl.runs.experiment")
     assert "matplotlib.figure" in imports("semisfl.data.partition")
     assert "matplotlib.figure" not in imports("semisfl.data.partition", when_imported=True)
 
 
-# Who may import what of the package; everything not named here is free.
+# Who may import what of the package, from the bottom up.
+SETTINGS = ("seeds", "config", "presets")
 ALLOWED = {
-    # `kernels`: fused GPU operations, asked for where Triton is.
-    "algorithm": ("algorithm", "config", "kernels"),
-    "kernels": ("kernels", "config"),
-    "layers": ("kernels",),
-    "models": ("layers",),
     "seeds": (),
     "config": (),
-    "data": ("data", "seeds", "config", "kernels"),
-    "fleet": (
-        "fleet",
-        "algorithm.teacher",
-        "algorithm.sgd",
-        "algorithm.weights",
-        "models",
-        "layers",
-        "data",
-        "config",
-        "seeds",
-        "hardware",
-        "certs",
-        "kernels",
-    ),
+    "engine": ("engine", "algorithm.teacher", "layers", "config", "fleet.base"),
+    "layers": ("engine.kernels",),
+    "models": ("layers",),
+    "data": ("data", "seeds", "config", "engine.kernels"),
+    "algorithm": ("algorithm", "config", "engine"),
+    "fleet": ("fleet", "engine", "models", "layers", "data", *SETTINGS),
     # `fleet.codec` says how many bytes a tensor is; the engines themselves stay out of sight.
     "methods": (
-        "methods",
-        "algorithm",
-        "models",
-        "layers",
-        "fleet.base",
-        "fleet.codec",
-        "data",
-        "config",
-        "seeds",
-        "hardware",
+        *("methods", "algorithm", "models", "layers", "data", *SETTINGS),
+        *("fleet.base", "fleet.codec", "engine"),
     ),
+    "net": ("net", "fleet", "models", "data", "engine.hardware", *SETTINGS),
 }
 
 
@@ -134,19 +114,17 @@ def test_algorithm_is_torch_only() -> None:
         assert outside <= {"torch", "numpy"}, module
 
 
-def test_nothing_below_imports_run_or_cli() -> None:
-    for module in modules(
-        "algorithm", "models", "data", "fleet", "methods", "config", "checkpoint"
-    ):
+def test_nothing_below_imports_runs_or_cli() -> None:
+    for module in modules("algorithm", "models", "data", "engine", "fleet", "net", "methods"):
         for name in inside(module):
-            assert not below(name, "run", "cli", "report", "compare"), f"{module} imports {name}"
+            assert not below(name, "runs", "cli", "use", "costs"), f"{module} imports {name}"
     for module in FILES:
         if not below(module, "cli", "__main__"):
             assert not any(below(name, "cli") for name in inside(module)), module
 
 
 def test_report_imports_nothing_that_trains() -> None:
-    seen, waiting = set(), ["semisfl.report"]
+    seen, waiting = set(), ["semisfl.runs.report"]
     while waiting:
         module = waiting.pop()
         if module in FILES and module not in seen:
@@ -155,7 +133,7 @@ def test_report_imports_nothing_that_trains() -> None:
     trains = [
         module
         for module in seen
-        if below(module, "algorithm", "models", "methods", "fleet", "run", "hardware")
+        if below(module, "algorithm", "models", "methods", "fleet", "net", "engine")
     ]
     assert not trains
 
@@ -163,12 +141,19 @@ def test_report_imports_nothing_that_trains() -> None:
 def test_the_core_needs_little() -> None:
     core = [
         *modules("algorithm", "models", "methods", "data", "config", "presets", "seeds"),
-        *modules("run", "rundir", "checkpoint", "hardware"),
-        *(f"semisfl.fleet.{name}" for name in ("base", "codec", "stack", "local", "full")),
+        *modules("engine.hardware", "engine.sgd", "engine.stack", "engine.weights"),
+        *(f"semisfl.runs.{name}" for name in ("experiment", "loop", "start", "directory")),
+        *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full")),
     ]
     for module in core:
         needed = {name.split(".")[0] for name in imports(module, when_imported=True)}
         assert needed - sys.stdlib_module_names - {"semisfl"} <= CORE_NEEDS, module
+
+
+def test_server_and_client_do_not_know_each_other() -> None:
+    for side, other in (("net.server", "net.client"), ("net.client", "net.server")):
+        for module in modules(side):
+            assert not any(below(name, other) for name in inside(module)), module
 
 
 def test_no_catch_all_modules() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.algorithm.losses import References
-from semisfl.algorithm.weights import Home
 from semisfl.config import OptimizerConfig
 from semisfl.data.augment import Normalizer
+from semisfl.engine.weights import Home
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -39,7 +39,7 @@ def channels_last(*shape: int) -> Tensor:
 @pytest.mark.parametrize("pool", [1, 2])
 @pytest.mark.parametrize("shape", [(8, 64, 12, 12), (3, 70, 7, 9), (5, 192, 6, 4)])
 def test_bias_relu_pooling(shape: tuple[int, ...], pool: int) -> None:
-    from semisfl.kernels.operations import bias_relu
+    from semisfl.engine.kernels.library import bias_relu
 
     x, bias = channels_last(*shape), random(shape[1], dtype=torch.float32)
     x.requires_grad_()
@@ -78,7 +78,7 @@ def test_convolutions_of_several_clients(
     clients: int,
     slope_of_images: bool,
 ) -> None:
-    from semisfl.kernels.operations import conv_relu
+    from semisfl.engine.kernels.library import conv_relu
 
     images = 3
     x = channels_last(clients * images, channels, *size).requires_grad_(slope_of_images)
@@ -103,7 +103,7 @@ def test_convolutions_of_several_clients(
 
 
 def test_a_convolution_does_not_hide_nan() -> None:
-    from semisfl.kernels.operations import conv_relu
+    from semisfl.engine.kernels.library import conv_relu
 
     x = channels_last(1, 3, 4, 4)
     x[0, 0, 1, 1] = float("nan")
@@ -113,7 +113,7 @@ def test_a_convolution_does_not_hide_nan() -> None:
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
-    from semisfl.kernels.layers import check_size
+    from semisfl.engine.kernels.pooling import check_size
 
     check_size(torch.empty(1).expand(2**31 - 1))
     with pytest.raises(ValueError, match=r"clients\.batch"):
@@ -123,7 +123,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
 @pytest.mark.parametrize("count", [7, 1500])
 def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from semisfl.algorithm import losses
-    from semisfl.kernels.operations import contrast
+    from semisfl.engine.kernels.library import contrast
 
     monkeypatch.setattr(losses, "fused", lambda: None)
     z = F.normalize(random(9, 8, dtype=torch.float32), dim=1).requires_grad_()
@@ -144,7 +144,7 @@ def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_of_images() -> None:
-    from semisfl.kernels.operations import normalized_row
+    from semisfl.engine.kernels.library import normalized_row
 
     views = torch.randint(0, 256, (4, 3, 3, 5, 6), dtype=torch.uint8, device=DEVICE)
     normalizer = Normalizer.of((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)).to(DEVICE)
@@ -157,7 +157,7 @@ def test_a_row_of_images() -> None:
 
 @pytest.mark.parametrize("followed", [False, True])
 def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
-    from semisfl.kernels.operations import sgd
+    from semisfl.engine.kernels.library import sgd
 
     config = OptimizerConfig(nesterov=True)
     flat = [random(100, dtype=torch.float32) for _ in range(3)]

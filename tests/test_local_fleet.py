@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 from semisfl import config, models, seeds
-from semisfl.algorithm.weights import batchnorms
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.sources import Dataset
+from semisfl.engine.hardware import Hardware
+from semisfl.engine.stack import Stack
+from semisfl.engine.weights import batchnorms
 from semisfl.fleet.base import SplitRound, Traffic, mean_state
 from semisfl.fleet.local import LocalFleet
-from semisfl.fleet.stack import Stack
-from semisfl.hardware import Hardware
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 

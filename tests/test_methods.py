@@ -9,11 +9,15 @@ import pytest
 import toy
 
 import semisfl
-from semisfl import checkpoint, config, costs, models, presets, run
+from semisfl import config, models, presets
 from semisfl.config import METHODS as NAMES
-from semisfl.costs import LOOKS, Cost, Sizes, plan
+from semisfl.costs import traffic
+from semisfl.costs.traffic import LOOKS, Cost, Sizes, method_costs
 from semisfl.data.partition import Partition
 from semisfl.methods import METHODS, Entry
+from semisfl.runs import checkpoint
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.start import train
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUND_LOSSES = ("loss_supervised", "loss_semi")
@@ -35,7 +39,7 @@ def test_learns_a_toy_set(method: str) -> None:
     settings = toy.values(
         method, "rounds=16", "optimizer.lr=0.1", "server.steps=10", "semisfl.labeled_view=weak"
     )
-    result = run.train(settings, data=data, partition=even, model=toy.network(), device="cpu")
+    result = train(settings, data=data, partition=even, model=toy.network(), device="cpu")
     assert result.rounds[0]["accuracy"] < 80
     assert result.accuracy > 90
 
@@ -71,24 +75,24 @@ def test_traffic_is_the_formula_to_the_byte(batchnorm: bool) -> None:
     assert bool(sizes.statistics) is batchnorm
 
     rounds, sizes, _ = spent("semisfl", batchnorm=batchnorm)
-    assert rounds == [times(3, costs.semisfl(sizes))] * 3
+    assert rounds == [times(3, traffic.semisfl(sizes))] * 3
 
     rounds, _, rows = spent("semifl", "semifl.confidence_threshold=0", batchnorm=batchnorm)
-    usual = times(3, costs.semifl(sizes))
+    usual = times(3, traffic.semifl(sizes))
     # The statistics of the first distribution are asked for within round 0.
     first = Cost(sizes.full, sizes.statistics) if batchnorm else Cost(0, 0)
     assert rounds == [Cost(usual.down + 3 * first.down, usual.up + 3 * first.up), usual, usual]
     assert rows[0]["contributing"] == 3
 
     rounds, _, _ = spent("fedmatch", "fedmatch.refresh=2", batchnorm=batchnorm)
-    plain, refresh = costs.fedmatch(sizes), costs.fedmatch(sizes, helpers=2)
+    plain, refresh = traffic.fedmatch(sizes), traffic.fedmatch(sizes, helpers=2)
     assert rounds == [times(3, plain), times(3, refresh), times(3, plain)]
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
 @pytest.mark.parametrize("method", ["fedswitch", "fedswitch-sl"])
 def test_a_teacher_is_counted_only_where_it_is_used(method: str, batchnorm: bool) -> None:
-    formula = {"fedswitch": costs.fedswitch, "fedswitch-sl": costs.fedswitch_sl}[method]
+    formula = {"fedswitch": traffic.fedswitch, "fedswitch-sl": traffic.fedswitch_sl}[method]
     shares = set()
     for threshold in (99.0, -1.0):
         setting = f"fedswitch.iid_threshold={threshold}"
@@ -112,7 +116,7 @@ def test_formulas_give_the_totals_of_the_papers_models() -> None:
     for (name, side, batch), expected in published.items():
         model = models.build(name, (3, side, side), 10, projector="none")
         sizes = Sizes.of(model, batch, 50)
-        got = costs.semisfl(sizes).total / 1e6, 2 * sizes.full / 1e6
+        got = traffic.semisfl(sizes).total / 1e6, 2 * sizes.full / 1e6
         assert got == pytest.approx(expected, abs=0.06), name
 
 
@@ -201,7 +205,7 @@ def test_the_seventh_method_runs_and_is_the_one_in_the_documentation(
     entry = Entry(example.FedAvgFixMatch, "FedAvg-FixMatch", "the example")
     monkeypatch.setitem(METHODS, "semifl", entry)
     experiment = toy.assemble("semifl", "rounds=4", "optimizer.lr=0.1")
-    result = run.run_rounds(experiment)
+    result = run_rounds(experiment)
     assert result.accuracy > 30
     sizes = Sizes.of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
     assert experiment.fleet.traffic.total() == 4 * 2 * (2 * sizes.full)
@@ -213,7 +217,7 @@ def test_a_plan_says_what_a_run_sends() -> None:
     """ALGORITHMS' per-client totals: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
     options = presets.preset("cifar10")
     shape, classes = LOOKS["cifar10"]
-    rows = {row["method"]: row for row in plan(options, shape, classes, up=8.0, down=8.0)}
+    rows = {row["method"]: row for row in method_costs(options, shape, classes, up=8.0, down=8.0)}
     sent = rows["semisfl"]["down_bytes"] + rows["semisfl"]["up_bytes"]
     assert sent / 1e6 == pytest.approx(184.3, abs=0.05)
     assert rows["semifl"]["down_bytes"] * 2 / 1e6 == pytest.approx(286.8, abs=0.05)
@@ -236,7 +240,7 @@ def digits_accuracy(method: str) -> float:
     for seed in range(3):
         settings = [f"method={method}", f"seed={seed}", "runtime.evaluate_every=1000"]
         values = config.override(presets.values_of("digits"), settings)
-        accuracies.append(run.train(config.parse(values), device="cpu").accuracy)
+        accuracies.append(train(config.parse(values), device="cpu").accuracy)
     return sum(accuracies) / len(accuracies)
 
 

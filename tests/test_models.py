@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from twin import bn_model
 
 from semisfl import models, seeds
-from semisfl.algorithm.weights import batchnorms
+from semisfl.engine.weights import batchnorms
 from semisfl.layers import Dropout, NotFused, conv_blocks, use_generator
 from semisfl.models import Shape, SplitModel, build, parameter_count, split
 

@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from network_helpers import Network, network, on_loop, tiny, until
 
-from semisfl import certs
-from semisfl.certs import Credentials
-from semisfl.fleet import transport
-from semisfl.fleet.link import Rejected
-from semisfl.fleet.transport import CHUNK, MAGIC, PREFIX, cut
-from semisfl.fleet.wire import encode
+from semisfl.net import certs
+from semisfl.net import chunks as transport
+from semisfl.net.certs import Credentials
+from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
+from semisfl.net.client.connection import Rejected
+from semisfl.net.frames import encode
 
 HANDSHAKE = 1.0
 
@@ -230,7 +230,7 @@ def test_refused_in_the_handshake(
 
 def ready(net: Network, **changes: object) -> list[bytes]:
     fields = {"model": net.fleet._shapes.digest, "images": 3, "skipped": 0, **changes}
-    epoch = net.fleet._door._epochs["client-1"] + 1
+    epoch = net.fleet._listener._epochs["client-1"] + 1
     return list(cut(encode("ready", fields, {}), epoch, 1))
 
 
@@ -288,7 +288,7 @@ DOOR_REFUSALS = {
     "no images": (lambda net, folder: {"then": ready(net, images=0)}, "no images"),
     "answers with something else": (
         lambda net, folder: {
-            "then": list(cut([b"x" * 50], net.fleet._door._epochs["client-1"] + 1, 1))
+            "then": list(cut([b"x" * 50], net.fleet._listener._epochs["client-1"] + 1, 1))
         },
         "not semisfl",
     ),
@@ -306,7 +306,7 @@ def test_refused_at_hello(
 ) -> None:
     make, reason = DOOR_REFUSALS[name]
     how = {"credentials": own(folder, "client-1"), **make(net, folder)}
-    net.fleet._door._strikes.clear()
+    net.fleet._listener._strikes.clear()
     outcome = knock(net.port, **how)
     final = {
         grpc.StatusCode.PERMISSION_DENIED,
@@ -317,7 +317,7 @@ def test_refused_at_hello(
     if name == "silence":
         # A busy server may be the reason itself: the client may try again, and it is no strike.
         final = {grpc.StatusCode.UNAVAILABLE}
-        assert not net.fleet._door._strikes["client-1"]
+        assert not net.fleet._listener._strikes["client-1"]
     # Who is cut off while still writing may see gRPC's own words instead of ours.
     cut_off = (outcome.code, outcome.details) == (
         grpc.StatusCode.INTERNAL,
@@ -333,13 +333,13 @@ def test_refused_at_hello(
 def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net.fleet._door._strikes.clear()
+    net.fleet._listener._strikes.clear()
     client = net.join(1)
     assert net.fleet.wait_for(1, 10)
-    net.fleet._door.expel_revoked()
+    net.fleet._listener.expel_revoked()
     assert net.fleet.present() == [1]
     certs.revoke(folder, "client-1")
-    net.fleet._door.expel_revoked()
+    net.fleet._listener.expel_revoked()
     client.join(10)
     assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
     assert net.fleet.present() == [] and len(audit_lines(caplog)) == 1
@@ -354,7 +354,7 @@ def test_a_connection_that_was_given_up_does_not_fence_its_successor(
 ) -> None:
     """A hello that a busy server reads late, of a client that has connected again since."""
     credentials = own(folder, "client-0")
-    net.fleet._door._strikes.clear()
+    net.fleet._listener._strikes.clear()
 
     async def late() -> tuple[grpc.StatusCode, int]:
         newest = channel_to(net.port, credentials)

@@ -29,13 +29,15 @@ from network_helpers import (
 )
 from PIL import Image
 
-from semisfl import certs, checkpoint, run
-from semisfl import network as networks
-from semisfl.fleet import transport
-from semisfl.fleet.device import Device
-from semisfl.fleet.link import Link, Rejected, Stream
-from semisfl.fleet.wire import Frame
-from semisfl.rundir import RunDirectory, to_toml
+from semisfl.net import certs, chunks
+from semisfl.net.client.connection import Connection, Rejected, Stream
+from semisfl.net.client.device import Device
+from semisfl.net.frames import Frame
+from semisfl.runs import checkpoint
+from semisfl.runs import network as networks
+from semisfl.runs.directory import RunDirectory, to_toml
+from semisfl.runs.experiment import assemble
+from semisfl.runs.loop import run_rounds
 
 PHASES = ["broadcast", "forward", "gradients", "upload"]
 
@@ -71,7 +73,7 @@ def run_with_a_death(phase: str, seed: int) -> None:
         assert net.fleet.wait_for(3, 20)
         if phase == "gradients":
             kill_before_gradients(net, victim, round_index, step)
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         assert net.fleet.present() == [client for client in range(3) if client != victim]
         first_missing = {"broadcast": 0, "forward": step, "gradients": step + 1, "upload": 3}[phase]
         assert_same(net.experiment, oracle(config, Leaving(victim, round_index, first_missing)))
@@ -117,7 +119,7 @@ def test_a_dead_client_comes_back_in_the_next_round() -> None:
             original()
 
         net.experiment.fleet.wait_ready = wait_ready  # type: ignore[method-assign]
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         assert_same(net.experiment, oracle(config, Leaving(1, 0, 1, back=1)))
 
 
@@ -133,7 +135,7 @@ def test_a_death_in_a_full_model_round() -> None:
         for client in range(3):
             net.join(client, break_at=at if client == 2 else None)
         assert net.fleet.wait_for(3, 20)
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         sent = {client for kind, way, client in net.fleet.traffic.counts if way == "up"}
         assert sent == {0, 1}
 
@@ -166,8 +168,8 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
     rng = random.Random(seed)
     config = tiny(2, seed=seed, rounds=3)
     data, partition = toy_data(2)
-    undisturbed = run.assemble(config, data, partition, device="cpu")
-    run.run_rounds(undisturbed)
+    undisturbed = assemble(config, data, partition, device="cpu")
+    run_rounds(undisturbed)
     directory = RunDirectory.create(folder / str(seed), config)
     moments = 3 * (2 + 2 * config.clients.steps + 1)
     net = Network(config, data, partition)
@@ -177,13 +179,13 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
         if rng.random() < 0.3:
             monkeypatch.setattr(checkpoint.os, "replace", _crash_once(checkpoint.os.replace))
         try:
-            run.run_rounds(net.experiment, directory)
+            run_rounds(net.experiment, directory)
         except Crash:
             port = net.port
             net.fleet.kill()
             monkeypatch.undo()
             net.start_server(port)
-            run.run_rounds(net.experiment, directory, state=networks.last_state(directory))
+            run_rounds(net.experiment, directory, state=networks.last_state(directory))
         assert_same(net.experiment, undisturbed)
         assert net.fleet.traffic.counts == undisturbed.fleet.traffic.counts
         assert [row["round"] for row in directory.metrics()] == [0, 1, 2]
@@ -217,15 +219,15 @@ def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.M
 def test_an_unexpected_error_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client must never stop trying because of something nobody thought of."""
     config = tiny(1, rounds=1)
-    connect = Link._connect
+    connect = Connection._connect
     failures = [RuntimeError("nobody thought of this"), asyncio.CancelledError()]
 
-    async def sometimes(self: Link) -> tuple[bool, grpc.StatusCode, str]:
+    async def sometimes(self: Connection) -> tuple[bool, grpc.StatusCode, str]:
         if failures:
             raise failures.pop()
         return await connect(self)
 
-    monkeypatch.setattr(Link, "_connect", sometimes)
+    monkeypatch.setattr(Connection, "_connect", sometimes)
     with network(config) as net:
         net.join(0)
         assert net.fleet.wait_for(1, 20)
@@ -242,7 +244,7 @@ def test_a_round_that_begins_before_a_client_knows_its_index() -> None:
 
     with network(config) as net:
         client = net.join(0, break_at=at)
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         assert client.link.losses == 0 and client.device.rounds == 1
 
 
@@ -266,21 +268,21 @@ def test_a_straggler_is_left_out_at_the_deadline_and_its_late_frames_are_ignored
         for client in range(3):
             net.join(client, break_at=sleeping(0, 3.0) if client == 0 else None)
         assert net.fleet.wait_for(3, 20)
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         assert net.clients[0].device.rounds == 1
         assert_same(net.experiment, oracle(config, Leaving(0, 0, 1, back=1)))
 
 
 def test_a_slow_link_is_not_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload that takes longer than the deadline, but never stands still."""
-    monkeypatch.setattr("semisfl.fleet.transport.CHUNK", 64 * 1024)
+    monkeypatch.setattr("semisfl.net.chunks.CHUNK", 64 * 1024)
     config = tiny(1, rounds=1, network={"deadline": 2.0}, clients={"batch": 700, "steps": 1})
     with network(config) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}", rate=150e3)
         net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(1, 20)
         started = time.monotonic()
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         proxy.close()
         assert time.monotonic() - started > 3 * config.network.deadline
         assert net.fleet.traffic.by_kind()["model_up"] > 0
@@ -294,19 +296,19 @@ def test_a_half_open_connection_is_noticed_on_both_sides(
 ) -> None:
     """Within 30 s as the defaults are; the ordinary suite runs the same at a tenth of them."""
     if beat is not None:
-        monkeypatch.setattr(transport, "BEAT_SECONDS", beat)
-        monkeypatch.setattr(transport, "SILENCE_SECONDS", silence)
+        monkeypatch.setattr(chunks, "BEAT_SECONDS", beat)
+        monkeypatch.setattr(chunks, "SILENCE_SECONDS", silence)
     with network(tiny(1)) as net:
         proxy = Proxy(f"127.0.0.1:{net.port}")
         client = net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(1, 20)
-        time.sleep(1.5 * transport.SILENCE_SECONDS)
+        time.sleep(1.5 * chunks.SILENCE_SECONDS)
         assert net.fleet.present() == [0] and client.link.losses == 0, (
             "heartbeats keep an idle link"
         )
         proxy.silent = True
         noticed = until(lambda: not net.fleet.present() and client.link.losses > 0, 30)
-        assert noticed < transport.SILENCE_SECONDS + transport.BEAT_SECONDS
+        assert noticed < chunks.SILENCE_SECONDS + chunks.BEAT_SECONDS
         proxy.silent = False
         assert net.fleet.wait_for(1, 20)
         proxy.close()
@@ -321,13 +323,13 @@ def test_of_two_with_one_identity_the_newer_counts() -> None:
         if frame.kind == "gradients" and not entered:
             entered.append(net.join(0))
             until(lambda: entered[0].device._member is not None and older.error is None)
-            until(lambda: net.fleet._door._epochs["plaintext:client-0"] == 2)
+            until(lambda: net.fleet._listener._epochs["plaintext:client-0"] == 2)
 
     with network(config) as net:
         older = net.join(0, break_at=at)
         net.join(1)
         assert net.fleet.wait_for(2, 20)
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         older.join(10)
         assert isinstance(older.error, Rejected) and "fenced off" in str(older.error)
         assert older.device.rounds == 0 and net.clients[0].device.rounds == 1
@@ -337,8 +339,8 @@ def test_of_two_with_one_identity_the_newer_counts() -> None:
 def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(2)
     data, partition = toy_data(2)
-    undisturbed = run.assemble(config, data, partition, device="cpu")
-    run.run_rounds(undisturbed)
+    undisturbed = assemble(config, data, partition, device="cpu")
+    run_rounds(undisturbed)
     original, earlier = Stream.answer, []
 
     def answer(self: Stream, ticket: int, parts: list[bytes]) -> None:
@@ -352,7 +354,7 @@ def test_replayed_and_reordered_frames_have_no_effect(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Stream, "answer", answer)
     with network(config) as net:
         net.join_all()
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         assert net.fleet.present() == [0, 1]
         assert_same(net.experiment, undisturbed)
 
@@ -401,7 +403,7 @@ def test_impossible_values_are_dropped_before_they_are_used(
     config = tiny(3)
     with network(config) as net:
         net.join_all()
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         step = 0 if kind == "features" else config.clients.steps
         assert_same(net.experiment, oracle(config, Leaving(1, 0, step, back=1)))
     assert sum(record.name == "semisfl.audit" for record in caplog.records) == 1
@@ -411,7 +413,7 @@ def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch
     spoiling(monkeypatch, "states", float("nan"), times=5)
     with network(tiny(3, method="fedswitch"), works=networks.WORKS) as net:
         net.join_all()
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         for key, value in weights(net.experiment).items():
             assert torch.isfinite(value.float()).all(), key
 
@@ -424,8 +426,8 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
 ) -> None:
     config = tiny(3, network={"quorum": 3})
     data, partition = toy_data(3)
-    undisturbed = run.assemble(config, data, partition, device="cpu")
-    run.run_rounds(undisturbed)
+    undisturbed = assemble(config, data, partition, device="cpu")
+    run_rounds(undisturbed)
     with network(config) as net:
         for client in range(3):
             net.join(client, break_at=dying("forward", 1, 1) if client == 2 else None)
@@ -437,7 +439,7 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
 
         helper = threading.Thread(target=come_back, daemon=True)
         helper.start()
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         helper.join(5)
         assert_same(net.experiment, undisturbed)
     assert "round 1 is repeated" in caplog.text
@@ -448,13 +450,13 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
 def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(2, network={"deadline": 5.0})
     data, partition = toy_data(2)
-    undisturbed = run.assemble(config, data, partition, device="cpu")
-    run.run_rounds(undisturbed)
+    undisturbed = assemble(config, data, partition, device="cpu")
+    run_rounds(undisturbed)
     real, rng = time.time, random.Random(1)
     monkeypatch.setattr(time, "time", lambda: real() + rng.choice([-3600, 0, 3600]))
     with network(config) as net:
         net.join_all()
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         assert_same(net.experiment, undisturbed)
 
 
@@ -463,7 +465,7 @@ def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 SERVER = """
 import signal, sys
 from pathlib import Path
-from semisfl import network
+from semisfl.runs import network
 from semisfl.config import parse, read
 place, port, resume = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "resume"
 seen = []
@@ -477,7 +479,7 @@ print("stopped" if result.stopped else "finished", flush=True)
 CLIENT = """
 import sys
 from pathlib import Path
-from semisfl import network
+from semisfl.runs import network
 place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 network.join(f"localhost:{port}", place / name, certificates=place / "certs" / "clients" / name, device="cpu")
 """

@@ -10,15 +10,17 @@ from network_helpers import CLASSES, SIDE, Network, Proxy, network, tiny, toy_da
 from PIL import Image
 from torch import nn
 
-from semisfl import certs, models, run
-from semisfl import network as networks
-from semisfl.config import ConfigError
-from semisfl.fleet import protocol, transport
-from semisfl.fleet.link import Link
-from semisfl.fleet.protocol import Shapes, Terms
-from semisfl.fleet.roster import Roster
-from semisfl.fleet.transport import CHUNK, PREFIX, Assembler, Violation, cut
-from semisfl.fleet.wire import decode
+from semisfl import models
+from semisfl.config import Config, ConfigError
+from semisfl.net import certs, chunks, messages
+from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
+from semisfl.net.client.connection import Connection
+from semisfl.net.frames import decode
+from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.roster import Roster
+from semisfl.runs import network as networks
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
 
 METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
 
@@ -44,14 +46,14 @@ def batchnorm_net(shape: models.Shape, classes: int) -> nn.Sequential:
     )
 
 
-def compare(config: run.Config, certificates: Path | None = None) -> tuple[Network, run.Experiment]:
+def compare(config: Config, certificates: Path | None = None) -> tuple[Network, Experiment]:
     """The run in one process and over the network; losses, weights and traffic must agree."""
     data, partition = toy_data(config.clients.total)
-    local = run.assemble(config, data, partition, device="cpu")
-    expected = run.run_rounds(local)
+    local = assemble(config, data, partition, device="cpu")
+    expected = run_rounds(local)
     with network(config, certificates=certificates, works=networks.WORKS) as net:
         net.join_all()
-        got = run.run_rounds(net.experiment)
+        got = run_rounds(net.experiment)
         for ours, theirs in zip(got.rounds, expected.rounds, strict=True):
             for key, value in theirs.items():
                 if key.startswith("loss"):
@@ -116,7 +118,7 @@ def test_overhead_on_the_socket_is_below_one_percent(
         net.join(0, f"localhost:{proxy.port}")
         assert net.fleet.wait_for(1, 10)
         before = proxy.up + proxy.down
-        run.run_rounds(net.experiment)
+        run_rounds(net.experiment)
         passed, counted = proxy.up + proxy.down - before, net.fleet.traffic.total()
         streamed = sum(net.fleet.stream_bytes())
         proxy.close()
@@ -143,32 +145,32 @@ def test_a_client_sends_features_weights_and_counts_only(
     """Everything written to the stream is recorded, taken apart and accounted for."""
     paths = image_folder(tmp_path / "secret-folder", 12)
     sent: list[bytes] = []
-    original = Link._send
+    original = Connection._send
 
     async def recording(
-        self: Link, call: object, epoch: int, ticket: int, parts: transport.Parts
+        self: Connection, call: object, epoch: int, ticket: int, parts: chunks.Parts
     ) -> None:
         sent.append(b"".join(parts))
         await original(self, call, epoch, ticket, parts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Link, "_send", recording)
+    monkeypatch.setattr(Connection, "_send", recording)
     for method in METHODS:
         config = tiny(1, method=method, rounds=1)
         images, _ = networks.load_images(tmp_path / "secret-folder", (1, SIDE, SIDE))
         with network(config, works=networks.WORKS) as net:
             net.data.images[net.partition.clients[0]] = images
             net.join_all()
-            run.run_rounds(net.experiment)
-        shapes = Shapes.of(config, models.build("cnn", (1, SIDE, SIDE), CLASSES))
+            run_rounds(net.experiment)
+        shapes = Schemas.of(config, models.build("cnn", (1, SIDE, SIDE), CLASSES))
         everything = b"".join(sent)
         allowed = {
-            "hello": protocol.HELLO,
-            "ready": protocol.READY,
+            "hello": messages.HELLO,
+            "ready": messages.READY,
             "features": shapes.features_frame,
             "bottom": shapes.bottom_frame,
-            "accept": protocol.ACCEPT,
-            "fetch": protocol.FETCH,
-            "done": protocol.DONE,
+            "accept": messages.ACCEPT,
+            "fetch": messages.FETCH,
+            "done": messages.DONE,
         }
         kinds, uploads = [], {}
         for data in filter(None, sent):
@@ -241,15 +243,15 @@ def test_roster_survives_a_restart_and_never_changes_an_index(tmp_path: Path) ->
 def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
     for address in ("0.0.0.0:0", "192.0.2.1:99", "example.org:99", "[2001:db8::1]:99"):
         with pytest.raises(ConfigError, match="not a loopback address"):
-            transport.require_loopback(address)
+            chunks.require_loopback(address)
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "127.9.9.9:1"):
-        transport.require_loopback(address)
+        chunks.require_loopback(address)
     with pytest.raises(ValueError, match="needs a certificate"):
-        Link("127.0.0.1:1", None)
+        Connection("127.0.0.1:1", None)
     with pytest.raises(ConfigError, match="not a loopback address"):
-        Link("192.0.2.1:99", None, insecure_loopback=True)
+        Connection("192.0.2.1:99", None, insecure_loopback=True)
     with pytest.raises(ConfigError, match="needs certificates"):
-        networks.RemoteFleet(
+        networks.NetworkFleet(
             Terms(tiny(), (1, SIDE, SIDE), 4, (0.5,), (0.5,)),
             models.build("cnn", (1, SIDE, SIDE), 4),
             networks.Hardware("cpu"),

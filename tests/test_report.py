@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semisfl import curves, report
+from semisfl.runs import plots, report
 
 PNG = b"\x89PNG"
 
@@ -99,7 +99,7 @@ def test_curves_average_over_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [10.0, 20.0, 30.0], rounds=3)
     write_run(tmp_path / "b", [30.0, 40.0], rounds=3, seed=1)
     (group,) = report.group_runs(report.find_runs([tmp_path]))
-    x, mean, error = curves._curve(group, "seconds", "accuracy")
+    x, mean, error = plots._curve(group, "seconds", "accuracy")
     assert (x, mean) == ([2.0, 4.0], [20.0, 30.0])
     assert error == pytest.approx([10.0, 10.0])
 
@@ -109,12 +109,12 @@ def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> No
     (group,) = report.group_runs(report.find_runs([tmp_path / "runs"]))
     for row in group.runs[0].rows:
         row["bytes_total"] = 0
-    curves.draw([group], tmp_path / "all.png")
-    curves.draw([group], tmp_path / "some.png", curves.ACCURACY)
+    plots.draw([group], tmp_path / "all.png")
+    plots.draw([group], tmp_path / "some.png", plots.ACCURACY)
     assert (tmp_path / "all.png").read_bytes().startswith(PNG)
     assert (tmp_path / "some.png").read_bytes().startswith(PNG)
 
 
 def test_reports_need_nothing_that_trains() -> None:
-    code = "import sys, semisfl.report, semisfl.curves; sys.exit('torch' in sys.modules)"
+    code = "import sys, semisfl.runs.report, semisfl.runs.plots; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,13 +15,16 @@ import pytest
 import torch
 from twin import bn_model, toy_data
 
-from semisfl import checkpoint, config, presets, run, rundir, seeds
-from semisfl.checkpoint import CheckpointError
+from semisfl import config, presets, seeds
 from semisfl.config import Config
 from semisfl.data import sources
 from semisfl.data.partition import Partition
-from semisfl.hardware import Hardware
-from semisfl.rundir import RunDirectory
+from semisfl.engine.hardware import Hardware
+from semisfl.runs import checkpoint
+from semisfl.runs import directory as run_directory
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.start import resume, train
 
 DATA = toy_data()
 SMALL: dict[str, Any] = {
@@ -72,7 +75,7 @@ def test_golden_losses(method: str, tmp_path: Path) -> None:
     """Digits, a few steps: any change of draws, augmentation, losses or updates shows here."""
     values = config.override(presets.values_of("digits"), [*GOLDEN_SETTINGS, f"method={method}"])
     data = sources.load("digits", cache=tmp_path)
-    rows = run.train(config.parse(values), data=data, device="cpu").rounds
+    rows = train(config.parse(values), data=data, device="cpu").rounds
     for name, expected in GOLDEN[method].items():
         assert [row[name] for row in rows] == pytest.approx(expected, abs=1e-4), name
 
@@ -80,7 +83,7 @@ def test_golden_losses(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["semisfl", "supervised"])
 def test_learns_a_toy_set(method: str) -> None:
     settings = small(f"method={method}", "rounds=8", "server.steps=8", "clients.batch=16")
-    result = run.train(settings, data=DATA, device="cpu")
+    result = train(settings, data=DATA, device="cpu")
     assert result.rounds[0]["accuracy"] < 80
     assert result.accuracy > 90 and result.best >= result.accuracy
     assert result.rounds[-1]["loss_supervised"] < result.rounds[0]["loss_supervised"]
@@ -91,7 +94,7 @@ def test_learns_a_toy_set(method: str) -> None:
 
 
 def test_rows_hold_what_is_promised() -> None:
-    rows = run.train(small("runtime.evaluate_every=2"), data=DATA, device="cpu").rounds
+    rows = train(small("runtime.evaluate_every=2"), data=DATA, device="cpu").rounds
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
     assert ["accuracy" in row for row in rows] == [False, True, False, True, True]
     row = rows[-1]
@@ -111,7 +114,7 @@ def test_rows_hold_what_is_promised() -> None:
 
 
 def test_supervised_only_sends_nothing() -> None:
-    rows = run.train(small("method=supervised", "rounds=2"), data=DATA, device="cpu").rounds
+    rows = train(small("method=supervised", "rounds=2"), data=DATA, device="cpu").rounds
     assert rows[-1]["bytes"] == {} and rows[-1]["bytes_total"] == 0
 
 
@@ -120,13 +123,13 @@ def test_own_model_and_partition() -> None:
     own = Partition(
         np.sort(order[:30]), tuple(np.sort(part) for part in np.array_split(order[30:], 5))
     )
-    result = run.train(small("rounds=1"), data=DATA, partition=own, model=bn_model(), device="cpu")
+    result = train(small("rounds=1"), data=DATA, partition=own, model=bn_model(), device="cpu")
     assert len(result.rounds) == 1 and not result.stopped
 
 
 def test_same_seed_same_run_other_seed_other_run() -> None:
     one, same, other = (
-        run.train(small("rounds=2", f"seed={seed}"), data=DATA, device="cpu") for seed in (3, 3, 4)
+        train(small("rounds=2", f"seed={seed}"), data=DATA, device="cpu") for seed in (3, 3, 4)
     )
     assert plain(one.rounds) == plain(same.rounds) != plain(other.rounds)
 
@@ -181,18 +184,18 @@ def test_resume_is_bit_identical(
 ) -> None:
     assignments, model = CASES[case]
     settings = small(*assignments)
-    run.train(settings, data=DATA, model=model(), device="cpu", out=tmp_path / "whole")
+    train(settings, data=DATA, model=model(), device="cpu", out=tmp_path / "whole")
     whole = RunDirectory.open(tmp_path / "whole")
     # At random iterations, and in the very first one; each run is interrupted twice.
     rng = seeds.generator(0, "stop", case)
     for first in (1, int(rng.integers(2, iterations(case) - 8))):
         path = tmp_path / f"stopped at {first}"
         with stopping_at(first, monkeypatch):
-            result = run.train(settings, data=DATA, model=model(), device="cpu", out=path)
+            result = train(settings, data=DATA, model=model(), device="cpu", out=path)
         assert result.stopped and len(result.rounds) < 5
         with stopping_at(int(rng.integers(1, 6)), monkeypatch):
-            assert run.resume(path, data=DATA, model=model(), device="cpu").stopped
-        result = run.resume(path, data=DATA, model=model(), device="cpu")
+            assert resume(path, data=DATA, model=model(), device="cpu").stopped
+        result = resume(path, data=DATA, model=model(), device="cpu")
         assert not result.stopped and len(result.rounds) == 5
         again = RunDirectory.open(path)
         for name in ("latest", "best"):
@@ -201,27 +204,27 @@ def test_resume_is_bit_identical(
 
 
 def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(tmp_path: Path) -> None:
-    run.train(small(), data=DATA, device="cpu", out=tmp_path / "whole")
+    train(small(), data=DATA, device="cpu", out=tmp_path / "whole")
 
     def crash(row: dict[str, Any]) -> None:
         if row["round"] == 2:
             raise RuntimeError("power failure")
 
     with pytest.raises(RuntimeError, match="power failure"):
-        run.train(small(), data=DATA, device="cpu", out=tmp_path / "crashed", observe=crash)
+        train(small(), data=DATA, device="cpu", out=tmp_path / "crashed", observe=crash)
     crashed, whole = RunDirectory.open(tmp_path / "crashed"), RunDirectory.open(tmp_path / "whole")
     with open(crashed.path / "metrics.jsonl", "a") as file:
         file.write('{"round": 3, "loss_su')  # a line that was cut off
     assert crashed.load("latest")["round"] == 2
-    run.resume(tmp_path / "crashed", data=DATA, device="cpu")
+    resume(tmp_path / "crashed", data=DATA, device="cpu")
     assert plain(crashed.metrics()) == plain(whole.metrics())
     assert checkpoint.digest(crashed.load()) == checkpoint.digest(whole.load())
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    first = run.train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
+    first = train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
     before = (tmp_path / "run" / "latest.safetensors").read_bytes()
-    result = run.resume(tmp_path / "run", data=DATA, device="cpu")
+    result = resume(tmp_path / "run", data=DATA, device="cpu")
     assert (result.accuracy, result.best, result.stopped) == (first.accuracy, first.best, False)
     assert (tmp_path / "run" / "latest.safetensors").read_bytes() == before
 
@@ -231,7 +234,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     settings = small("data.name=bilder/ü 😀", "fedswitch.iid_threshold=inf", "rounds=3")
-    result = run.train(settings, data=DATA, device="cpu", out=tmp_path / "run")
+    result = train(settings, data=DATA, device="cpu", out=tmp_path / "run")
     directory = RunDirectory.open(tmp_path / "run")
     assert directory.config() == settings
     assert {"semisfl", "torch", "python"} <= json.loads(
@@ -246,18 +249,18 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
 
 
 def test_never_overwrites_a_run(tmp_path: Path) -> None:
-    run.train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(
         ValueError, match="already holds a run; choose another --out, or continue it with"
     ):
-        run.train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+        train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
 def test_a_mistake_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="labeled = 500 exceeds the 240 training images"):
-        run.train(small("data.labeled=500"), data=DATA, device="cpu", out=tmp_path / "run")
+        train(small("data.labeled=500"), data=DATA, device="cpu", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -280,10 +283,10 @@ def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_resume_wants_a_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
-        run.resume(tmp_path)
+        resume(tmp_path)
     RunDirectory.create(tmp_path / "run", small())
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*start it anew"):
-        run.resume(tmp_path / "run", data=DATA)
+        resume(tmp_path / "run", data=DATA)
 
 
 # --- damage and full disks ---------------------------------------------------------------------------
@@ -349,7 +352,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 def test_resume_from_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
-    run.train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     file = tmp_path / "run" / "latest.safetensors"
     damaged = bytearray(file.read_bytes())
     damaged[-5] ^= 1
@@ -357,34 +360,32 @@ def test_resume_from_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"does not match its hash.*best.safetensors"
     ) as error:
-        run.resume(tmp_path / "run", data=DATA, device="cpu")
+        resume(tmp_path / "run", data=DATA, device="cpu")
     one_line(error, file)
 
 
 def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = run.train(small(), data=DATA, device="cpu")
+    whole = train(small(), data=DATA, device="cpu")
     full = False
 
     def fsync(_: int) -> None:
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def append(path: Path, data: bytes, really: Any = rundir._append_whole) -> None:
+    def append(path: Path, data: bytes, really: Any = run_directory._append_whole) -> None:
         fsync(0)
         really(path, data)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(rundir, "_append_whole", append)
+    monkeypatch.setattr(run_directory, "_append_whole", append)
 
     def fill(row: dict[str, Any]) -> None:
         nonlocal full
         full = row["round"] in (1, 2)
 
-    result = run.train(
-        small("rounds=4"), data=DATA, device="cpu", out=tmp_path / "run", observe=fill
-    )
+    result = train(small("rounds=4"), data=DATA, device="cpu", out=tmp_path / "run", observe=fill)
     assert not result.stopped and len(result.rounds) == 4
     directory = RunDirectory.open(tmp_path / "run")
     # Round 3's checkpoint met the full disk: the one of round 2 is whole. Metrics were in memory.
@@ -393,7 +394,7 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
     assert "No space left on device; the previous one is kept" in caplog.text
     assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
     full = False
-    again = run.resume(tmp_path / "run", data=DATA, device="cpu")
+    again = resume(tmp_path / "run", data=DATA, device="cpu")
     assert (
         [row["round"] for row in directory.metrics()]
         == [0, 1, 2, 3]
@@ -458,7 +459,7 @@ def test_checkpoint_that_did_not_fit_leaves_the_previous_one(
 )
 def test_mistakes_are_said_in_one_line(assignments: list[str], said: str) -> None:
     with pytest.raises(ValueError) as error:
-        run.train(small(*assignments), data=DATA, device="cpu")
+        train(small(*assignments), data=DATA, device="cpu")
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -467,13 +468,13 @@ def test_partition_and_clients_must_agree() -> None:
     with pytest.raises(
         ValueError, match=r"the data has 4 clients but clients.total = 5; set clients.total = 4"
     ):
-        run.train(small(), data=DATA, partition=own, device="cpu")
+        train(small(), data=DATA, partition=own, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:", "cpu:1"])
 def test_unknown_device(name: str) -> None:
     with pytest.raises(ValueError, match=f"--device '{name}' is not known; use auto, cpu, cuda or"):
-        run.train(small(), data=DATA, device=name)
+        train(small(), data=DATA, device=name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -482,4 +483,4 @@ def test_absent_gpu(name: str) -> None:
     with pytest.raises(
         ValueError, match="no CUDA device is available here; use --device cpu or auto"
     ):
-        run.train(small(), data=DATA, device=name)
+        train(small(), data=DATA, device=name)

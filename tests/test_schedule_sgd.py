@@ -8,8 +8,8 @@ from torch import nn
 
 from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.algorithm.sgd import SGD
 from semisfl.config import OptimizerConfig
+from semisfl.engine.sgd import SGD
 
 
 def test_cosine_by_hand() -> None:

@@ -8,14 +8,15 @@ import torch
 import toy
 from torch.nn import functional as F
 
-from semisfl import run, seeds
-from semisfl.algorithm.batchnorm import combine, recompute_statistics, statistics_of
+from semisfl import seeds
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound, draw_active
-from semisfl.methods.semifl import SemiFL, SemiFLWork, mix, semifl_loss
+from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_loss
+from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of
+from semisfl.runs.experiment import Experiment
 
 
-def make(*assignments: str, **kind: bool) -> tuple[run.Experiment, SemiFL]:
+def make(*assignments: str, **kind: bool) -> tuple[Experiment, SemiFL]:
     experiment = toy.assemble("semifl", *assignments, **kind)
     assert isinstance(experiment.method, SemiFL)
     return experiment, experiment.method

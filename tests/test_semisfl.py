@@ -8,12 +8,14 @@ import torch
 from torch import nn
 from twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
-from semisfl import checkpoint, config, presets
+from semisfl import config, presets
 from semisfl.config import Config
 from semisfl.fleet.base import Features, RoundAborted
 from semisfl.methods import statistics
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.run import Experiment, assemble, divide, run_rounds
+from semisfl.runs import checkpoint
+from semisfl.runs.experiment import Experiment, assemble, divide
+from semisfl.runs.loop import run_rounds
 
 DATA = toy_data()
 SMALL: dict[str, Any] = {

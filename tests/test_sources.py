@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.data import hub, packed, sources
+from semisfl.data import decode, hub, sources
 from semisfl.data.sources import SOURCES, Dataset, load
 
 
@@ -256,7 +256,7 @@ def test_different_sizes_are_resized_to_the_most_common_and_said_so(tmp_path):
 
 
 def test_a_set_too_large_to_decode_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "MAX_DECODED", 1000)
+    monkeypatch.setattr(decode, "MAX_DECODED", 1000)
     refuses(
         "12 images of 8x8 take .* above the limit .* give a smaller size", class_folder(tmp_path)
     )
@@ -357,13 +357,13 @@ def test_bad_folders(tmp_path):
 def decodes(monkeypatch) -> list[int]:
     """Counts calls that really decode."""
     calls: list[int] = []
-    decode = packed.decode
+    really = decode.decode
 
-    def counted(rows: packed.Rows, size: int | None, channels: int | None) -> packed.Decoded:
+    def counted(rows: decode.Rows, size: int | None, channels: int | None) -> decode.Decoded:
         calls.append(len(rows.labels))
-        return decode(rows, size, channels)
+        return really(rows, size, channels)
 
-    monkeypatch.setattr(packed, "decode", counted)
+    monkeypatch.setattr(decode, "decode", counted)
     return calls
 
 

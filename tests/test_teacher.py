@@ -8,7 +8,7 @@ from torch import nn
 from twin import bn_model
 
 from semisfl.algorithm.teacher import Teacher
-from semisfl.algorithm.weights import Weights
+from semisfl.engine.weights import Weights
 from semisfl.models import split
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from semisfl.algorithm.sgd import SGD
 from semisfl.algorithm.teacher import Teacher
-from semisfl.algorithm.weights import ALIGNMENT, Weights, clone, weights_of
 from semisfl.config import OptimizerConfig
-from semisfl.fleet.stack import Stack
+from semisfl.engine.sgd import SGD
+from semisfl.engine.stack import Stack
+from semisfl.engine.weights import ALIGNMENT, Weights, clone, weights_of
 from tests.twin import bn_model
 
 

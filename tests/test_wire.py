@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from semisfl import seeds
 from semisfl.fleet.codec import CODECS, state_bytes
-from semisfl.fleet.wire import (
+from semisfl.net.frames import (
     MAX_DEPTH,
     MAX_HEADER,
     MAX_ITEMS,

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from semisfl import config, run
+from semisfl import config
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.batches import ViewKind, make_view, plan
+from semisfl.data.batches import ViewKind, draw_view, make_view
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.runs import experiment
 
 CLASSES = 4
 
@@ -74,11 +75,11 @@ def values(method: str, *assignments: str) -> Config:
 
 def assemble(
     method: str, *assignments: str, batchnorm: bool = False, dropout: bool = False
-) -> run.Experiment:
+) -> experiment.Experiment:
     data = dataset()
     model = network(batchnorm, dropout)
     settings = values(method, *assignments)
-    return run.assemble(settings, data, partition(data), model, device="cpu")
+    return experiment.assemble(settings, data, partition(data), model, device="cpu")
 
 
 def shown(
@@ -93,7 +94,7 @@ def shown(
     data, augment = dataset(), settings.data.augment
     augmentation = Augmentation(augment.flip, augment.pad, augment.operations, augment.cutout)
     indices = partition(data).clients[client][places]
-    planned = plan(
+    planned = draw_view(
         augmentation, view, indices, (12, 12), settings.seed, purpose, round_index, client
     )
     images = Normalizer.of(data.mean, data.std)(make_view(data.images, planned))

@@ -21,7 +21,7 @@ from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.data.batches import Planned, draw_batches, make_view, plan, split_views
+from semisfl.data.batches import DrawnView, draw_batches, draw_view, make_view, split_views
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.base import draw_active
@@ -174,7 +174,7 @@ class PlainTwin:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         """How long each step took, by phase; drawing and augmenting images not included."""
 
-    def _images(self, planned: Planned, step: int) -> Tensor:
+    def _images(self, planned: DrawnView, step: int) -> Tensor:
         made = make_view(self.data.images, planned[step : step + 1])
         return self.normalizer(made).contiguous()
 
@@ -197,7 +197,7 @@ class PlainTwin:
         batch = config.server.batch
         chosen = labeled[draw_batches(rng, len(labeled), steps, batch, least=100 * batch)]
         first, second = (
-            plan(
+            draw_view(
                 self.augmentation,
                 config.semisfl.labeled_view,
                 chosen,

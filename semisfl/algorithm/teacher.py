@@ -6,7 +6,7 @@ from typing import Generic
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.weights import Following, Home, Module, Weights, clone, weights_of
+from semisfl.engine.weights import Following, Home, Module, Weights, clone, weights_of
 
 
 class Teacher(Generic[Module]):

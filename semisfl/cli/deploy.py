@@ -49,7 +49,7 @@ def needs_network() -> Iterator[None]:
 def init(directory: Directory = Path("certs")) -> None:
     """Make the authority that signs the others."""
     with needs_network():
-        from semisfl import certs
+        from semisfl.net import certs
     _made(certs.make_authority(directory), directory / "authority.crt")
 
 
@@ -62,7 +62,7 @@ def server(
 ) -> None:
     """Make the server's certificate."""
     with needs_network():
-        from semisfl import certs
+        from semisfl.net import certs
     _made(certs.make_server(directory, names), directory / "server.crt")
 
 
@@ -70,7 +70,7 @@ def server(
 def client(name: Name, directory: Directory = Path("certs")) -> None:
     """Make a device's certificate: a folder to carry to it."""
     with needs_network():
-        from semisfl import certs
+        from semisfl.net import certs
     _made(certs.make_client(directory, name), directory / "clients" / name)
 
 
@@ -78,7 +78,7 @@ def client(name: Name, directory: Directory = Path("certs")) -> None:
 def revoke(name: Name, directory: Directory = Path("certs")) -> None:
     """Turn a device away from now on."""
     with needs_network():
-        from semisfl import certs
+        from semisfl.net import certs
     serials = certs.revoke(directory, name)
     print(
         f"revoked {len(serials)} certificate(s) of {name}; a running server turns it away at once"
@@ -89,7 +89,7 @@ def revoke(name: Name, directory: Directory = Path("certs")) -> None:
 def list_certificates(directory: Directory = Path("certs"), as_json: Json = False) -> None:
     """Every certificate ever made."""
     with needs_network():
-        from semisfl import certs
+        from semisfl.net import certs
     rows = certs.listing(directory)
     if as_json:
         print(
@@ -125,10 +125,10 @@ def serve(
 ) -> None:
     """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
     with needs_network():
-        from semisfl import network
+        from semisfl.runs import network
     from semisfl import config
     from semisfl.cli.training import StopSignals
-    from semisfl.rundir import RunDirectory
+    from semisfl.runs.directory import RunDirectory
 
     place = (
         resume or out or Path("runs") / f"{name_of(preset)}-served-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -175,8 +175,8 @@ def join(
 ) -> None:
     """Take part with this device's images until the run ends; reconnects by itself."""
     with needs_network():
-        from semisfl import network
-        from semisfl.fleet.link import Rejected
+        from semisfl.net.client.connection import Rejected
+        from semisfl.runs import network
     if certs is None and not insecure_loopback:
         raise ValueError(
             "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
@@ -204,7 +204,7 @@ def demo_network(
 ) -> None:
     """A server and four devices on this machine: real TLS, the embedded digits, under two minutes."""
     with needs_network():
-        from semisfl import network
+        from semisfl.runs import network
     place = out or Path("runs") / f"demo-network-{time.strftime('%Y%m%d-%H%M%S')}"
     if place.exists():
         raise ValueError(f"{place} exists already; choose another --out")

@@ -115,7 +115,7 @@ def _style(column: str) -> str:
 def show(preset: Preset = "digits", settings: Settings = None, json_: Json = False) -> None:
     """Print a configuration, a line of explanation a field; saved to FILE.toml, `run` takes it."""
     from semisfl import config as configs
-    from semisfl.show import commented_toml
+    from semisfl.toml import commented_toml
 
     config = configs.parse(values_of(preset, settings))
     print(config.model_dump_json() if json_ else commented_toml(config), end="\n" if json_ else "")
@@ -130,7 +130,7 @@ def partition(
     """Draw who holds what: the server's labels and every client's images, by class."""
     from semisfl import config as configs
     from semisfl.data import partition as partitions
-    from semisfl.run import load_data
+    from semisfl.runs.experiment import load_data
 
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()
@@ -166,7 +166,7 @@ def costs(
     The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
     """
     from semisfl import config as configs
-    from semisfl.costs import LOOKS, plan
+    from semisfl.costs.traffic import LOOKS, method_costs
     from semisfl.data import sources
 
     config = configs.parse(values_of(preset, settings))
@@ -177,7 +177,7 @@ def costs(
         data = sources.load(name, size=side)
         shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
         classes = len(data.classes)
-    rows = plan(config, (shape[0], side, side) if side else shape, classes, up, down)
+    rows = method_costs(config, (shape[0], side, side) if side else shape, classes, up, down)
     if json_:
         print(
             json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})

@@ -10,10 +10,10 @@ import typer
 from rich import box
 from rich.table import Table
 
-from semisfl import curves, report
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
-from semisfl.report import Group, Summary
+from semisfl.runs import plots, report
+from semisfl.runs.report import Group, Summary
 
 Target = Annotated[
     float | None,
@@ -42,13 +42,13 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several seeds; mean ± standard error, and a picture."""
-    from semisfl import compare as comparison
     from semisfl.cli import training
     from semisfl.methods import METHODS
+    from semisfl.runs import compare as comparison
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
     chosen = comparison.choose_methods(methods)
-    jobs = comparison.plan(values_of(preset, settings), chosen, seeds, folder)
+    jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
     with training.StopSignals() as signals:
@@ -69,7 +69,7 @@ def compare(
             print("stopped; the same command continues")
             return
     results = comparison.results(jobs, target)
-    picture = _draw([group for group, _ in results], folder / "compare.png", curves.ACCURACY)
+    picture = _draw([group for group, _ in results], folder / "compare.png", plots.ACCURACY)
     summaries = [summary for _, summary in results]
     _tell(
         summaries, [METHODS[summary.method].title for summary in summaries], target, picture, json_
@@ -89,16 +89,16 @@ def report_(
     groups = report.group_runs(report.find_runs(runs))
     summaries = [report.summarise(group, target) for group in groups]
     place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
-    picture = _draw(groups, place, curves.ACCURACY + curves.TRAINING)
+    picture = _draw(groups, place, plots.ACCURACY + plots.TRAINING)
     _tell(summaries, [summary.label for summary in summaries], target, picture, json_)
 
 
-def _draw(groups: Sequence[Group], path: Path, panels: Sequence[curves.Panel]) -> Path | None:
+def _draw(groups: Sequence[Group], path: Path, panels: Sequence[plots.Panel]) -> Path | None:
     """The picture, where matplotlib is there to draw it."""
     if importlib.util.find_spec("matplotlib") is None:
         console.say("warning: no picture, as matplotlib is not installed; pip install matplotlib")
         return None
-    curves.draw(groups, path, panels)
+    plots.draw(groups, path, panels)
     return path
 
 

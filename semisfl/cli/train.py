@@ -54,7 +54,7 @@ def run(
 
 
 def _tell(result: Any, as_json: bool) -> None:
-    from semisfl.rundir import RunDirectory
+    from semisfl.runs.directory import RunDirectory
 
     config = RunDirectory.open(result.directory).config()
     done = len(result.rounds)
@@ -102,7 +102,7 @@ def bench(
     ] = False,
 ) -> None:
     """Seconds a round on this machine, where they go, and how they grow with the clients."""
-    from semisfl.bench import main
+    from semisfl.runs.bench import main
 
     result = main(device, quick)
     if as_json:

@@ -10,15 +10,16 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from semisfl import checkpoint
 from semisfl.cli import console
 from semisfl.config import Config
 from semisfl.data import partition as partitions
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.hardware import Hardware
-from semisfl.run import Result, assemble, load_data, run_rounds
-from semisfl.rundir import RunDirectory
+from semisfl.engine.hardware import Hardware
+from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import assemble, load_data
+from semisfl.runs.loop import Result, run_rounds
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.kernels import fused
+from semisfl.engine.kernels import fused
 
 ViewKind = Literal["weak", "strong", "plain"]
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Planned:
+class DrawnView:
     """Which images a view shows at each step, and what was drawn for each of them."""
 
     view: ViewKind
@@ -27,37 +27,37 @@ class Planned:
     draws: Any
     """WeakDraws or StrongDraws with the same leading shape; None for plain images."""
 
-    def __getitem__(self, steps: slice) -> "Planned":
-        return Planned(
+    def __getitem__(self, steps: slice) -> "DrawnView":
+        return DrawnView(
             self.view, self.indices[steps], None if self.draws is None else self.draws[steps]
         )
 
 
-Views = tuple[Mapping[str, Planned], Mapping[str, Tensor]]
+Views = tuple[Mapping[str, DrawnView], Mapping[str, Tensor]]
 """What a round shows, and tensors [steps, ...] that are read along with it."""
 
 
-def plan(
+def draw_view(
     augmentation: Augmentation,
     view: ViewKind,
     indices: np.ndarray,
     size: tuple[int, int],
     seed: int,
     *purpose: int | str,
-) -> Planned:
+) -> DrawnView:
     """``view`` of the images ``indices`` [steps, rows], its draws a function of ``purpose``."""
     rng = seeds.generator(seed, *purpose)
     draw = {"weak": augmentation.draw_weak, "strong": augmentation.draw_strong}.get(view)
-    return Planned(view, indices, draw(rng, indices.shape, *size) if draw else None)
+    return DrawnView(view, indices, draw(rng, indices.shape, *size) if draw else None)
 
 
-def side_by_side(plans: list[Planned]) -> Planned:
+def side_by_side(plans: list[DrawnView]) -> DrawnView:
     """The same step of several clients as one batch."""
     indices = np.concatenate([item.indices for item in plans], axis=1)
     draws = [item.draws for item in plans]
     if draws[0] is None:
-        return Planned(plans[0].view, indices, None)
-    return Planned(plans[0].view, indices, type(draws[0]).concatenate(draws, axis=1))
+        return DrawnView(plans[0].view, indices, None)
+    return DrawnView(plans[0].view, indices, type(draws[0]).concatenate(draws, axis=1))
 
 
 def draw_batches(
@@ -83,17 +83,19 @@ def split_views(
     seed: int,
     round_index: int,
     client: int,
-) -> dict[str, Planned]:
+) -> dict[str, DrawnView]:
     """The strong and the weak view of one client's images in a split round."""
     rng = seeds.generator(seed, "batches", round_index, client)
     indices = shard[draw_batches(rng, len(shard), steps, batch)]
     return {
-        "strong": plan(augmentation, "strong", indices, size, seed, "strong", round_index, client),
-        "weak": plan(augmentation, "weak", indices, size, seed, "weak", round_index, client),
+        "strong": draw_view(
+            augmentation, "strong", indices, size, seed, "strong", round_index, client
+        ),
+        "weak": draw_view(augmentation, "weak", indices, size, seed, "weak", round_index, client),
     }
 
 
-def make_view(images: Tensor, planned: Planned) -> Tensor:
+def make_view(images: Tensor, planned: DrawnView) -> Tensor:
     """uint8 images of ``planned``, its leading shape flattened."""
     index = torch.from_numpy(np.ascontiguousarray(planned.indices.reshape(-1))).to(
         images.device, non_blocking=True
@@ -107,7 +109,7 @@ def make_view(images: Tensor, planned: Planned) -> Tensor:
 
 @dataclass(frozen=True)
 class _Prepared:
-    plans: Mapping[str, Planned]
+    plans: Mapping[str, DrawnView]
     made: Mapping[str, Tensor]
     extras: Mapping[str, Tensor]
 
@@ -138,12 +140,12 @@ class RoundBatches:
         self._counter = torch.zeros(1, dtype=torch.long, device=images.device)
         self._views: dict[str, Tensor] = {}
         self._extras: dict[str, Tensor] = {}
-        self._plans: Mapping[str, Planned] = {}
+        self._plans: Mapping[str, DrawnView] = {}
         self._waiting: tuple[Key, _Prepared] | None = None
         self._step = self._first = self._last = 0
 
     def start(
-        self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor] | None = None
+        self, plans: Mapping[str, DrawnView], extras: Mapping[str, Tensor] | None = None
     ) -> None:
         """Begin a round; ``extras`` are tensors [steps, ...] read along with the views."""
         self._begin(self._prepare(plans, extras or {}))
@@ -157,7 +159,7 @@ class RoundBatches:
         """Make the views of a coming round beside those in use."""
         self._waiting = key, self._prepare(*make(*key))
 
-    def _prepare(self, plans: Mapping[str, Planned], extras: Mapping[str, Tensor]) -> _Prepared:
+    def _prepare(self, plans: Mapping[str, DrawnView], extras: Mapping[str, Tensor]) -> _Prepared:
         made = {name: self._make(planned) for name, planned in plans.items()} if self.whole else {}
         return _Prepared(plans, made, extras)
 
@@ -175,7 +177,7 @@ class RoundBatches:
     def _steps(self) -> int:
         return len(next(iter(self._plans.values())).indices)
 
-    def _make(self, planned: Planned) -> Tensor:
+    def _make(self, planned: DrawnView) -> Tensor:
         made = make_view(self.images, planned)
         return made.view(*planned.indices.shape, *made.shape[1:])
 

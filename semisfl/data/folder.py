@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from semisfl.data.packed import Rows, Source, open_image
+from semisfl.data.decode import Rows, Source, open_image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm"}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image as PILImage
 
-from semisfl.data.packed import Rows, Source, open_image
+from semisfl.data.decode import Rows, Source, open_image
 
 
 @dataclass(frozen=True)

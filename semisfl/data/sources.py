@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from semisfl.data import folder, hub, packed
-from semisfl.data.packed import Decoded, Source
+from semisfl.data import decode, folder, hub, npz
+from semisfl.data.decode import Decoded, Source
 
 CACHE_FORMAT = 1  # raise it when decoding changes: older cached copies are then passed over
 
@@ -136,7 +136,7 @@ def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Da
 
 
 def _digits(size: int | None, cache: Path | None) -> Dataset:
-    found = packed.source([Path(__file__).with_name("digits.npz")])
+    found = npz.source([Path(__file__).with_name("digits.npz")])
     return _dataset(found, LOOKS["digits"], size, cache)
 
 
@@ -155,8 +155,8 @@ def _at(path: Path, config: str | None = None) -> Source | None:
     """What lies at a path, or None."""
     if hub.is_copy(path):
         return hub.copy(path, config)
-    if files := packed.find(path):
-        return packed.source(files)
+    if files := npz.find(path):
+        return npz.source(files)
     if path.is_dir():
         return folder.source(path)
     if path.exists():
@@ -174,7 +174,7 @@ def _in_environment(name: str) -> Source | None:
         raise ValueError(f"SEMISFL_DATA = {place} does not exist; correct or unset it")
     config = hub.SETS[name].config if name in hub.SETS else None
     inside = _at(root / name, config) if root.is_dir() else None
-    if inside is None and packed.is_called(root, name):
+    if inside is None and npz.is_called(root, name):
         return _at(root, config)
     return inside
 
@@ -216,14 +216,14 @@ def _check_test(dataset: Dataset) -> None:
 def _cached(source: Source, size: int | None, channels: int | None, cache: Path | None) -> Decoded:
     """Decode a source, or read what an earlier call decoded."""
     if not source.files:
-        return packed.decode(source.rows(), size, channels)
+        return decode.decode(source.rows(), size, channels)
     if cache is None:
         cache = Path(os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl")
     file = cache / f"{source.name}-{_fingerprint(source, size, channels)}.npz"
     # Missing, truncated, damaged (every array has a checksum) or foreign: decode again.
     with contextlib.suppress(Exception):
         return _read_cache(file)
-    found = packed.decode(source.rows(), size, channels)
+    found = decode.decode(source.rows(), size, channels)
     try:
         _write_cache(file, found)
     except OSError as error:

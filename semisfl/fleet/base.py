@@ -120,7 +120,7 @@ class FullRound:
 
 
 @dataclass(frozen=True)
-class Result:
+class ClientResult:
     """What one client answered: named states, plain numbers; ``states`` empty if it had nothing."""
 
     client: int
@@ -174,7 +174,7 @@ class ClientRuntime(Protocol):
         """Softmax of ``model`` in eval mode on one ``view`` ("weak" or "plain") of every local image."""
         ...
 
-    def plan(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
+    def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
         """``view`` ("weak", "strong", "plain") of local images ``indices`` [steps, batch], for ``batch_of``."""
         ...
 
@@ -244,7 +244,7 @@ class Fleet(Protocol):
         """The plain mean of the bottoms of the clients that are still there."""
         ...
 
-    def train(self, work: ClientWork, plan: FullRound) -> list[Result]: ...
+    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...
 
 
 Step = Callable[[], None]

@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-Shape = Sequence[int]
+Dimensions = Sequence[int]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
@@ -25,8 +25,8 @@ class Codec(ABC):
     name: str
 
     @abstractmethod
-    def layout(self, shape: Shape) -> Layout:
-        """Shape and dtype of every part that crosses for a tensor of this shape."""
+    def layout(self, shape: Dimensions) -> Layout:
+        """Dimensions and dtype of every part that crosses for a tensor of this shape."""
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
@@ -44,7 +44,7 @@ class Codec(ABC):
         """What the other side will hold."""
         return self.decode(self.encode(tensor), tensor.dtype)
 
-    def size(self, shape: Shape) -> int:
+    def size(self, shape: Dimensions) -> int:
         """Bytes that cross for a tensor of this shape."""
         return sum(prod(part) * dtype.itemsize for part, dtype in self.layout(shape))
 
@@ -56,7 +56,7 @@ class Cast(Codec):
     name: str
     dtype: torch.dtype
 
-    def layout(self, shape: Shape) -> Layout:
+    def layout(self, shape: Dimensions) -> Layout:
         return ((tuple(shape), self.dtype),)
 
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
@@ -85,7 +85,7 @@ class RowScaled(Codec):
     # Below this, value / 127 · maximum would be subnormal: rounded differently by each device.
     smallest: float = 2.0**-100
 
-    def layout(self, shape: Shape) -> Layout:
+    def layout(self, shape: Dimensions) -> Layout:
         if not self._has_rows(shape):
             return ((tuple(shape), torch.float32),)
         return ((tuple(shape), torch.int8), ((shape[0],), torch.float32))
@@ -120,7 +120,7 @@ class RowScaled(Codec):
         return bool(((holds & scale.isfinite()) | empty).all())
 
     @staticmethod
-    def _has_rows(shape: Shape) -> bool:
+    def _has_rows(shape: Dimensions) -> bool:
         return len(shape) > 1 and prod(shape[1:]) > 1
 
 
@@ -139,7 +139,7 @@ def codec_for(codec: str, dtype: torch.dtype) -> Codec:
     return CODECS[codec] if dtype.is_floating_point else Cast("raw", dtype)
 
 
-def tensor_bytes(tensor: Tensor | tuple[Shape, torch.dtype], codec: str) -> int:
+def tensor_bytes(tensor: Tensor | tuple[Dimensions, torch.dtype], codec: str) -> int:
     """Bytes that cross for a tensor, or for a (shape, dtype)."""
     shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else tensor
     return codec_for(codec, dtype).size(shape)

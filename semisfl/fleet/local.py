@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.algorithm.sgd import SGD
-from semisfl.algorithm.weights import batchnorms, clone
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
+from semisfl.engine.hardware import Hardware
+from semisfl.engine.sgd import SGD
+from semisfl.engine.stack import Stack
+from semisfl.engine.weights import batchnorms, clone
 from semisfl.fleet.base import (
+    ClientResult,
     ClientWork,
     Features,
     FullRound,
-    Result,
     SplitRound,
     State,
     Traffic,
@@ -25,9 +27,7 @@ from semisfl.fleet.base import (
     mean_state,
 )
 from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
-from semisfl.fleet.full import FullModelClients
-from semisfl.fleet.stack import Stack
-from semisfl.hardware import Hardware
+from semisfl.fleet.local_full import FullModelClients
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 
@@ -219,5 +219,5 @@ class LocalFleet:
 
     # --- a full-model round ----------------------------------------------------------------------
 
-    def train(self, work: ClientWork, plan: FullRound) -> list[Result]:
+    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
         return self._full.train(work, plan)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from semisfl.fleet.base import ClientWork
 from semisfl.methods.base import Method, Setup
-from semisfl.methods.fedmatch import FedMatch, FedMatchWork
+from semisfl.methods.fedmatch.method import FedMatch, FedMatchWork
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork
 from semisfl.methods.fedswitch_sl import FedSwitchSL
-from semisfl.methods.semifl import SemiFL, SemiFLWork, StatisticsWork
+from semisfl.methods.semifl.method import SemiFL, SemiFLWork, StatisticsWork
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.methods.supervised import Supervised
 

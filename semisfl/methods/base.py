@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.config import Config, View
-from semisfl.data.batches import RoundBatches, Views, draw_batches, plan
+from semisfl.data.batches import RoundBatches, Views, draw_batches, draw_view
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import Fleet
-from semisfl.hardware import Hardware
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 
@@ -94,7 +94,7 @@ class LabeledImages:
         images = self._batches.images
         size = (images.shape[2], images.shape[3])
         plans = {
-            f"view{number}": plan(
+            f"view{number}": draw_view(
                 self._batches.augmentation,
                 view,
                 indices,

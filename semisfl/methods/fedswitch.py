@@ -17,15 +17,15 @@ from semisfl.algorithm.teacher import Teacher, follow
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
 from semisfl.methods.base import Setup
-from semisfl.methods.full import (
+from semisfl.methods.full_model import (
     SupervisedPhase,
     active_clients,
+    count,
     given,
-    read_tally,
+    read_counter,
     report,
-    start_tally,
+    start_counter,
     states_of,
-    tally,
     whole,
 )
 
@@ -110,9 +110,9 @@ class FedSwitchWork:
         client.hold("by_teacher", torch.tensor(float(by_teacher)))
         client.hold("keep", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
-        client.plan("strong", "strong", indices)
-        client.plan("weak", "weak", indices)
-        start_tally(client)
+        client.draw_view("strong", "strong", indices)
+        client.draw_view("weak", "weak", indices)
+        start_counter(client)
         return True
 
     @staticmethod
@@ -133,8 +133,8 @@ class FedSwitchWork:
         loss = consistency(student(client.batch_of("strong")), labels, confident)
         client.descend(student, loss)
         follow(labeller, student, client.held("keep"))
-        tally(client, loss, confident)
+        count(client, loss, confident)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        numbers = {**read_tally(client), "by_teacher": float(client.held("by_teacher"))}
+        numbers = {**read_counter(client), "by_teacher": float(client.held("by_teacher"))}
         return {"student": client.model("student").state_dict()}, numbers

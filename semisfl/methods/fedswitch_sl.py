@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.losses import consistency
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.algorithm.sgd import SGD
 from semisfl.algorithm.teacher import Teacher
+from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, Setup
 from semisfl.methods.fedswitch import divergence
-from semisfl.methods.full import SupervisedPhase, active_clients, whole
+from semisfl.methods.full_model import SupervisedPhase, active_clients, whole
 
 
 class FedSwitchSL:

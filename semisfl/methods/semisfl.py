@@ -16,8 +16,8 @@ from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.losses import consistency, contrastive, pseudo_label
 from semisfl.algorithm.queue import QUEUES
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.algorithm.sgd import SGD
 from semisfl.algorithm.teacher import Teacher
+from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import Features, SplitRound, draw_active
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup

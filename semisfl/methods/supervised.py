@@ -7,7 +7,7 @@ from torch import nn
 
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.methods.base import Setup
-from semisfl.methods.full import SupervisedPhase, whole
+from semisfl.methods.full_model import SupervisedPhase, whole
 
 
 class Supervised:

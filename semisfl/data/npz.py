@@ -1,0 +1,147 @@
+"""Packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from semisfl.data.decode import Rows, Source, open_image
+
+SHARD = re.compile(r"_(\d+)of(\d+)$")
+
+
+def group(path: Path) -> tuple[str, int]:
+    """The set a file belongs to and its number of shards: ``a_0of2.npz`` -> ``("a", 2)``."""
+    match = SHARD.search(path.stem)
+    return (path.stem[: match.start()], int(match[2])) if match else (path.stem, 0)
+
+
+def is_called(path: Path, prefix: str) -> bool:
+    """Whether a name begins with a prefix that ends where a word ends: cifar10, not cifar100."""
+    return re.match(re.escape(prefix) + r"(?![A-Za-z0-9])", path.name) is not None
+
+
+def find(path: Path) -> list[Path]:
+    """The ``.npz`` files meant by a file (with its sister shards), a directory or a prefix."""
+    if path.is_file() and path.suffix != ".npz":
+        return []
+    folder = path if path.is_dir() else path.parent
+    files = sorted(file for file in folder.glob("*.npz") if file.is_file())
+    if path.is_file():
+        return [file for file in files if group(file) == group(path)]
+    if not path.is_dir():
+        files = [file for file in files if is_called(file, path.name)]
+    if len({group(file) for file in files}) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ValueError(f"{path} fits several data sets; give the path of one of {names}")
+    return files
+
+
+def source(files: Sequence[Path]) -> Source:
+    """Encoded images (``bytes``, ``offsets``) or plain arrays (``x``), with labels and split."""
+    encoded = "bytes" in _arrays(files[0])
+    return Source(
+        name=group(files[0])[0],
+        files=tuple(files) if encoded else (),
+        rows=lambda: _read(files, ("bytes", "offsets") if encoded else ("x",)),
+    )
+
+
+def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The wanted arrays of a file, or with none wanted an empty one for each that it has."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            if not wanted:
+                return {name: np.empty(0) for name in arrays.files}
+            missing = [name for name in wanted if name not in arrays.files]
+            found = {name: arrays[name] for name in wanted if name in arrays.files}
+            if "index" in arrays.files:
+                found["index"] = arrays["index"]
+    except Exception as error:  # damaged zip members raise from zlib, struct and numpy alike
+        raise ValueError(f"{file} is not a readable .npz of plain arrays: {error}") from error
+    if missing:
+        raise ValueError(f"{file} lacks the arrays {', '.join(missing)}")
+    return found
+
+
+def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
+    """One file's arrays, checked: images i of n have a label, a split and their bytes."""
+    shard = _arrays(file, (*payload, "labels", "split", "classes"))
+    shard.setdefault("index", np.arange(shard["labels"].size))
+    for name in shard.keys() - {"x", "bytes"}:
+        if shard[name].ndim != 1 or shard[name].dtype.kind not in ("iu", "UT")[name == "classes"]:
+            kind = "names" if name == "classes" else "whole numbers"
+            raise ValueError(
+                f"{file} has {name} of {shard[name].dtype} {list(shard[name].shape)}; "
+                f"it must be a list of {kind}"
+            )
+    count = len(shard["labels"])
+    held = len(shard["offsets"]) - 1 if "offsets" in shard else len(shard["x"])
+    if not count == held == len(shard["split"]) == len(shard["index"]):
+        raise ValueError(f"{file} has {count} labels but {held} images; they must pair up")
+    if not np.isin(shard["split"], (0, 1)).all():
+        raise ValueError(f"{file} has split values other than 0 (train) and 1 (test)")
+    if "offsets" in shard:
+        offsets = shard["offsets"].astype(np.int64)
+        if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(shard["bytes"]):
+            raise ValueError(f"{file} has offsets that leave its {len(shard['bytes'])} bytes")
+    return shard
+
+
+def _read(files: Sequence[Path], payload: Sequence[str]) -> Rows:
+    """All shards as one set, each split in the order of ``index``."""
+    shards = [_shard(file, payload) for file in files]
+    classes = tuple(str(name) for name in shards[0]["classes"])
+    for file, shard in zip(files, shards, strict=True):
+        if tuple(str(name) for name in shard["classes"]) != classes:
+            raise ValueError(f"{file} and {files[0]} name different classes")
+    joined = {
+        name: np.concatenate([shard[name] for shard in shards])
+        for name in ("labels", "split", "index")
+    }
+    which = np.repeat(np.arange(len(shards)), [len(shard["labels"]) for shard in shards])
+    within = np.concatenate([np.arange(len(shard["labels"])) for shard in shards])
+    order = np.lexsort((joined["index"], joined["split"]))
+
+    def encoded(row: int) -> Image.Image:
+        shard, place = shards[which[order[row]]], within[order[row]]
+        start, end = shard["offsets"][place : place + 2]
+        return open_image(shard["bytes"][start:end].tobytes())
+
+    pixels = None
+    if "x" in shards[0]:
+        pixels = _planes(files[0], np.concatenate([shard["x"] for shard in shards])[order])
+    total = group(files[0])[1]
+    missing = f"{len(files)} of {total} shards are here: {', '.join(f.name for f in files)}"
+    return Rows(
+        names=[
+            f"{('train', 'test')[joined['split'][row]]} image {joined['index'][row]}"
+            for row in order
+        ],
+        open=encoded if pixels is None else lambda row: _picture(pixels[row]),
+        labels=joined["labels"][order].astype(np.int64),
+        trains=int((joined["split"] == 0).sum()),
+        classes=classes,
+        notes=(missing,) if len(files) < total else (),
+        pixels=pixels,
+    )
+
+
+def _planes(file: Path, x: np.ndarray) -> np.ndarray:
+    """Plain images as [n, C, H, W], from [n, H, W] or with 1 or 3 channels first or last."""
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return x[:, None]
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in (1, 3):
+        return x
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    raise ValueError(
+        f"{file} has x of {x.dtype} {list(x.shape)}; it must be uint8 [n, H, W], or have 1 or 3 "
+        "channels first or last"
+    )
+
+
+def _picture(planes: np.ndarray) -> Image.Image:
+    return Image.fromarray(planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0))

@@ -1,0 +1,1 @@
+"""How it is made fast: the device, captured steps, flat weights, kernels."""

@@ -1,0 +1,281 @@
+"""Full-model rounds in this process: every active client runs a method's client half in its own slot."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+from semisfl.config import Config
+from semisfl.data.batches import (
+    DrawnView,
+    Part,
+    RoundBatches,
+    ViewKind,
+    draw_view,
+    make_view,
+    side_by_side,
+)
+from semisfl.engine.hardware import Hardware, Stopped
+from semisfl.engine.sgd import SGD
+from semisfl.engine.weights import clone
+from semisfl.fleet.base import ClientResult, ClientWork, Direction, FullRound, State, Traffic
+from semisfl.fleet.codec import roundtrip_state, state_bytes
+from semisfl.layers import use_generator
+
+PREDICT_BATCH = 512
+
+
+class Slot:
+    """A `ClientRuntime` of the simulation. Models and held tensors stay in place between rounds."""
+
+    def __init__(
+        self, template: nn.Module, config: Config, hardware: Hardware, engine: "FullModelClients"
+    ) -> None:
+        self.device = hardware.device
+        self.batch = config.clients.batch
+        self.lr = torch.zeros((), device=self.device)
+        self._template = template
+        self._config = config
+        self._hardware = hardware
+        self._engine = engine
+        self._models: dict[str, nn.Module] = {}
+        self._sgd: dict[int, SGD] = {}
+        self._held: dict[str, Tensor] = {}
+        self._generator = hardware.generator(0)
+        self.batches: RoundBatches | Part = engine.batches
+        self.plans: dict[str, DrawnView] = {}
+        self.views: dict[str, Tensor] = {}
+
+    def begin(self, round_plan: FullRound, client: int, shard: np.ndarray) -> None:
+        self.client = client
+        self.round_index = round_plan.index
+        self.steps = round_plan.steps
+        self.settings: Mapping[str, Any] = round_plan.settings
+        self.count = len(shard)
+        self._round = round_plan
+        self._shard = shard
+        self.plans = {}
+        self.lr.fill_(round_plan.lr)
+        self._generator.manual_seed(
+            seeds.derive(self._config.seed, "dropout", round_plan.index, client)
+        )
+        for sgd in self._sgd.values():
+            sgd.restart(round_plan.lr)
+        self._received: dict[str, State] = {}
+        for name, state in round_plan.held.get(client, {}).items():
+            self._received[name] = roundtrip_state(state, self._config.wire.models)
+        for name, state in {**round_plan.send, **round_plan.send_to.get(client, {})}.items():
+            self._receive(name, state)
+
+    def _receive(self, name: str, state: State) -> State:
+        self.count_bytes("down", name, state)
+        self._received[name] = roundtrip_state(state, self._config.wire.models)
+        return self._received[name]
+
+    def count_bytes(self, direction: Direction, name: str, state: State) -> None:
+        kind = self._round.kinds.get(name, "model")
+        size = self._round.size
+        count = (
+            size(self.client, direction, name, state)
+            if size
+            else state_bytes(state, self._config.wire.models)
+        )
+        self._engine.traffic.add(kind, direction, self.client, count)
+
+    def model(self, name: str) -> nn.Module:
+        if name not in self._models:
+            # Convolutions prefer channels-last images, which is how they come, and weights alike.
+            model = clone(self._template)
+            self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            use_generator(self._models[name], self._generator)
+        return self._models[name]
+
+    def received(self, name: str) -> State | None:
+        return self._received.get(name)
+
+    def fetch(self, name: str) -> State:
+        if name not in self._received:
+            self._receive(name, self._round.on_request[name])
+        return self._received[name]
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return seeds.generator(self._config.seed, purpose, self.round_index, self.client)
+
+    def generator(self) -> torch.Generator:
+        return self._generator
+
+    def _planned(self, purpose: str, view: ViewKind, positions: np.ndarray) -> DrawnView:
+        images = self._engine.batches.images
+        return draw_view(
+            self._engine.batches.augmentation,
+            view,
+            self._shard[positions],
+            (images.shape[2], images.shape[3]),
+            self._config.seed,
+            purpose,
+            self.round_index,
+            self.client,
+        )
+
+    def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:
+        batches = self._engine.batches
+        planned = self._planned(f"predict-{view}", view, np.arange(self.count)[:, None])
+        for first in range(0, self.count, batch):
+            yield batches.normalizer(
+                make_view(batches.images, planned[first : first + batch]), batches.dtype
+            )
+
+    @torch.no_grad()
+    def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
+        mode = model.training
+        model.eval()
+        with self._hardware.arithmetic():
+            out = [model(images).float().softmax(1) for images in self.images(view, PREDICT_BATCH)]
+        model.train(mode)
+        return torch.cat(out)
+
+    def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
+        self.plans[name] = self._planned(name, view, indices)
+
+    def batch_of(self, name: str) -> Tensor:
+        return self.views[name]
+
+    def hold(self, name: str, value: Tensor) -> Tensor:
+        kept = self._held.get(name)
+        if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
+            self._held[name] = kept = value.detach().to(self.device).clone()
+        else:
+            kept.copy_(value)
+        return kept
+
+    def held(self, name: str) -> Tensor:
+        return self._held[name]
+
+    def held_step(self, name: str) -> Tensor:
+        return self.batches.row_of(self._held[name])
+
+    def step(self, work: ClientWork, names: Sequence[str]) -> None:
+        """One step of ``work`` on a part of the batches that is read by this slot alone."""
+        for name in names:
+            self.views[name] = self.batches.get(name)
+        work.step(self)
+        self.batches.advance()
+
+    def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
+        if id(model) not in self._sgd:
+            self._sgd[id(model)] = SGD(model.parameters(), self._config.optimizer)
+            self._sgd[id(model)].restart(float(self._round.lr))
+        self._sgd[id(model)].descend(loss, clip_norm=clip_norm)
+
+
+class FullModelClients:
+    def __init__(
+        self,
+        template: nn.Module,
+        shards: Sequence[np.ndarray],
+        config: Config,
+        hardware: Hardware,
+        batches: RoundBatches,
+        traffic: Traffic,
+    ) -> None:
+        self.batches = batches
+        self.traffic = traffic
+        self._template = template
+        self._shards = shards
+        self._config = config
+        self._hardware = hardware
+        self._slots: list[Slot] = []
+        self._recorded: dict[tuple[str, int], Callable[[], None]] = {}
+
+    def train(self, work: ClientWork, round_plan: FullRound) -> list[ClientResult]:
+        count = len(round_plan.active)
+        while len(self._slots) < count:
+            self._slots.append(Slot(self._template, self._config, self._hardware, self))
+        slots = self._slots[:count]
+        contributes = []
+        for slot, client in zip(slots, round_plan.active, strict=True):
+            slot.begin(round_plan, client, self._shards[client])
+            contributes.append(work.start(slot))
+        if not any(contributes):
+            return [ClientResult(client, {}, {}) for client in round_plan.active]
+        if round_plan.steps:
+            self._start_batches(slots)
+            if self._hardware.device.type == "cpu":
+                self._apart(work, slots, contributes)
+            else:
+                self._together(work, slots, round_plan.steps)
+        return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
+
+    def _apart(self, work: ClientWork, slots: list[Slot], contributes: list[bool]) -> None:
+        """Every slot takes all its steps in one call: no core waits for another between them.
+
+        If one fails, or whoever waits for them is interrupted, the others end with their step.
+        """
+        given_up = Event()
+
+        def all_steps(slot: Slot, part: Part) -> None:
+            slot.batches = part
+            for _ in part.steps:
+                if self._hardware.stopping or given_up.is_set():
+                    raise Stopped
+                slot.step(work, self._names)
+
+        for parts in self.batches.apart(len(slots)):
+            calls = [
+                partial(all_steps, slot, part) for slot, part in zip(slots, parts, strict=True)
+            ]
+            with self._hardware.a_core_each():
+                try:
+                    self._hardware.side_by_side(list(compress(calls, contributes)))
+                except BaseException:
+                    given_up.set()
+                    raise
+
+    def _together(self, work: ClientWork, slots: list[Slot], steps: int) -> None:
+        """All slots take each step side by side, which a GPU records once and replays."""
+        key = (work.name, len(slots))
+        if key not in self._recorded:
+            self._recorded[key] = self._hardware.record(lambda: self._step(work, slots))
+        for _ in range(steps):
+            self._recorded[key]()
+
+    def _start_batches(self, slots: list[Slot]) -> None:
+        """One large batch a view; a slot without contribution looks at its first image and is ignored."""
+        names = {name: planned for slot in slots for name, planned in slot.plans.items()}
+        for slot in slots:
+            for name, planned in names.items():
+                if name not in slot.plans:
+                    slot.draw_view(name, planned.view, np.zeros_like(planned.indices))
+        self.batches.start(
+            {name: side_by_side([slot.plans[name] for slot in slots]) for name in names}
+        )
+        self._names = tuple(names)
+
+    def _step(self, work: ClientWork, slots: list[Slot]) -> None:
+        for name in self._names:
+            for slot, share in zip(slots, self.batches.get(name).chunk(len(slots)), strict=True):
+                slot.views[name] = share
+        self._hardware.side_by_side([lambda slot=slot: work.step(slot) for slot in slots])  # type: ignore[misc]
+        self.batches.advance()
+
+    def _finish(self, work: ClientWork, slot: Slot, contributes: bool) -> ClientResult:
+        if not contributes:
+            return ClientResult(slot.client, {}, {})
+        states, numbers = work.finish(slot)
+        codec = self._config.wire.models
+        for name, state in states.items():
+            slot.count_bytes("up", name, state)
+        return ClientResult(
+            slot.client,
+            {
+                name: {k: v.clone() for k, v in roundtrip_state(state, codec).items()}
+                for name, state in states.items()
+            },
+            numbers,
+        )

@@ -1,0 +1,283 @@
+"""FedMatch, labels at the server: theta = sigma + psi; the server learns sigma, the clients psi.
+
+The algorithm follows its authors' code. Ours [U]: biases are decomposed too, BatchNorm's affine
+weights belong to sigma and its buffers are averaged (the original network has neither); helpers
+stay with a client until it is given others (``keep_helpers = false``: for one round, as in the
+code); the weights of the losses, except in the variant ``fedmatch_original``; p(x) is read with
+dropout off; a learning rate by schedule, not by plateau.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from semisfl import seeds
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.data.batches import draw_batches
+from semisfl.engine.sgd import SGD
+from semisfl.engine.weights import batchnorms
+from semisfl.fleet.base import ClientResult, ClientRuntime, FullRound, State, mean_state
+from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.fedmatch.helpers import Helpers, noise_image
+from semisfl.methods.fedmatch.sparse import SparseLinks
+from semisfl.methods.full_model import (
+    active_clients,
+    count,
+    given,
+    read_counter,
+    report,
+    start_counter,
+    whole,
+)
+
+
+def decomposed(model: nn.Module) -> list[str]:
+    """Names of the parameters that are a sum: all but BatchNorm's affine ones."""
+    affine = {id(parameter) for layer in batchnorms(model) for parameter in layer.parameters()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) not in affine]
+
+
+def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters theta = sigma + psi; BatchNorm's are sigma's alone."""
+    sums = set(decomposed(sigma))
+    return {
+        name: value + psi[name] if name in sums else value
+        for name, value in sigma.named_parameters()
+    }
+
+
+class FedMatch:
+    """The server's half."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, config = setup, setup.config
+        self.model = whole(setup.model)
+        """theta as it is tested, and BatchNorm's buffers."""
+        self.sigma = copy.deepcopy(self.model)
+        self.psi = copy.deepcopy(self.model).requires_grad_(False)
+        self.names = decomposed(self.model)
+        for name, parameter in self.psi.named_parameters():
+            parameter.mul_(config.fedmatch.psi_factor if name in self.names else 0.0)
+        self.dropout = ServerDropout(setup)
+        self.sgd = SGD(self.sigma.parameters(), config.optimizer)
+        self.meter = Meter(setup.hardware)
+        self.supervised_step = setup.hardware.record(self._supervised_step)
+        self.work = FedMatchWork()
+        self.helpers = Helpers()
+        noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
+        self.noise = setup.labeled.normalized(noise)
+        self.links = SparseLinks(self.names, config.fedmatch.threshold, base="psi")
+        self._join()
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        config, steps = self.setup.config, self.setup.config.server.steps
+        lr = learning_rate(config.optimizer, round_index, config.rounds)
+        # The server descends sigma, psi fixed.
+        self.dropout.start(round_index)
+        self.setup.labeled.start(round_index, steps, "weak", views=1)
+        self.sgd.restart(lr)
+        for _ in range(steps):
+            self.supervised_step()
+        row = {"learning_rate": lr, "supervised_steps": steps}
+        row["loss_supervised"] = self.meter.read()["loss_supervised"] / steps
+        if round_index >= config.server.pretrain_rounds:
+            # Clients descend psi, sigma fixed; helpers only every ``refresh`` rounds.
+            results = self.setup.fleet.train(self.work, self._plan(round_index, lr))
+            row |= report(results)
+            self._aggregate(round_index, results)
+        self._join()
+        return row
+
+    def _supervised_step(self) -> None:
+        """lambda_s CE, with respect to sigma."""
+        images, labels = self.setup.labeled.next()
+        theta = joined(self.sigma, dict(self.psi.named_parameters()))
+        loss = F.cross_entropy(functional_call(self.model.train(), theta, images).float(), labels)
+        self.sgd.descend(self.setup.config.fedmatch.lambda_s * loss)
+        self.meter.add(loss_supervised=loss)
+
+    def _plan(self, round_index: int, lr: float) -> FullRound:
+        config, settings = self.setup.config, self.setup.config.fedmatch
+        active = active_clients(self.setup, round_index)
+        refresh = (round_index + 1) % settings.refresh == 0
+        if refresh:
+            self.helpers.choose(active, settings.helpers)
+        elif not settings.keep_helpers:
+            self.helpers.forget()
+        helpers = {client: self.helpers.of(client) for client in active}
+        buffers = dict(self.model.named_buffers())
+        current = {
+            "sigma": {**self.sigma.state_dict(), **buffers},
+            "psi": {**self.psi.state_dict(), **buffers},
+        }
+        sent = self.links.down(active, current) if settings.sparse else {}
+        extra = {
+            client: {**sent.get(client, {}), **(helpers[client] if refresh else {})}
+            for client in active
+        }
+        return FullRound(
+            round_index,
+            active,
+            config.clients.steps,
+            lr,
+            send={} if settings.sparse else current,
+            send_to=extra,
+            held={} if refresh else helpers,
+            settings=settings.model_dump(),
+            size=self.links.size if settings.sparse else None,
+        )
+
+    @torch.no_grad()
+    def _aggregate(self, round_index: int, results: list[ClientResult]) -> None:
+        """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
+        settings, uploads = (
+            self.setup.config.fedmatch,
+            {r.client: r.states["psi"] for r in results if r.states},
+        )
+        for client, upload in uploads.items():
+            if settings.sparse:
+                uploads[client] = upload = self.links.up(client, upload)
+            if settings.helpers:
+                theta = {**upload, **joined(self.sigma, upload)}
+                with self.setup.hardware.arithmetic():
+                    embedding = (
+                        functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
+                    )
+                self.helpers.remember(client, round_index, upload, embedding)
+        mean = mean_state(list(uploads.values()))
+        self.psi.load_state_dict(mean)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(mean[name])
+
+    @torch.no_grad()
+    def _join(self) -> None:
+        """The tested theta, in which entries of psi up to the threshold are zero."""
+        threshold = self.setup.config.fedmatch.threshold
+        psi = {name: F.hardshrink(value, threshold) for name, value in self.psi.named_parameters()}
+        self.model.load_state_dict(joined(self.sigma, psi), strict=False)
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        return {"student": self.model}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "sigma": self.sigma.state_dict(),
+            "psi": self.psi.state_dict(),
+            "helpers": self.helpers.state_dict(),
+            "links": self.links.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("model", "sigma", "psi", "helpers", "links"):
+            getattr(self, name).load_state_dict(state[name])
+
+
+class FedMatchWork:
+    """The client's half."""
+
+    name = "fedmatch"
+
+    def start(self, client: ClientRuntime) -> bool:
+        sigma, psi = client.model("sigma"), client.model("psi")
+        sigma.load_state_dict(given(client, "sigma"))
+        psi.load_state_dict(given(client, "psi"))
+        for name in self._helpers(client):
+            upload = client.received(name) or given(client, "psi")
+            client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
+        client.hold("helped", torch.tensor(float(client.received("helper0") is not None)))
+        indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
+        client.draw_view("plain", "plain", indices)  # weak augmentation hurt its authors
+        client.draw_view("strong", "strong", indices)
+        start_counter(client)
+        return True
+
+    @staticmethod
+    def _helpers(client: ClientRuntime) -> list[str]:
+        return [f"helper{place}" for place in range(client.settings["helpers"])]
+
+    def step(self, client: ClientRuntime) -> None:
+        settings, helped = client.settings, client.held("helped")
+        sigma, psi = client.model("sigma").requires_grad_(False), client.model("psi")
+        images = client.batch_of("plain")
+        # Cast once, not at every use.
+        theta = {
+            name: value.to(images.dtype) if value.dim() > 1 else value
+            for name, value in joined(sigma, dict(psi.named_parameters())).items()
+        }
+        own = functional_call(psi.eval(), theta, images).float().log_softmax(1)
+        with torch.no_grad():
+            helpers = [
+                client.model(name).eval()(images).float().softmax(1)
+                for name in self._helpers(client)
+            ]
+            confident = own.exp().amax(1) >= settings["confidence_threshold"]
+            labels = agreement(own, helpers, helped)
+        strong = functional_call(psi.train(), theta, client.batch_of("strong"))
+        loss = settings["lambda_a"] * over_confident(
+            F.cross_entropy(strong.float(), labels, reduction="none"), confident
+        )
+        if helpers:
+            loss = loss + settings["lambda_i"] * helped * inter_client(own, helpers, confident)
+        penalty = regularisers(sigma, psi, settings["lambda_l2"], settings["lambda_l1"])
+        client.descend(psi, loss + penalty)
+        count(client, loss, confident)
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {"psi": client.model("psi").state_dict()}, read_counter(client)
+
+
+def over_confident(losses: Tensor, confident: Tensor) -> Tensor:
+    """The mean over the confident rows; 0 if there are none."""
+    return (losses * confident).sum() / confident.sum().clamp(min=1)
+
+
+def agreement(own: Tensor, helpers: list[Tensor], helped: Tensor) -> Tensor:
+    """The majority of argmax votes of the model and its helpers; the lowest class of a tie."""
+    votes = F.one_hot(own.argmax(1), own.shape[1]).float()
+    for predictions in helpers:
+        votes = votes + helped * F.one_hot(predictions.argmax(1), own.shape[1])
+    return votes.argmax(1)
+
+
+def inter_client(own: Tensor, helpers: list[Tensor], confident: Tensor) -> Tensor:
+    """(1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
+    rows = [F.kl_div(own, predictions, reduction="none").sum(1) for predictions in helpers]
+    return over_confident(torch.stack(rows).mean(0), confident)
+
+
+def regularisers(sigma: nn.Module, psi: nn.Module, l2: float, l1: float) -> Tensor:
+    """l2 |sigma - psi|^2 + l1 |psi|_1, as sums over all decomposed entries."""
+    mine, server = dict(psi.named_parameters()), dict(sigma.named_parameters())
+    names = decomposed(psi)
+    tensors = [mine[name] for name in names] + [server[name] for name in names]
+    penalty: Tensor = _Regularisers.apply(l2, l1, *tensors)
+    return penalty
+
+
+class _Regularisers(torch.autograd.Function):
+    """In few passes over all entries: the slope of ``psi`` is 2 l2 (psi - sigma) + l1 sign(psi)."""
+
+    @staticmethod
+    def forward(ctx: Any, l2: float, l1: float, *tensors: Tensor) -> Tensor:
+        psi, sigma = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        apart = torch._foreach_sub(psi, sigma)
+        ctx.save_for_backward(*psi, *apart)
+        ctx.weights = l2, l1
+        far = torch.stack(torch._foreach_norm(apart, 2)).square().sum()
+        return l2 * far + l1 * torch.stack(torch._foreach_norm(psi, 1)).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.saved_tensors) // 2
+        psi, apart = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        l2, l1 = ctx.weights
+        slopes = torch._foreach_mul(torch._foreach_sign(psi), l1)
+        torch._foreach_add_(slopes, apart, alpha=2 * l2)
+        torch._foreach_mul_(slopes, grad)
+        return None, None, *slopes, *[None] * count

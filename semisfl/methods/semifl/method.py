@@ -1,0 +1,206 @@
+"""SemiFL: clients train on pseudo-labels that the received global model gives once a round.
+
+Follows its authors' code, with iterations in place of epochs, and momentum that restarts each
+round like every method's here [U]. Static BatchNorm (sBN): its authors recompute statistics over
+the data of all clients; here over the server's and those of the clients of the coming round [U],
+which is what can be had for the bytes counted. Models without BatchNorm skip it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
+from semisfl.methods.base import Setup
+from semisfl.methods.full_model import (
+    SupervisedPhase,
+    active_clients,
+    count,
+    given,
+    read_counter,
+    report,
+    start_counter,
+    states_of,
+    whole,
+)
+from semisfl.methods.semifl.static_batchnorm import (
+    SBN_BATCH,
+    combine,
+    recompute_statistics,
+    statistics_of,
+)
+
+
+class SemiFL:
+    """The server's half."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, settings = setup, setup.config.semifl
+        self.model = whole(setup.model)
+        self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
+        self.supervised = SupervisedPhase(setup, self.model, clip_norm=settings.clip_norm)
+        self.work, self.statistics_work = SemiFLWork(), StatisticsWork()
+
+    def round(self, round_index: int) -> dict[str, Any]:
+        config = self.setup.config
+        lr = learning_rate(config.optimizer, round_index, config.rounds)
+        row: dict[str, Any] = {"learning_rate": lr, "supervised_steps": config.server.steps}
+        if round_index >= config.server.pretrain_rounds:
+            active = active_clients(self.setup, round_index)
+            if round_index == 0:
+                self._recompute_statistics(round_index, active)
+            # Distribute. With sBN the clients hold the model already; its statistics are new to them.
+            statistics = statistics_of(self.model)
+            state = self.model.state_dict()
+            plan = FullRound(
+                round_index,
+                active,
+                config.clients.steps,
+                lr,
+                send={"statistics": statistics} if statistics else {"model": state},
+                held={client: {"model": state} for client in active} if statistics else {},
+                settings=config.semifl.model_dump(),
+            )
+            results = self.setup.fleet.train(self.work, plan)
+            self._aggregate(states_of(results, "model"))
+            row |= report(results)
+        # Fine-tune on the server's labels.
+        row["loss_supervised"] = self.supervised.run(round_index, config.server.steps, lr)
+        # Before the test and the next distribution, which see the same model.
+        then = round_index + 1
+        coming = active_clients(self.setup, then) if then >= config.server.pretrain_rounds else ()
+        self._recompute_statistics(round_index, coming)
+        return row
+
+    @torch.no_grad()
+    def _aggregate(self, uploaded: list[State]) -> None:
+        """g = w - mean of the clients'; v <- m v + g; w <- w - v. Nobody contributed: w stays."""
+        if not uploaded:
+            return
+        mean = mean_state(uploaded)
+        for (name, parameter), velocity in zip(
+            self.model.named_parameters(), self.velocity, strict=True
+        ):
+            velocity.mul_(self.setup.config.semifl.global_momentum).add_(parameter - mean[name])
+            parameter.sub_(velocity)
+
+    def _recompute_statistics(self, round_index: int, active: tuple[int, ...]) -> None:
+        """sBN over un-augmented images of the server and the ``active`` clients."""
+        if not statistics_of(self.model):
+            return
+        plan = FullRound(round_index, active, 0, 0.0, send={"model": self.model.state_dict()})
+        results = self.setup.fleet.train(self.statistics_work, plan) if active else []
+        batches = recompute_statistics(self.model, self.setup.labeled.plain(SBN_BATCH))
+        parts = [
+            (result.states["statistics"], result.numbers["batches"])
+            for result in results
+            if result.states
+        ]
+        own = (statistics_of(self.model), float(batches))
+        self.model.load_state_dict(combine([own, *parts]), strict=False)
+
+    def tested(self) -> Mapping[str, nn.Module]:
+        return {"student": self.model}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "velocity": self.velocity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for mine, saved in zip(self.velocity, state["velocity"], strict=True):
+            mine.copy_(saved)
+
+
+class SemiFLWork:
+    """The client's half."""
+
+    name = "semifl"
+
+    def start(self, client: ClientRuntime) -> bool:
+        model = client.model("model")
+        model.load_state_dict(given(client, "model"))
+        model.load_state_dict(client.received("statistics") or {}, strict=False)
+        # Pseudo-labels of every local image, once, by the received model on one weak view.
+        confidence, labels = client.predict(model, "weak").max(1)
+        kept = (
+            (confidence >= client.settings["confidence_threshold"])
+            .nonzero()
+            .flatten()
+            .cpu()
+            .numpy()
+        )
+        # D_fix: the kept. D_mix: as many draws with replacement from all, of any confidence.
+        rng, alpha = client.rng("batches"), client.settings["mix_alpha"]
+        fix = _batches(client, rng, kept)
+        mix = _batches(client, rng, rng.integers(client.count, size=len(kept)))
+        client.hold("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
+        client.hold("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
+        client.hold("weight", torch.from_numpy(rng.beta(alpha, alpha, size=client.steps)).float())
+        client.hold("kept", torch.tensor(len(kept) / client.count))
+        client.draw_view("strong", "strong", fix)
+        client.draw_view("weak_fix", "weak", fix)
+        client.draw_view("weak_mix", "weak", mix)
+        start_counter(client)
+        return len(kept) > 0
+
+    def step(self, client: ClientRuntime) -> None:
+        model = client.model("model").train()
+        labels, others = client.held_step("labels_fix"), client.held_step("labels_mix")
+        weight = client.held_step("weight")
+        mixed = mix(client.batch_of("weak_fix"), client.batch_of("weak_mix"), weight)
+        loss = semifl_loss(model(client.batch_of("strong")), model(mixed), labels, others, weight)
+        client.descend(model, loss, clip_norm=client.settings["clip_norm"])
+        count(client, loss, torch.ones_like(labels))
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        numbers = {**read_counter(client), "coverage": float(client.held("kept"))}
+        return {"model": client.model("model").state_dict()}, numbers
+
+
+def _batches(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
+    """Batches [steps, batch] that cycle through ``pool``; of an empty one, the first image over and over."""
+    pool = pool if len(pool) else np.zeros(1, dtype=np.int64)
+    return pool[draw_batches(rng, len(pool), client.steps, client.batch)]
+
+
+def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
+    """x_mix = l x_fix + (1 - l) x'_mix, one l a batch, as it was drawn (no max(l, 1 - l))."""
+    return torch.lerp(others, images, weight.to(images.dtype))
+
+
+def semifl_loss(
+    strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor
+) -> Tensor:
+    """CE(strong, y_fix) + l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
+    fixed = F.cross_entropy(strong.float(), labels)
+    return fixed + torch.lerp(
+        F.cross_entropy(mixed.float(), others), F.cross_entropy(mixed.float(), labels), weight
+    )
+
+
+class StatisticsWork:
+    """What a client does for sBN: no step, only its images' statistics under the model it is sent."""
+
+    name = "batchnorm-statistics"
+
+    def start(self, client: ClientRuntime) -> bool:
+        model = client.model("model")
+        model.load_state_dict(given(client, "model"))
+        client.hold(
+            "batches", torch.tensor(recompute_statistics(model, client.images("plain", SBN_BATCH)))
+        )
+        return True
+
+    def step(self, client: ClientRuntime) -> None:
+        """There is none."""
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return {"statistics": statistics_of(client.model("model"))}, {
+            "batches": float(client.held("batches"))
+        }

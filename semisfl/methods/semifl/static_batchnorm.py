@@ -1,0 +1,61 @@
+"""Static BatchNorm (SemiFL): statistics recomputed over data instead of tracked while training."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from semisfl.engine.weights import batchnorms
+
+SBN_BATCH = 250
+
+
+def statistics_of(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of ``model``'s BatchNorm layers, by their name in its state."""
+    layers = {id(layer) for layer in batchnorms(model)}
+    return {
+        f"{path}.{name}": buffer
+        for path, layer in model.named_modules()
+        if id(layer) in layers
+        for name, buffer in layer.named_buffers(recurse=False)
+    }
+
+
+@torch.no_grad()
+def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
+    """Give ``model`` the cumulative averages of its BatchNorm inputs over ``batches``; how many there were.
+
+    Every layer normalises by the batch at hand meanwhile, so what one holder of data finds does
+    not depend on what another did, and averages combine with the numbers of batches as weights.
+    """
+    layers, mode = batchnorms(model), model.training
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.train()
+        layer.reset_running_stats()
+        layer.momentum = None  # PyTorch's word for a cumulative average
+    count = 0
+    for images in batches:
+        half = images.dtype == torch.bfloat16
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=half):
+            model(images)
+        count += 1
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    model.train(mode)
+    return count
+
+
+def combine(parts: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
+    """Mean of several holders' statistics weighted by their batches; counters add up."""
+    total = sum(weight for _, weight in parts)
+    first = parts[0][0]
+    return {
+        name: sum(
+            (part[name] * (weight / total) for part, weight in parts), torch.zeros_like(first[name])
+        )
+        if first[name].is_floating_point()
+        else torch.stack([part[name] for part, _ in parts]).sum(0)
+        for name in first
+    }

@@ -1,0 +1,267 @@
+"""A client's connection to its server: opened by the client, and opened again whenever it breaks."""
+
+import asyncio
+import logging
+import queue
+import random
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from semisfl.net import chunks, messages
+from semisfl.net.certs import Credentials
+from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY = 0.25
+LONGEST_DELAY = 6.0
+PROGRESS_SECONDS = 0.5
+FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""Answers of a server that trying again cannot change."""
+
+
+class Rejected(Exception):
+    """The server does not want this client; the message says why."""
+
+
+class Stream:
+    """One connection's life. `answer` and `beat` may be called from any thread, also after its end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.assembler = Assembler(in_order=True)
+        self.assembler.limit = messages.WELCOME.limit
+        self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
+        self.drained = asyncio.Event()
+        self.beaten = time.monotonic()
+        self._loop = loop
+
+    def answer(self, ticket: int, parts: Parts) -> None:
+        """Send ``parts``, which must not change any more, as the answer to ``ticket``."""
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, parts))
+
+    def beat(self, ticket: int) -> None:
+        """Tell the server that ``ticket`` is still being worked on."""
+        self.answer(ticket, [])
+
+    def finish(self) -> None:
+        """Send what is queued, then close this side."""
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, None)
+
+
+@dataclass(frozen=True)
+class Received:
+    stream: Stream
+    ticket: int
+    data: bytearray
+
+
+class Connection:
+    """Keeps a stream to ``address`` open; hands out frames with the stream they came on."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None,
+        *,
+        name: str = "",
+        insecure_loopback: bool = False,
+        thread: LoopThread | None = None,
+    ) -> None:
+        if credentials is None or insecure_loopback:
+            chunks.require_loopback(address)
+        if credentials is None and not insecure_loopback:
+            raise ValueError(
+                "a client needs a certificate; give its folder, or ask for --insecure-loopback"
+            )
+        chunks.split_address(address)
+        self.run = ""
+        """The run this client belongs to, once it was welcomed to one."""
+        self.over = threading.Event()
+        """Set when the server said that the run is finished."""
+        self.losses = 0
+        self._address = address
+        self._credentials = None if insecure_loopback else credentials
+        self._name = name
+        self._instance = secrets.token_hex(8)
+        self._attempts = 0
+        self._options = chunks.options()
+        self._inbox: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
+        self._jitter = random.SystemRandom()
+        self._thread = thread or LoopThread("semisfl-client")
+        self._owns_thread = thread is None
+        self._current: Stream | None = None
+        self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
+
+    def receive(self, seconds: float) -> Received | None:
+        """The next frame, or None after ``seconds``; raises `Rejected` once there will be none."""
+        try:
+            item = self._inbox.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Say goodbye: send what is queued, close, and stop trying."""
+        self._thread.call(self._goodbye(seconds))
+        if self._owns_thread:
+            self._thread.stop()
+
+    def kill(self) -> None:
+        """Vanish without a word, as a crash would; for tests."""
+        self._thread.call(self._drop())
+        if self._owns_thread:
+            self._thread.stop()
+
+    async def _goodbye(self, seconds: float) -> None:
+        stream = self._current
+        if stream is not None:
+            stream.outbox.put_nowait(None)
+            try:
+                await asyncio.wait_for(stream.drained.wait(), seconds)
+            except TimeoutError:
+                log.warning("the last answer could not be sent within %g s", seconds)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        task = asyncio.wrap_future(self._task)
+        self._task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _stay_connected(self) -> None:
+        attempt = 0
+        while True:
+            welcomed, code, reason = await self._attempt()
+            if code is grpc.StatusCode.OK:
+                self.over.set()
+                self._inbox.put(None)
+                return
+            if code in FINAL:
+                self._inbox.put(Rejected(f"{self._address} refuses this client: {reason}"))
+                return
+            self.losses += welcomed
+            attempt = 1 if welcomed else attempt + 1
+            # Half of the delay is random: clients of a server that died must not return as one.
+            longest = min(LONGEST_DELAY, FIRST_DELAY * 2**attempt)
+            delay = longest * self._jitter.uniform(0.5, 1)
+            level = logging.WARNING if attempt == 1 else logging.INFO
+            log.log(
+                level,
+                "no connection to %s (%s); next attempt in %.1f s",
+                self._address,
+                reason,
+                delay,
+            )
+            await asyncio.sleep(delay)
+
+    async def _attempt(self) -> tuple[bool, grpc.StatusCode, str]:
+        """One connection; whatever goes wrong in it, unless we are told to end, is a lost one."""
+        try:
+            return await self._connect()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return False, grpc.StatusCode.UNAVAILABLE, "the call was cancelled"
+        except Exception as error:
+            log.warning("unexpected in the connection to %s: %r", self._address, error)
+            return False, grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}"
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        files = self._credentials
+        credentials = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+        return grpc.aio.secure_channel(self._address, credentials, options=self._options)
+
+    async def _connect(self) -> tuple[bool, grpc.StatusCode, str]:
+        """One connection, from hello to its end: whether it was welcomed, and how it ended."""
+        stream = Stream(asyncio.get_running_loop())
+        channel = self._channel()
+        try:
+            call = channel.stream_stream(chunks.METHOD)()
+            writer = asyncio.create_task(self._write(stream, call))
+            try:
+                await self._read(stream, call)
+            except Violation as error:
+                return True, grpc.StatusCode.UNAVAILABLE, f"the server broke the protocol: {error}"
+            except TimeoutError:
+                return (
+                    self._welcomed(stream),
+                    grpc.StatusCode.UNAVAILABLE,
+                    "nothing was heard for too long",
+                )
+            except grpc.aio.AioRpcError:
+                pass
+            finally:
+                self._current = None
+                stream.drained.set()
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            return (
+                self._welcomed(stream),
+                await call.code(),
+                await call.details() or "connection lost",
+            )
+        finally:
+            await channel.close()
+
+    @staticmethod
+    def _welcomed(stream: Stream) -> bool:
+        return stream.assembler.epoch > 0
+
+    async def _read(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(chunks.SILENCE_SECONDS) as silence:
+            while (chunk := await call.read()) is not grpc.aio.EOF:
+                silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
+                beats = stream.assembler.beats
+                _, complete = stream.assembler.feed(chunk)
+                if complete is None:
+                    self._show_life(stream, answer=stream.assembler.beats > beats)
+                    continue
+                if not stream.assembler.epoch:
+                    stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
+                    self._current = stream
+                self._inbox.put(Received(stream, *complete))
+
+    def _show_life(self, stream: Stream, answer: bool) -> None:
+        """Answer a heartbeat; or say, now and then, that a long frame is still arriving.
+
+        What the server sends may wait in many buffers: only this side knows that it still comes.
+        """
+        now = time.monotonic()
+        if answer:
+            stream.outbox.put_nowait((0, []))
+        elif stream.assembler.ticket and now - stream.beaten >= PROGRESS_SECONDS:
+            stream.beaten = now
+            stream.outbox.put_nowait((stream.assembler.ticket, []))
+
+    async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
+        self._attempts += 1
+        hello = messages.hello(self.run, self._name, self._instance, self._attempts)
+        await self._send(call, 0, 0, [b"".join(hello)])
+        while (item := await stream.outbox.get()) is not None:
+            ticket, parts = item
+            await self._send(call, stream.assembler.epoch, ticket, parts)
+        await call.done_writing()
+        stream.drained.set()
+
+    async def _send(
+        self, call: grpc.aio.StreamStreamCall, epoch: int, ticket: int, parts: Parts
+    ) -> None:
+        for chunk in cut(parts, epoch, ticket):
+            await call.write(chunk)

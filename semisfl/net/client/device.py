@@ -1,0 +1,240 @@
+"""A client's process: does what its server asks, with images that never leave it.
+
+On the device the client is a fleet of one: the same engine that simulates a hundred clients
+carries out this one's part, so a run over the network and a simulated one do the same arithmetic.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from semisfl.engine.hardware import Hardware, Stopped
+from semisfl.fleet.base import ClientWork, FullRound, SplitRound
+from semisfl.net import messages
+from semisfl.net.client.connection import Connection, Received, Stream
+from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest, Watched
+from semisfl.net.client.member import Images, Member
+from semisfl.net.frames import Frame, Schema, WireError, decode, encode
+from semisfl.net.messages import Terms, joined, separated
+
+log = logging.getLogger(__name__)
+
+
+class Device:
+    """Serves rounds until the run is finished or somebody asks it to stop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        images: Images,
+        works: Mapping[str, ClientWork],
+        device: str = "auto",
+    ) -> None:
+        self.rounds = 0
+        """Rounds this client did its part of to the end."""
+        self._connection = connection
+        self._images = images
+        self._works = {name: Watched(work) for name, work in works.items()}
+        self._device = device
+        self.stopping = False
+        self._member: Member | None = None
+        self._stream: Stream | None = None
+        self._expected: Mapping[str, Schema] = {}
+        self._steps: Mapping[str, Callable[[Received, Frame], None]] = {
+            "welcome": self._welcome,
+            "enrolled": self._enrolled,
+            "split": self._split,
+            "split_alone": self._split,
+            "gradients": self._gradients,
+            "full": self._full,
+        }
+
+    @property
+    def member(self) -> Member:
+        assert self._member is not None, "the first frame of any connection is a welcome"
+        return self._member
+
+    def stop(self) -> None:
+        """Finish the iteration at hand, then say goodbye."""
+        self.stopping = True
+
+    def serve(self) -> None:
+        """Returns once the run is over or `stop` was called; raises `Rejected` if refused."""
+        received: Received | None = None
+        try:
+            while True:
+                received = received or self.receive()
+                try:
+                    self._handle(received)
+                    received = None
+                except Interrupted as interruption:
+                    received = interruption.received
+        except Stopped:
+            pass
+        finally:
+            self._connection.close()
+
+    def receive(self) -> Received:
+        while not self.stopping and not self._connection.over.is_set():
+            received = self._connection.receive(0.2)
+            if received is not None:
+                return received
+        raise Stopped
+
+    def decode(self, received: Received) -> Frame | None:
+        if received.stream is not self._stream:
+            # Another connection: it starts with a welcome, whatever the last one was about.
+            self._stream = received.stream
+            self._expected = {"welcome": messages.WELCOME}
+        try:
+            return decode(received.data, self._expected)
+        except WireError as error:
+            log.error("a frame of the server was passed over: %s", error)
+            return None
+
+    def _handle(self, received: Received) -> None:
+        frame = self.decode(received)
+        if frame is not None:
+            self.acting(frame)
+            self._steps[frame.kind](received, frame)
+
+    def acting(self, frame: Frame) -> None:
+        """Called before a frame is acted on; a harness breaks things here."""
+
+    def _expect(self, expected: Mapping[str, Schema]) -> None:
+        assert self._stream is not None
+        self._expected = expected
+        self._stream.assembler.limit = max(schema.limit for schema in expected.values())
+
+    def expect_round(self, **more: Schema) -> None:
+        """A round may begin at any time: one that broke off is simply never mentioned again."""
+        schemas = self.member.schemas
+        self._expect(
+            {
+                "split": schemas.split,
+                "split_alone": schemas.split_alone,
+                "full": messages.FULL,
+                **more,
+            }
+        )
+
+    def answer(
+        self,
+        received: Received,
+        kind: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, Tensor] | None = None,
+        codecs: Mapping[str, str] | str = "fp32",
+        *,
+        copy: bool = True,
+    ) -> None:
+        """``copy``: the tensors may change, by being trained on, before the last of them is sent."""
+        parts = encode(kind, fields, tensors or {}, codecs)
+        received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
+
+    # --- joining ---------------------------------------------------------------------------------
+
+    def _welcome(self, received: Received, frame: Frame) -> None:
+        if self._member is None or self._member.run != frame.fields["run"]:
+            terms = Terms.from_json(frame.fields["terms"])
+            self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
+            self._connection.run = self._member.run
+        member = self.member
+        self._expect({"enrolled": messages.ENROLLED})
+        # A round may begin before this thread has looked at "enrolled": leave room for it now.
+        received.stream.assembler.limit = member.schemas.split.limit
+        ready = {
+            "model": member.schemas.digest,
+            "images": len(member.images),
+            "skipped": member.skipped,
+        }
+        self.answer(received, "ready", ready)
+
+    def _enrolled(self, received: Received, frame: Frame) -> None:
+        self.member.enrol(frame.fields["client"])
+        log.info(
+            "taking part as client %d with %d images", self.member.client, len(self.member.images)
+        )
+        self.expect_round()
+
+    # --- split rounds ----------------------------------------------------------------------------
+
+    def _split(self, received: Received, frame: Frame) -> None:
+        member, fields = self.member, frame.fields
+        states = separated(frame.tensors, ["bottom", "teacher"])
+        member.plan = SplitRound(
+            fields["round"],
+            (member.client,),
+            fields["steps"],
+            fields["lr"],
+            states["bottom"],
+            states["teacher"] or states["bottom"],
+            teacher_for=None if states["teacher"] else frozenset(),
+            teacher_decay=fields["decay"] if fields["ema"] else None,
+        )
+        member.step = 0
+        member.fleet.start_round(member.plan)
+        self.expect_round(gradients=member.schemas.gradients)
+        self._send_features(received)
+
+    def _send_features(self, received: Received) -> None:
+        member, wire = self.member, self.member.config.wire
+        with member.hardware.arithmetic():
+            features = member.fleet.forward()
+        self.answer(
+            received,
+            "features",
+            {"round": member.plan.index, "step": member.step},
+            {"student": features.student.detach(), "teacher": features.teacher},
+            {"student": wire.student_features, "teacher": wire.teacher_features},
+            copy=False,
+        )
+
+    def _gradients(self, received: Received, frame: Frame) -> None:
+        member = self.member
+        if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
+            log.warning("gradients of another step were passed over")
+            return
+        with member.hardware.arithmetic():
+            member.fleet.backward(frame.tensors["gradients"].to(member.hardware.device))
+        member.step += 1
+        if member.step < member.plan.steps:
+            self._send_features(received)
+            return
+        self.expect_round()
+        self.rounds += 1
+        bottom = joined({"bottom": member.fleet.finish_round()})
+        self.answer(
+            received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models
+        )
+
+    # --- full-model rounds -----------------------------------------------------------------------
+
+    def _full(self, received: Received, frame: Frame) -> None:
+        fields = frame.fields
+        work = self._works.get(fields["work"])
+        if work is None:
+            log.error(
+                "the server asks for work %r; known here: %s",
+                fields["work"],
+                ", ".join(self._works),
+            )
+            return
+        full_round = ClientFullRound(self, received, fields["round"])
+        states = full_round.download("accept", {}, fields["states"])
+        plan = FullRound(
+            fields["round"],
+            (self.member.client,),
+            fields["steps"],
+            fields["lr"],
+            send=states,
+            on_request=OnRequest(full_round, fields["on_request"]),
+            settings=fields["settings"],
+        )
+        work.full_round = full_round
+        self.member.hold_whole_model()
+        (result,) = self.member.fleet.train(work, plan)
+        full_round.upload(result.numbers, result.states)
+        self.rounds += 1

@@ -1,0 +1,137 @@
+"""A client's side of a full-model round: one question to the server after another."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from semisfl.engine.hardware import Stopped
+from semisfl.fleet.base import ClientRuntime, ClientWork, State
+from semisfl.net import messages
+from semisfl.net.client.connection import Received
+from semisfl.net.client.member import Member
+from semisfl.net.frames import Frame, Schema
+from semisfl.net.messages import joined, outline, separated
+
+
+class Interrupted(Exception):
+    """The server went on without this client: here is what it wants instead."""
+
+    def __init__(self, received: Received) -> None:
+        super().__init__("the server has begun something else")
+        self.received = received
+
+
+class Asking(Protocol):
+    """What an full_round needs of its device."""
+
+    @property
+    def member(self) -> Member: ...
+
+    def expect_round(self, **more: Schema) -> None: ...
+
+    def receive(self) -> Received: ...
+
+    def decode(self, received: Received) -> Frame | None: ...
+
+    def acting(self, frame: Frame) -> None: ...
+
+    def answer(
+        self,
+        received: Received,
+        kind: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, Tensor] | None = None,
+        codecs: Mapping[str, str] | str = "fp32",
+    ) -> None: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+
+class ClientFullRound:
+    """A full-model round's exchange with the server, one question and answer after another."""
+
+    def __init__(self, device: Asking, received: Received, round_index: int) -> None:
+        self._device = device
+        self._last = received
+        self._round = round_index
+
+    def _ask(self, kind: str, fields: Mapping[str, Any], reply: str, schema: Schema) -> Frame:
+        device = self._device
+        device.expect_round(**{reply: schema})
+        device.answer(self._last, kind, {"round": self._round, **fields})
+        while True:
+            received = device.receive()
+            if received.stream is not self._last.stream:
+                raise Interrupted(received)
+            frame = device.decode(received)
+            if frame is None:
+                continue
+            if frame.kind != reply or frame.fields["round"] != self._round:
+                raise Interrupted(received)
+            device.acting(frame)
+            self._last = received
+            return frame
+
+    def download(
+        self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]
+    ) -> dict[str, State]:
+        frame = self._ask(kind, fields, "states", self._device.member.schemas.states(states))
+        device = self._device.member.hardware.device
+        tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
+        return separated(tensors, list(states))
+
+    def upload(self, numbers: Mapping[str, float], states: Mapping[str, State]) -> None:
+        device, done = self._device, {"numbers": dict(numbers), "states": outline(states)}
+        if states:
+            self._ask("done", done, "upload", messages.UPLOAD)
+            device.expect_round()
+            codec = device.member.config.wire.models
+            device.answer(self._last, "states", {"round": self._round}, joined(states), codec)
+        else:
+            device.expect_round()
+            device.answer(self._last, "done", {"round": self._round, **done})
+
+    def beat(self) -> None:
+        """Between two steps: stop if asked to, else let the server know of the progress."""
+        if self._device.stopping:
+            raise Stopped
+        self._last.stream.beat(self._last.ticket)
+
+
+class OnRequest(Mapping[str, State]):
+    """States that are downloaded when they are looked at."""
+
+    def __init__(self, full_round: ClientFullRound, states: Mapping[str, list[str]]) -> None:
+        self._full_round = full_round
+        self._states = states
+
+    def __getitem__(self, name: str) -> State:
+        return self._full_round.download("fetch", {"name": name}, {name: self._states[name]})[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class Watched:
+    """A method's client half that tells the server after every step that it is at work."""
+
+    full_round: ClientFullRound
+
+    def __init__(self, work: ClientWork) -> None:
+        self.name = work.name
+        self._work = work
+
+    def start(self, client: ClientRuntime) -> bool:
+        return self._work.start(client)
+
+    def step(self, client: ClientRuntime) -> None:
+        self.full_round.beat()
+        self._work.step(client)
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        return self._work.finish(client)

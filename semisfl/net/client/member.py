@@ -1,0 +1,91 @@
+"""What a client holds while it belongs to a run: its images, its model, and itself as a fleet of one."""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semisfl import models, seeds
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.base import SplitRound
+from semisfl.fleet.local import LocalFleet
+from semisfl.net.messages import Schemas, Shape, Terms
+
+log = logging.getLogger(__name__)
+
+Images = Callable[[Shape], tuple[Tensor, int]]
+"""(channels, height, width) -> uint8 images of that shape, and how many could not be read."""
+
+
+class Member:
+    fleet: LocalFleet
+    plan: SplitRound
+
+    def __init__(self, terms: Terms, load: Images, hardware: Hardware) -> None:
+        self.config = terms.config
+        self.hardware = hardware
+        self.step = 0
+        self.client = -1
+        self.run = terms.run
+        self._terms = terms
+        settings = terms.config.model
+        self.model = models.build(
+            settings.name,
+            terms.shape,
+            terms.classes,
+            cut=settings.cut,
+            projector="none",
+            seed=seeds.derive(terms.config.seed, "model"),
+        ).to(hardware.device)
+        self.schemas = Schemas.of(terms.config, self.model)
+        # Split rounds need no top, and a device may not have the room for one.
+        self.model.top.to("meta")
+        self.images, self.skipped = load(terms.shape)
+        self._say_memory()
+
+    def _say_memory(self) -> None:
+        bottom = sum(tensor.nbytes for tensor in self.model.bottom.state_dict().values())
+        channels, height, width = self._terms.shape
+        batch = self.config.clients.batch * 8 * (channels * height * width + self.model.features)
+        log.info(
+            "will hold %d images (%.1f MB), the bottom model twice and its gradients and momentum (%.1f MB), "
+            "one batch of two views with their features (%.1f MB); computes with %d threads",
+            len(self.images),
+            self.images.nbytes / 1e6,
+            # As sent, as trained, as the teacher; gradients; momentum.
+            5 * bottom / 1e6,
+            batch / 1e6,
+            torch.get_num_threads(),
+        )
+
+    def hold_whole_model(self) -> None:
+        """Make room for the top, whose weights come with the round."""
+        if any(tensor.is_meta for tensor in self.model.top.state_dict().values()):
+            self.model.top.to_empty(device=self.hardware.device)
+
+    def enrol(self, client: int) -> None:
+        """Make the fleet of one; a client keeps its index for the whole run."""
+        if client == self.client:
+            return
+        self.client = client
+        terms, augment = self._terms, self.config.data.augment
+        nobody = np.empty(0, dtype=np.int64)
+        shards = [nobody] * client + [np.arange(len(self.images))]
+        self.fleet = LocalFleet(
+            self.model,
+            self.images.to(self.hardware.device),
+            torch.full((len(self.images),), -1, device=self.hardware.device),
+            shards,
+            self.config,
+            Augmentation(
+                flip=augment.flip,
+                pad=augment.pad,
+                num_ops=augment.operations,
+                cutout=augment.cutout,
+            ),
+            Normalizer.of(terms.mean, terms.std).to(self.hardware.device),
+            self.hardware,
+        )

@@ -1,0 +1,231 @@
+"""What server and client say to each other: every kind of frame, with exactly what it may hold.
+
+    client                          server
+    hello                    ->
+                             <-     welcome       the run, as JSON; nothing else is configured
+    ready                    ->
+                             <-     enrolled      which client of the run this is
+                             <-     split         a split round begins (split_alone: no teacher is sent)
+    features                 ->
+                             <-     gradients     and so on, once a step
+    bottom                   ->                   after the last step's gradients
+                             <-     full          a full-model round begins; which states will come
+    accept                   ->
+                             <-     states
+    fetch                    ->                   any number of times
+                             <-     states
+    done                     ->                   numbers, and which states there are to upload
+                             <-     upload
+    states                   ->
+
+The server asks, the client answers; an answer carries the ticket of what it answers.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semisfl.config import Config
+from semisfl.fleet.base import State
+from semisfl.fleet.codec import CODECS
+from semisfl.models import SplitModel
+from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError, encode
+
+SMALL = 64 * 1024
+"""Most bytes of a frame without tensors."""
+MAX_STATES = 16
+
+SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
+HELLO = Schema(
+    {"protocol": int, "run": str, "name": str, "codecs": list, "instance": str, "attempt": int},
+    max_bytes=SMALL,
+)
+WELCOME = Schema({"terms": str, "run": str, "epoch": int}, max_bytes=SMALL)
+READY = Schema({"model": str, "images": int, "skipped": int}, max_bytes=SMALL)
+ENROLLED = Schema({"client": int}, max_bytes=SMALL)
+FULL = Schema(
+    {
+        "round": int,
+        "steps": int,
+        "lr": float,
+        "work": str,
+        "settings": dict,
+        "states": dict,
+        "on_request": dict,
+    },
+    max_bytes=4 * SMALL,
+)
+ACCEPT = Schema({"round": int}, max_bytes=SMALL)
+FETCH = Schema({"round": int, "name": str}, max_bytes=SMALL)
+DONE = Schema({"round": int, "numbers": dict, "states": dict}, max_bytes=4 * SMALL)
+UPLOAD = Schema({"round": int}, max_bytes=SMALL)
+
+Shape = tuple[int, int, int]
+Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def table(state: Mapping[str, Tensor]) -> Table:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """All a client needs to take part, as the server tells it."""
+
+    config: Config
+    shape: Shape
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_json(self) -> str:
+        plain = {
+            "config": self.config.model_dump(mode="json"),
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+        return json.dumps(plain, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Terms":
+        try:
+            plain = json.loads(text)
+            return cls(
+                Config.model_validate(plain["config"]),
+                (int(plain["shape"][0]), int(plain["shape"][1]), int(plain["shape"][2])),
+                int(plain["classes"]),
+                tuple(float(value) for value in plain["mean"]),
+                tuple(float(value) for value in plain["std"]),
+            )
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise WireError(f"the server's terms cannot be read: {error}") from error
+
+    @property
+    def run(self) -> str:
+        """Tells this run's terms from any other's."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def codecs(self) -> set[str]:
+        return set(self.config.wire.model_dump().values())
+
+
+def hello(
+    run: str = "", name: str = "", instance: str = "", attempt: int = 0
+) -> list[bytes | memoryview]:
+    """``instance`` tells one process from another with the same certificate; ``attempt`` counts its
+    connections, so that one it has given up is not taken for its newest."""
+    fields = {
+        "protocol": PROTOCOL,
+        "run": run,
+        "name": name,
+        "codecs": sorted(CODECS),
+        "instance": instance,
+        "attempt": attempt,
+    }
+    return encode("hello", fields, {})
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """The frames that carry tensors, for one model and configuration."""
+
+    config: Config
+    features: int
+    bottom: Table
+    full: Table
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = (self.features, sorted(self.bottom.items()), sorted(self.full.items()))
+        object.__setattr__(self, "digest", hashlib.sha256(repr(rows).encode()).hexdigest()[:32])
+
+    @classmethod
+    def of(cls, config: Config, model: SplitModel) -> "Schemas":
+        """A full model is the bottom and the top; the projection head never crosses."""
+        parts = {"bottom": model.bottom, "top": model.top}
+        full = {
+            f"{part}.{key}": value
+            for part, module in parts.items()
+            for key, value in module.state_dict().items()
+        }
+        return cls(config, model.features, table(model.bottom.state_dict()), table(full))
+
+    def _state(self, name: str, keys: Table) -> dict[str, TensorSpec]:
+        codec = self.config.wire.models
+        return {
+            f"{name}/{key}": TensorSpec(shape, dtype, codec) for key, (shape, dtype) in keys.items()
+        }
+
+    def _rows(self, codec: str) -> TensorSpec:
+        return TensorSpec((self.config.clients.batch, self.features), torch.float32, codec)
+
+    @cached_property
+    def split(self) -> Schema:
+        """A split round begins, for a client that is sent the teacher."""
+        tensors = {**self._state("bottom", self.bottom), **self._state("teacher", self.bottom)}
+        return Schema(SPLIT, tensors)
+
+    @cached_property
+    def split_alone(self) -> Schema:
+        return Schema(SPLIT, self._state("bottom", self.bottom))
+
+    @cached_property
+    def features_frame(self) -> Schema:
+        wire = self.config.wire
+        tensors = {
+            "student": self._rows(wire.student_features),
+            "teacher": self._rows(wire.teacher_features),
+        }
+        return Schema({"round": int, "step": int}, tensors)
+
+    @cached_property
+    def gradients(self) -> Schema:
+        rows = self._rows(self.config.wire.gradients)
+        return Schema({"round": int, "step": int}, {"gradients": rows})
+
+    @cached_property
+    def bottom_frame(self) -> Schema:
+        return Schema({"round": int}, self._state("bottom", self.bottom))
+
+    def states(self, outline: Mapping[str, Any]) -> Schema:
+        """A frame of the states that ``outline`` (state -> names of its tensors) announces."""
+        tensors: dict[str, TensorSpec] = {}
+        if len(outline) > MAX_STATES:
+            raise WireError(f"{len(outline)} states are announced, at most {MAX_STATES} may be")
+        for name, keys in outline.items():
+            if not name.isidentifier() or type(keys) is not list:
+                raise WireError(f"state {name[:40]!r} is not announced as a name and a list")
+            for key in keys:
+                if key not in self.full:
+                    raise WireError(
+                        f"state {name[:40]!r} is to hold {str(key)[:40]!r}, which no model has"
+                    )
+            tensors |= self._state(name, {key: self.full[key] for key in keys})
+        return Schema({"round": int}, tensors)
+
+
+def outline(states: Mapping[str, State]) -> dict[str, list[str]]:
+    return {name: sorted(state) for name, state in states.items()}
+
+
+def joined(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Named states as one dict of tensors ``state/tensor``."""
+    return {
+        f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()
+    }
+
+
+def separated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, State]:
+    states: dict[str, State] = {name: {} for name in names}
+    for path, tensor in tensors.items():
+        name, _, key = path.partition("/")
+        states[name][key] = tensor
+    return states

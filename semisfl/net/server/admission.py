@@ -1,0 +1,125 @@
+"""The rules of the door: who may not come in, and why."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from semisfl.net import certs
+from semisfl.net.frames import PROTOCOL
+from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.roster import Roster
+
+HANDSHAKE_SECONDS = 10.0
+
+_audit = logging.getLogger("semisfl.audit")
+
+
+def audit(peer: str, identity: str, reason: str) -> None:
+    """The one line that every refusal leaves."""
+    _audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
+
+
+class Refused(Exception):
+    """Why a client may not come in."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+def check_certificate(context: grpc.aio.ServicerContext, certificates: Path) -> tuple[str, int]:
+    """Name and serial number of a certificate that TLS has found to be this authority's and valid."""
+    peer = context.auth_context()
+    try:
+        name, serial = certs.identity(peer), certs.serial(peer)
+        revoked = certs.is_revoked(certificates, serial)
+    except certs.CertError as error:
+        raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+    if revoked:
+        raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked")
+    return name, serial
+
+
+def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Roster) -> None:
+    incompatible = grpc.StatusCode.FAILED_PRECONDITION
+    if fields["protocol"] != PROTOCOL:
+        raise Refused(
+            incompatible,
+            f"protocol {fields['protocol']} but {PROTOCOL} here; install the same semisfl on both sides",
+        )
+    if fields["run"] not in ("", terms.run):
+        raise Refused(
+            incompatible,
+            f"the client belongs to run {fields['run'][:32]!r}, this server's model and configuration "
+            f"are {terms.run!r}; start the client anew",
+        )
+    known = {codec for codec in fields["codecs"] if isinstance(codec, str)}
+    if missing := sorted(terms.codecs() - known):
+        raise Refused(incompatible, f"the client does not know the codecs {', '.join(missing)}")
+    if identity not in roster.index and len(roster.index) >= roster.total:
+        raise no_place(roster, identity)
+
+
+def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
+    if fields["model"] != schemas.digest:
+        raise Refused(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"the client built model {fields['model'][:32]!r} where {schemas.digest!r} is meant; "
+            "install the same semisfl on both sides",
+        )
+    if fields["images"] < 1:
+        raise Refused(
+            grpc.StatusCode.FAILED_PRECONDITION, "the client has no images; at least 1 is needed"
+        )
+
+
+def no_place(roster: Roster, identity: str) -> Refused:
+    return Refused(
+        grpc.StatusCode.PERMISSION_DENIED,
+        f"all clients.total = {roster.total} places are taken and {identity} has none; raise clients.total",
+    )
+
+
+class Handshakes:
+    """Finds TLS handshakes that came to nothing.
+
+    gRPC tells Python nothing of them, but asks for its configuration when each begins: those that
+    no stream follows in time were refused, by us or by the client, or never meant seriously.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._begun: deque[float] = deque()
+        self._peers: Counter[str] = Counter()
+
+    def begins(self) -> None:
+        """Called by gRPC in a thread of its own; None: the configuration stays."""
+        self._loop.call_soon_threadsafe(self._note)
+
+    def _note(self) -> None:
+        self._begun.append(time.monotonic())
+        self._loop.call_later(self._seconds + 0.5, self._check)
+
+    def _check(self) -> None:
+        while self._begun and self._begun[0] <= time.monotonic() - self._seconds:
+            self._begun.popleft()
+            audit("?", "?", "TLS: not TLS, or no valid certificate of this authority; or it left")
+
+    def stream_opened(self, peer: str) -> None:
+        """The first stream of a connection proves that its handshake succeeded."""
+        if not self._peers[peer] and self._begun:
+            self._begun.popleft()
+        self._peers[peer] += 1
+
+    def stream_closed(self, peer: str) -> None:
+        self._peers[peer] -= 1
+        if not self._peers[peer]:
+            del self._peers[peer]

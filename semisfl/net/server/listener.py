@@ -1,0 +1,292 @@
+"""The server's door: who comes in, who does not, and one audit line for each who does not."""
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from semisfl.config import ConfigError
+from semisfl.net import certs, chunks, messages
+from semisfl.net.chunks import Assembler, LoopThread, Violation
+from semisfl.net.frames import Frame, WireError, decode, encode
+from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.admission import (
+    HANDSHAKE_SECONDS,
+    Handshakes,
+    Refused,
+    audit,
+    check_certificate,
+    check_hello,
+    check_ready,
+    no_place,
+)
+from semisfl.net.server.roster import Roster
+from semisfl.net.server.session import Session
+
+log = logging.getLogger(__name__)
+
+STRIKES = 3
+"""Offences after which an identity stays out until the server is started again."""
+
+
+class Listener:
+    """Listens, admits clients and keeps their sessions. All of it runs on ``thread``'s loop."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        schemas: Schemas,
+        roster: Roster,
+        deliver: Callable[[Session, int, bytearray], None],
+        gone: Callable[[Session], None],
+        *,
+        listen: str,
+        certificates: Path | None,
+        insecure_loopback: bool = False,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+        thread: LoopThread | None = None,
+    ) -> None:
+        if certificates is None and not insecure_loopback:
+            raise ConfigError("a server needs certificates; make them with `semisfl certs`")
+        if insecure_loopback:
+            chunks.require_loopback(listen)
+        self.sessions: dict[int, Session] = {}
+        self.images: dict[int, int] = {}
+        """How many images each client said it holds."""
+        self.changed = threading.Condition()
+        """Notified whenever a client came or went."""
+        self.sent = self.received = 0
+        """Bytes of all streams that have ended."""
+        self._terms, self._shapes, self._roster = terms, schemas, roster
+        self._welcome_text, self._run = terms.to_json(), terms.run
+        self._deliver, self._gone = deliver, gone
+        self._certificates = None if insecure_loopback else certificates
+        self._handshake_seconds = handshake_seconds
+        self._streams: dict[str, Session] = {}
+        self._epochs: Counter[str] = Counter()
+        self._strikes: Counter[str] = Counter()
+        self._revocations = 0
+        self._thread = thread or LoopThread("semisfl-server")
+        self._owns_thread = thread is None
+        self.port = self._thread.call(self._start(listen))
+
+    # --- listening -------------------------------------------------------------------------------
+
+    async def _start(self, listen: str) -> int:
+        self._handshakes = Handshakes(self._handshake_seconds)
+        handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
+        self._server = grpc.aio.server(
+            options=[*chunks.options(), handshake, ("grpc.so_reuseport", 0)]
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        service, _, method = chunks.METHOD[1:].partition("/")
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        try:
+            if self._certificates is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, self._credentials(self._certificates))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {listen}: {error}; choose another address or port"
+            ) from error
+        await self._server.start()
+        return port
+
+    def _credentials(self, folder: Path) -> grpc.ServerCredentials:
+        files = certs.load_server_credentials(folder)
+        first = grpc.ssl_server_certificate_configuration(
+            [(files.key, files.certificate)], files.authority
+        )
+        return grpc.dynamic_ssl_server_credentials(first, self._handshakes.begins, True)
+
+    # --- one stream ------------------------------------------------------------------------------
+
+    async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        peer, identity, serial = context.peer(), "?", 0
+        session: Session | None = None
+        self._handshakes.stream_opened(peer)
+        try:
+            if self._certificates is not None:
+                identity, serial = check_certificate(context, self._certificates)
+            hello = await self._hello(context)
+            if self._certificates is None:
+                identity = f"plaintext:{hello.fields['name']}"
+            if self._strikes[identity] >= STRIKES:
+                raise Refused(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
+                )
+            check_hello(hello.fields, identity, self._terms, self._roster)
+            session = self._open(context, identity, serial, hello)
+            ending = await session.run()
+            # Before goodbye is said: to a connection that is dead that may take for ever.
+            self._close(session)
+            if ending is None:
+                log.info("%s said goodbye", identity)
+            elif ending[0] is not grpc.StatusCode.OK:
+                await context.abort(*ending)
+        except Refused as refusal:
+            audit(peer, identity, refusal.reason)
+            await context.abort(refusal.code, refusal.reason)
+        except (Violation, WireError) as error:
+            self._strikes[identity] += 1
+            audit(peer, identity, f"protocol: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._handshakes.stream_closed(peer)
+            if session is not None:
+                self._close(session)
+
+    async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
+        assembler = Assembler()
+        assembler.expect(0, messages.HELLO.limit)
+        complete = None
+        try:
+            async with asyncio.timeout(self._handshake_seconds):
+                while complete is None:
+                    chunk = await context.read()
+                    if chunk is grpc.aio.EOF:
+                        raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
+                    _, complete = assembler.feed(chunk)
+        except TimeoutError as error:
+            # No offence: a busy server may itself be the reason.
+            late = f"no hello within {self._handshake_seconds:g} s"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
+        return decode(complete[1], {"hello": messages.HELLO})
+
+    # --- sessions --------------------------------------------------------------------------------
+
+    def _open(
+        self, context: grpc.aio.ServicerContext, identity: str, serial: int, hello: Frame
+    ) -> Session:
+        older = self._streams.get(identity)
+        came = (hello.fields["instance"], hello.fields["attempt"])
+        if older is not None and older.came[0] == came[0] and older.came[1] > came[1]:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, f"a later connection of {identity} is here")
+        self._epochs[identity] += 1
+        session = Session(context, identity, self._epochs[identity], self._arrived)
+        session.serial, session.came = serial, came
+        self._streams[identity] = session
+        if older is not None:
+            # Its frames are never applied again: it is out of the table before anything is read.
+            self._forget(older)
+            older.close(
+                grpc.StatusCode.ABORTED,
+                f"{identity} connected anew; this older connection is fenced off",
+            )
+        fields = {"terms": self._welcome_text, "run": self._run, "epoch": session.epoch}
+        session.ask(encode("welcome", fields, {}), messages.READY.limit)
+        return session
+
+    def _arrived(self, session: Session, ticket: int, data: bytearray) -> None:
+        if self._streams.get(session.identity) is not session:
+            return
+        if session.client >= 0:
+            self._deliver(session, ticket, data)
+            return
+        ready = decode(data, {"ready": messages.READY})
+        try:
+            self._enrol(session, ready)
+        except Refused as refusal:
+            audit(session.peer, session.identity, refusal.reason)
+            session.close(refusal.code, refusal.reason)
+
+    def _enrol(self, session: Session, ready: Frame) -> None:
+        check_ready(ready.fields, self._shapes)
+        client = self._roster.enrol(session.identity)
+        if client is None:
+            raise no_place(self._roster, session.identity)
+        if ready.fields["skipped"]:
+            log.warning(
+                "%s skipped %d images it could not read", session.identity, ready.fields["skipped"]
+            )
+        log.info(
+            "%s is here as client %d with %d images",
+            session.identity,
+            client,
+            ready.fields["images"],
+        )
+        session.tell(encode("enrolled", {"client": client}, {}))
+        session.client = client
+        with self.changed:
+            self.sessions[client] = session
+            self.images[client] = ready.fields["images"]
+            self.changed.notify_all()
+
+    def _close(self, session: Session) -> None:
+        if self._streams.get(session.identity) is session:
+            del self._streams[session.identity]
+        if session.closed:
+            return
+        session.closed = True
+        self.sent += session.sent
+        self.received += session.received
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        with self.changed:
+            if self.sessions.get(session.client) is session:
+                del self.sessions[session.client]
+                self.changed.notify_all()
+        self._gone(session)
+
+    def expel_revoked(self) -> None:
+        """Disconnect clients whose certificate was revoked since they came in."""
+        if self._certificates is None:
+            return
+        changed = (self._certificates / "revoked.txt").stat().st_mtime_ns
+        if changed == self._revocations:
+            return
+        self._revocations = changed
+        for session in list(self._streams.values()):
+            if certs.is_revoked(self._certificates, session.serial):
+                reason = f"the certificate of {session.identity} is revoked"
+                audit(session.peer, session.identity, reason)
+                session.close(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    def offend(self, session: Session, reason: str) -> None:
+        """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""
+        self._strikes[session.identity] += 1
+        audit(session.peer, session.identity, f"protocol: {reason}")
+        session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+    def strike(self, session: Session, reason: str) -> None:
+        """Note an offence without disconnecting, unless it is one too many."""
+        if self._strikes[session.identity] + 1 >= STRIKES:
+            self.offend(session, reason)
+        else:
+            self._strikes[session.identity] += 1
+            audit(session.peer, session.identity, reason)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent and received on all streams so far, framing included."""
+        live = list(self._streams.values())
+        return self.sent + sum(s.sent for s in live), self.received + sum(s.received for s in live)
+
+    def close(
+        self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, reason: str = "the server stops"
+    ) -> None:
+        """Say goodbye to everyone and stop listening."""
+        self._thread.call(self._stop(code, reason))
+        if self._owns_thread:
+            self._thread.stop()
+
+    async def _stop(self, code: grpc.StatusCode, reason: str) -> None:
+        for session in list(self._streams.values()):
+            session.close(code, reason)
+        await self._server.stop(2.0)
+
+    def kill(self) -> None:
+        """Drop every connection without a word, as a crash would."""
+        self._thread.call(self._server.stop(None))
+        if self._owns_thread:
+            self._thread.stop()

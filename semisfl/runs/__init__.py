@@ -1,0 +1,1 @@
+"""A run: how it starts, goes on, is kept and is read."""

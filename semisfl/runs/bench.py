@@ -1,0 +1,202 @@
+"""Timings of this machine, on images of the right size but without content: anyone can repeat them."""
+
+import gc
+import re
+import time
+from collections import Counter
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from semisfl import config, presets
+from semisfl.config import METHODS, Config
+from semisfl.data.sources import Dataset
+from semisfl.runs.experiment import assemble, build_model
+
+SHAPES = {"digits": (1, 28, 28), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
+# The first rounds compile, choose convolution algorithms and record steps.
+WARMUP_ROUNDS = 2
+# A round at the paper's settings takes a CPU half a minute.
+FEWER_STEPS = {"svhn": ("clients.steps=5", "server.steps=10")}
+KINDS = {
+    "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
+    "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
+    "bias, ReLU, pooling": r"^_forward$|^_backward$|max_pool|relu|threshold",
+    "optimiser, moving average": r"^_sgd$|^_follow$|multi_tensor_apply|fused_sgd|lerp",
+    "copies and casts": r"copy|Cat|cat|Memcpy|Memset|aten::to|clone|contiguous",
+}
+
+
+def synthetic(
+    shape: tuple[int, int, int], images: int, tests: int = 10_000, classes: int = 10
+) -> Dataset:
+    """Noise: what it costs does not depend on what it shows."""
+    source = torch.Generator().manual_seed(0)
+
+    def noise(count: int) -> torch.Tensor:
+        return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=source)
+
+    return Dataset(
+        name="synthetic",
+        classes=tuple(str(number) for number in range(classes)),
+        images=noise(images),
+        labels=torch.arange(images) % classes,
+        test_images=noise(tests),
+        test_labels=torch.arange(tests) % classes,
+        mean=(0.5,) * shape[0],
+        std=(0.25,) * shape[0],
+    )
+
+
+def settings(preset: str, *changes: str) -> Config:
+    return config.parse(
+        config.override(presets.values_of(preset), ["data.partition.kind=iid", *changes])
+    )
+
+
+def operations(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Floating-point operations of one input's forward pass."""
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        module.eval()(torch.zeros(1, *shape, device=next(module.parameters()).device))
+    return counter.get_total_flops()
+
+
+def round_operations(options: Config, shape: tuple[int, int, int]) -> float:
+    """Of one SemiSFL round: a backward pass counts as two forward passes."""
+    model = build_model(options, None, shape, 10)
+    bottom = operations(model.bottom, shape)
+    top, head = (operations(part, (model.features,)) for part in (model.top, model.projector))
+    cross = (
+        options.clients.steps
+        * options.clients.active
+        * options.clients.batch
+        * 4
+        * (bottom + top + head)
+    )
+    supervised = options.server.steps * options.server.batch * (4 * bottom + 3 * top + 4 * head)
+    return cross + supervised
+
+
+class Timed:
+    """A method on synthetic data, some rounds of it timed."""
+
+    def __init__(
+        self, options: Config, shape: tuple[int, int, int], device: str, images: int = 50_000
+    ) -> None:
+        if device.startswith("cuda"):
+            # Recorded graphs keep their memory until the cycles they sit in are collected.
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        self.data = synthetic(shape, images)
+        made = time.perf_counter()
+        self.experiment = assemble(options, self.data, device=device)
+        self.index = 0
+        self.rounds(1)
+        self.start_up = time.perf_counter() - made
+        self.rounds(WARMUP_ROUNDS - 1)
+
+    def rounds(self, count: int) -> list[float]:
+        seconds = []
+        for _ in range(count):
+            started = time.perf_counter()
+            self.experiment.method.round(self.index)
+            if self.experiment.hardware.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+            self.index += 1
+        return seconds
+
+    def shares(self) -> dict[str, float]:
+        """Where the device's time of one round goes, in percent."""
+        cuda = self.experiment.hardware.device.type == "cuda"
+        threads = torch.get_num_threads()
+        if not cuda:
+            # The profiler sees the thread that starts it, so everything has to happen there.
+            torch.set_num_threads(1)
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+            self.rounds(1)
+        torch.set_num_threads(threads)
+        totals: Counter[str] = Counter()
+        for event in seen.key_averages():
+            spent = event.self_device_time_total if cuda else event.self_cpu_time_total
+            totals[_kind(event.key)] += spent
+        whole = sum(totals.values()) or 1
+        return {name: 100 * spent / whole for name, spent in totals.most_common()}
+
+
+def _kind(name: str) -> str:
+    return next(
+        (kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "everything else"
+    )
+
+
+def rounds_of_methods(
+    device: str, names: list[str], counted: int, quick: bool
+) -> list[dict[str, Any]]:
+    """Seconds a round, method by method, at the preset's settings."""
+    rows = []
+    for preset in names:
+        shape = SHAPES[preset]
+        for method in METHODS if not quick else ("semisfl", "supervised"):
+            # A threshold of zero lets every client contribute, as it does late in training.
+            easy = [
+                f"{name}.confidence_threshold=0" for name in ("semifl", "fedmatch", "fedswitch")
+            ]
+            fewer = () if device.startswith("cuda") else FEWER_STEPS.get(preset, ())
+            options = settings(preset, f"method={method}", *easy, *fewer)
+            timed = Timed(options, shape, device)
+            seconds = median(timed.rounds(counted))
+            row: dict[str, Any] = {"preset": preset, "method": method, "seconds_a_round": seconds}
+            if method == "semisfl":
+                row["tflops"] = round_operations(options, shape) / seconds / 1e12
+                row["start_up_seconds"] = timed.start_up
+                row["shares_percent"] = timed.shares()
+            if device.startswith("cuda"):
+                row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            rows.append(row)
+            del timed
+    return rows
+
+
+def growth(device: str, preset: str, counted: int) -> list[dict[str, Any]]:
+    """Memory by the number of clients in total, time by the number of active ones."""
+    rows = []
+    for total, active in ((10, 10), (100, 10), (1000, 10), (100, 20), (100, 40), (100, 80)):
+        timed = Timed(
+            settings(preset, f"clients.total={total}", f"clients.active={active}"),
+            SHAPES[preset],
+            device,
+        )
+        row: dict[str, Any] = {
+            "clients": total,
+            "active": active,
+            "seconds_a_round": median(timed.rounds(counted)),
+        }
+        if device.startswith("cuda"):
+            row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        rows.append(row)
+        del timed
+    return rows
+
+
+def main(device: str = "auto", quick: bool = False) -> dict[str, Any]:
+    """All timings; ``quick`` leaves out the baselines and the growth."""
+    from semisfl.engine.hardware import Hardware
+    from semisfl.runs.directory import environment
+
+    chosen = str(Hardware(device).device)
+    cuda = chosen.startswith("cuda")
+    names = ["cifar10", "svhn"] if cuda else ["digits", "svhn"]
+    result: dict[str, Any] = {
+        "environment": environment(),
+        "rounds": rounds_of_methods(chosen, names, counted=5 if cuda else 3, quick=quick),
+    }
+    if cuda and not quick:
+        result["growth"] = growth(chosen, "cifar10", counted=3)
+    return result

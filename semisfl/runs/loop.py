@@ -1,0 +1,146 @@
+"""The rounds of a run: train, test, keep, undo what was not finished."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from semisfl.engine.hardware import Stopped
+from semisfl.fleet.base import RoundAborted
+from semisfl.methods.base import Method
+from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import Experiment
+
+log = logging.getLogger(__name__)
+Observer = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Result:
+    """What a run gives back."""
+
+    accuracy: float
+    """Of the method's tested model after the last round, in percent."""
+    best: float
+    model: nn.Module
+    rounds: list[dict[str, Any]] = field(repr=False)
+    stopped: bool = False
+    directory: Path | None = None
+
+
+def run_rounds(
+    experiment: Experiment,
+    directory: RunDirectory | None = None,
+    *,
+    state: dict[str, Any] | None = None,
+    observe: Observer | None = None,
+) -> Result:
+    """Do the rounds that are left after ``state`` (none: all of them)."""
+    config, method, fleet, hardware = (
+        experiment.config,
+        experiment.method,
+        experiment.fleet,
+        experiment.hardware,
+    )
+    history: list[dict[str, Any]] = []
+    first, best = 0, 0.0
+    best_state: dict[str, Any] | None = None
+    if state is not None:
+        method.load_state_dict(state["method"])
+        fleet.traffic.load_state_dict(state["traffic"])
+        first, best = state["round"], state["best"]
+        if directory is not None:
+            history = directory.keep_metrics_before(first)
+
+    def full_state(next_round: int) -> dict[str, Any]:
+        return {
+            "round": next_round,
+            "best": best,
+            "method": method.state_dict(),
+            "traffic": fleet.traffic.state_dict(),
+        }
+
+    with ExitStack() as stack:
+        if directory is not None:
+            handler = directory.log_to_file()
+            root = logging.getLogger("semisfl")
+            root.addHandler(handler)
+            if not root.isEnabledFor(logging.INFO):
+                stack.callback(root.setLevel, root.level)
+                root.setLevel(logging.INFO)
+            stack.callback(root.removeHandler, handler)
+            stack.callback(handler.close)
+        log.info(
+            "%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, hardware.device
+        )
+        round_index = first
+        while round_index < config.rounds:
+            # A stopped or aborted round is undone: the checkpoint is always a round's start.
+            before = checkpoint.snapshot(full_state(round_index))
+            started = time.perf_counter()
+            try:
+                fleet.wait_ready()
+                row = {"round": round_index, **method.round(round_index)}
+            except RoundAborted as aborted:
+                log.warning("round %d is repeated: %s", round_index, aborted)
+                method.load_state_dict(before["method"])
+                fleet.traffic.load_state_dict(before["traffic"])
+                continue
+            except Stopped:
+                if directory is not None:
+                    directory.save("latest", before)
+                    _save_best(directory, best_state)
+                log.info("stopped before round %d was complete", round_index)
+                return _result(method, history, best, stopped=True, directory=directory)
+            last = round_index == config.rounds - 1
+            if last or (round_index + 1) % config.runtime.evaluate_every == 0:
+                for name, accuracy in experiment.evaluate().items():
+                    row.setdefault("accuracy", accuracy)
+                    row[f"accuracy_{name}"] = accuracy
+            row["bytes"] = fleet.traffic.by_kind()
+            row["bytes_total"] = fleet.traffic.total()
+            row["seconds"] = time.perf_counter() - started
+            history.append(row)
+            improved = row.get("accuracy", -1.0) > best
+            best = max(best, row.get("accuracy", 0.0))
+            round_index += 1
+            if directory is not None:
+                directory.append(row)
+                if improved:
+                    best_state = checkpoint.snapshot(full_state(round_index))
+                if last or round_index % config.runtime.checkpoint_every == 0:
+                    directory.save("latest", full_state(round_index))
+                    best_state = _save_best(directory, best_state)
+            if observe is not None:
+                observe(row)
+    return _result(method, history, best, stopped=False, directory=directory)
+
+
+def _save_best(directory: RunDirectory, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Write the best state since the last checkpoint; what could not be written is kept for the next."""
+    return None if state is None or directory.save("best", state) else state
+
+
+def _result(
+    method: Method,
+    history: list[dict[str, Any]],
+    best: float,
+    *,
+    stopped: bool,
+    directory: RunDirectory | None,
+) -> Result:
+    tested = [row["accuracy"] for row in history if "accuracy" in row]
+    return Result(
+        accuracy=tested[-1] if tested else float("nan"),
+        best=best,
+        model=next(iter(method.tested().values())),
+        rounds=history,
+        stopped=stopped,
+        directory=directory.path if directory else None,
+    )

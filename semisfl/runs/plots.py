@@ -1,0 +1,137 @@
+"""What run directories say, as pictures. Imports nothing that trains."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from semisfl.runs.report import Group, Row, Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GIGA = 1e9
+Axis = Callable[[list[Row]], list[float]]
+
+
+def _running_seconds(rows: list[Row]) -> list[float]:
+    total, seconds = 0.0, []
+    for row in rows:
+        total += row["seconds"]
+        seconds.append(total)
+    return seconds
+
+
+AXES: dict[str, Axis] = {
+    "round": lambda rows: [row["round"] + 1 for row in rows],
+    "GB sent": lambda rows: [row.get("bytes_total", 0) / GIGA for row in rows],
+    "seconds": _running_seconds,
+}
+STYLES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of a report: some columns of the metrics against an axis."""
+
+    title: str
+    axis: str
+    columns: tuple[str, ...]
+
+
+ACCURACY = tuple(Panel("test accuracy (%)", axis, ("accuracy",)) for axis in AXES)
+TRAINING = (
+    Panel("losses", "round", ("loss_supervised", "loss_semi")),
+    Panel("supervised steps a round, K_s", "round", ("supervised_steps",)),
+    Panel("pseudo-labels (%)", "round", ("mask_rate", "impurity")),
+)
+LEGENDS = {
+    "loss_supervised": "labelled",
+    "loss_semi": "unlabelled",
+    "mask_rate": "unused (mask rate)",
+    "impurity": "wrong among used (impurity)",
+}
+PERCENT = ("mask_rate", "impurity")
+
+
+def draw(
+    groups: Sequence[Group], path: Path, panels: Sequence[Panel] = ACCURACY + TRAINING
+) -> None:
+    """Curves: the mean over seeds, and a band of one standard error where there are several."""
+    from matplotlib.figure import Figure  # heavy, and only wanted here
+    from matplotlib.lines import Line2D
+
+    columns = 3
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.4 * columns, 3.3 * lines + 0.5), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, panel, groups)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    handles = [Line2D([], [], color=f"C{place % 10}", lw=2) for place in range(len(groups))]
+    labels = [_legend(group) for group in groups]
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=min(len(groups), 4), frameon=False
+    )
+    figure.savefig(path, dpi=120)
+
+
+def _legend(group: Group) -> str:
+    return group.label + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")
+
+
+def _draw_panel(axes: "Axes", panel: Panel, groups: Sequence[Group]) -> None:
+    drawn = set()
+    for place, group in enumerate(groups):
+        for style, column in zip(STYLES, panel.columns, strict=False):
+            x, mean, error = _curve(group, panel.axis, column)
+            if not x:
+                continue
+            drawn.add((style, column))
+            colour = f"C{place % 10}"
+            if panel.axis == "GB sent" and x[-1] == 0:
+                # Nothing is sent: a level to beat, not a curve.
+                axes.axhline(mean[-1], color=colour, ls=":", lw=1.5)
+                continue
+            axes.plot(x, mean, style, color=colour, lw=1.5, marker="." if len(x) < 3 else "")
+            if len(group.runs) > 1:
+                low = [m - e for m, e in zip(mean, error, strict=True)]
+                high = [m + e for m, e in zip(mean, error, strict=True)]
+                axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+    if panel in TRAINING:
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel(panel.axis)
+    axes.set_title(panel.title, fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if not drawn:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="grey")
+    elif len(panel.columns) > 1:
+        for style, column in sorted(drawn, key=lambda pair: STYLES.index(pair[0])):
+            axes.plot([], [], style, color="grey", label=LEGENDS[column])
+        axes.legend(fontsize=8, frameon=False)
+
+
+def _curve(group: Group, axis: str, column: str) -> tuple[list[float], list[float], list[float]]:
+    """Over the rounds that every run of the group has: positions, means, standard errors."""
+    scale = 100.0 if column in PERCENT else 1.0
+    points: list[dict[int, tuple[float, float]]] = []
+    for run in group.runs:
+        positions = AXES[axis](run.rows)
+        points.append(
+            {
+                row["round"]: (position, scale * row[column])
+                for row, position in zip(run.rows, positions, strict=True)
+                if row.get(column) is not None
+            }
+        )
+    x, mean, error = [], [], []
+    for number in sorted(set.intersection(*(set(one) for one in points))):
+        spread = Spread.of([one[number][1] for one in points])
+        x.append(fmean(one[number][0] for one in points))
+        mean.append(spread.mean)
+        error.append(spread.stderr or 0.0)
+    return x, mean, error
