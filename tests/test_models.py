@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from twin import bn_model
 
 from semisfl import models, seeds
 from semisfl.engine.weights import batchnorms
 from semisfl.layers import Dropout, NotFused, conv_blocks, use_generator
 from semisfl.models import Shape, SplitModel, build, parameter_count, split
+from tests.twin import bn_model
 
 # Settings of the paper's tables: bottom and top parameters and the feature size d.
 TABLE = {

@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-import toy
 from torch.nn import functional as F
 
 from semisfl import seeds
@@ -14,6 +13,7 @@ from semisfl.fleet.base import FullRound, draw_active
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_loss
 from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of
 from semisfl.runs.experiment import Experiment
+from tests import toy
 
 
 def make(*assignments: str, **kind: bool) -> tuple[Experiment, SemiFL]:

@@ -14,7 +14,18 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from network_helpers import (
+from PIL import Image
+
+from semisfl.net import certs, chunks
+from semisfl.net.client.connection import Connection, Rejected, Stream
+from semisfl.net.client.device import Device
+from semisfl.net.frames import Frame
+from semisfl.runs import checkpoint
+from semisfl.runs import network as networks
+from semisfl.runs.directory import RunDirectory, to_toml
+from semisfl.runs.experiment import assemble
+from semisfl.runs.loop import run_rounds
+from tests.net.harness import (
     Client,
     Leaving,
     Network,
@@ -27,17 +38,6 @@ from network_helpers import (
     until,
     weights,
 )
-from PIL import Image
-
-from semisfl.net import certs, chunks
-from semisfl.net.client.connection import Connection, Rejected, Stream
-from semisfl.net.client.device import Device
-from semisfl.net.frames import Frame
-from semisfl.runs import checkpoint
-from semisfl.runs import network as networks
-from semisfl.runs.directory import RunDirectory, to_toml
-from semisfl.runs.experiment import assemble
-from semisfl.runs.loop import run_rounds
 
 PHASES = ["broadcast", "forward", "gradients", "upload"]
 

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import toy
 from torch.nn import functional as F
 
 from semisfl import seeds
@@ -16,6 +15,7 @@ from semisfl.fleet.base import FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.runs.experiment import Experiment
+from tests import toy
 
 
 def switch(*assignments: str, **kind: bool) -> tuple[Experiment, FedSwitch]:

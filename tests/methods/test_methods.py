@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toy
 
 import semisfl
 from semisfl import config, models, presets
@@ -18,8 +17,9 @@ from semisfl.methods import METHODS, Entry
 from semisfl.runs import checkpoint
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
+from tests import toy
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ROUND_LOSSES = ("loss_supervised", "loss_semi")
 
 

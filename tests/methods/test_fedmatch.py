@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-import toy
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -23,6 +22,7 @@ from semisfl.methods.fedmatch.method import (
 )
 from semisfl.methods.fedmatch.sparse import changed
 from semisfl.runs.experiment import Experiment
+from tests import toy
 
 
 def make(*assignments: str, **kind: bool) -> tuple[Experiment, FedMatch]:

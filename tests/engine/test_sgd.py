@@ -1,31 +1,12 @@
-"""The learning rate of a round, and the optimiser against torch's own."""
-
-import math
+"""The optimiser against torch's own."""
 
 import pytest
 import torch
 from torch import nn
 
 from semisfl import seeds
-from semisfl.algorithm.schedule import learning_rate
 from semisfl.config import OptimizerConfig
 from semisfl.engine.sgd import SGD
-
-
-def test_cosine_by_hand() -> None:
-    config = OptimizerConfig(lr=0.02, lr_min=0.005)
-    assert learning_rate(config, 0, 1000) == pytest.approx(0.02)
-    assert learning_rate(config, 500, 1000) == pytest.approx((0.02 + 0.005) / 2)
-    assert learning_rate(config, 250, 1000) == pytest.approx(0.005 + 0.0075 * (1 + math.sqrt(0.5)))
-    assert learning_rate(config, 1000, 1000) == pytest.approx(0.005)
-
-
-def test_horizon_replaces_the_rounds_and_the_rate_then_stays() -> None:
-    config = OptimizerConfig(lr=0.02, lr_min=0.005, horizon=10)
-    assert learning_rate(config, 5, 1000) == pytest.approx(0.0125)
-    assert (
-        learning_rate(config, 10, 1000) == learning_rate(config, 700, 1000) == pytest.approx(0.005)
-    )
 
 
 def twins() -> tuple[nn.Module, nn.Module]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from twin import bn_model, toy_data
 
 from semisfl import config, presets, seeds
 from semisfl.config import Config
@@ -25,6 +24,7 @@ from semisfl.runs import directory as run_directory
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
+from tests.twin import bn_model, toy_data
 
 DATA = toy_data()
 SMALL: dict[str, Any] = {

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from network_helpers import CLASSES, SIDE, Network, Proxy, network, tiny, toy_data, weights
 from PIL import Image
 from torch import nn
 
@@ -21,6 +20,7 @@ from semisfl.net.server.roster import Roster
 from semisfl.runs import network as networks
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from tests.net.harness import CLASSES, SIDE, Network, Proxy, network, tiny, toy_data, weights
 
 METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
 

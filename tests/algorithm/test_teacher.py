@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from twin import bn_model
 
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.weights import Weights
 from semisfl.models import split
+from tests.twin import bn_model
 
 
 class Number(nn.Module):

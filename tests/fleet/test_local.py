@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 from semisfl import config, models, seeds
 from semisfl.config import Config
@@ -20,6 +19,7 @@ from semisfl.fleet.base import SplitRound, Traffic, mean_state
 from semisfl.fleet.local import LocalFleet
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
+from tests.twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 ACTIVE = (0, 2, 3)
 STEPS, BATCH = 3, 5

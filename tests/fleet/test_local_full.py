@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from toy import assemble
 
 from semisfl.engine.hardware import Stopped
 from semisfl.fleet.base import ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
+from tests.toy import assemble
 
 STEPS = 500
 

@@ -16,7 +16,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from network_helpers import Network, network, on_loop, tiny, until
 
 from semisfl.net import certs
 from semisfl.net import chunks as transport
@@ -24,6 +23,7 @@ from semisfl.net.certs import Credentials
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.connection import Rejected
 from semisfl.net.frames import encode
+from tests.net.harness import Network, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
 from semisfl import config, presets
 from semisfl.config import Config
@@ -16,6 +15,7 @@ from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
+from tests.twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
 DATA = toy_data()
 SMALL: dict[str, Any] = {
