@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from semisfl import __version__
-from semisfl.cli import console, deploy, look, study, train
+from semisfl.cli import certificates, console, deploy, look, study, train
 
 app = typer.Typer(
     name="semisfl",
@@ -20,6 +20,7 @@ app = typer.Typer(
 train.register(app)
 study.register(app)
 look.register(app)
+certificates.register(app)
 deploy.register(app)
 
 # typer brings its own copy of click or depends on it, by version; this is click's class in either.

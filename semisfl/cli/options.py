@@ -1,5 +1,7 @@
 """Options that several commands share, and what they stand for."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,8 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
 
+EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
+
 
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     """The plain values of a preset or file, with ``--set`` applied."""
@@ -35,3 +39,13 @@ def name_of(preset: str) -> str:
 
 def _is_file(path: Path) -> bool:
     return path.suffix == ".toml" or len(path.parts) > 1
+
+
+@contextlib.contextmanager
+def needs_network() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] in ("grpc", "msgpack", "cryptography"):
+            raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
+        raise
