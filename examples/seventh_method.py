@@ -12,6 +12,7 @@ from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup
+from semisfl.rows import MethodRow
 
 
 class FedAvgFixMatch:
@@ -22,7 +23,7 @@ class FedAvgFixMatch:
         self.supervised = full_model.SupervisedPhase(setup, self.model)
         self.work = FixMatchWork()
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
@@ -33,7 +34,12 @@ class FedAvgFixMatch:
         )
         results = self.setup.fleet.train(self.work, plan)
         self.model.load_state_dict(mean_state(full_model.states_of(results, "model")))
-        return {"learning_rate": lr, "loss_supervised": loss, **full_model.report(results)}
+        return MethodRow(
+            learning_rate=lr,
+            supervised_steps=config.server.steps,
+            loss_supervised=loss,
+            **full_model.report(results),
+        )
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.model}

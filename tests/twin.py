@@ -369,10 +369,10 @@ class PlainTwin:
     def round(self, index: int) -> dict[str, float]:
         lr = learning_rate(self.config.optimizer, index, self.config.rounds)
         self.dropout.manual_seed(seeds.derive(self.config.seed, "dropout", index))
-        row = {"loss_supervised": self._supervised(index, lr), "loss_semi": 0.0}
+        row = {"loss_supervised": self._supervised(index, lr)}
         if index >= self.config.server.pretrain_rounds:
             row |= self._cross_entity(index, lr)
-        self.controller.observe(row["loss_supervised"], row["loss_semi"], lr)
+        self.controller.observe(row["loss_supervised"], row.get("loss_semi", 0.0), lr)
         return row
 
 

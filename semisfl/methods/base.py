@@ -14,6 +14,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import Fleet
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
+from semisfl.rows import MethodRow
 
 # The published code shuffles enough labelled images for so many steps, whatever K_s is.
 LABELED_POOL_STEPS = 100
@@ -38,7 +39,7 @@ class Method(Protocol):
 
     def __init__(self, setup: Setup) -> None: ...
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         """One round; its statistics."""
         ...
 

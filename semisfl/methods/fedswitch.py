@@ -6,6 +6,7 @@ switching rule (a divergence from uniform) and all numbers are ours. FedSwitch-S
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from semisfl.methods.full_model import (
     states_of,
     whole,
 )
+from semisfl.rows import MethodRow
 
 
 def divergence(mean: Tensor) -> Tensor:
@@ -47,16 +49,14 @@ class FedSwitch:
         )
         self.work = FedSwitchWork()
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # 1. Supervised steps on the student; the teacher follows each. It changes nowhere else.
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        row = {
-            "learning_rate": lr,
-            "supervised_steps": config.server.steps,
-            "loss_supervised": loss,
-        }
+        row = MethodRow(
+            learning_rate=lr, supervised_steps=config.server.steps, loss_supervised=loss
+        )
         if round_index < config.server.pretrain_rounds:
             return row
         # 2-4. Everyone is sent the student, who asks for it the teacher, and trains.
@@ -79,7 +79,7 @@ class FedSwitch:
         # The plain mean of the students.
         self.student.load_state_dict(mean_state(states_of(results, "student")))
         by_teacher = sum(result.numbers["by_teacher"] for result in results) / len(results)
-        return {**row, **report(results), "labelled_by_teacher": by_teacher}
+        return replace(row, **report(results), labelled_by_teacher=by_teacher)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"teacher": self.ema.model, "student": self.student}

@@ -22,6 +22,7 @@ from semisfl.methods import statistics
 from semisfl.methods.base import Meter, Setup
 from semisfl.methods.fedswitch import divergence
 from semisfl.methods.full_model import SupervisedPhase, active_clients, whole
+from semisfl.rows import MethodRow
 
 
 class FedSwitchSL:
@@ -60,13 +61,12 @@ class FedSwitchSL:
             self._cross_entity_step, setup.fleet.capturable
         )
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         steps = self.controller.supervised_steps
         loss_supervised = self.supervised.run(round_index, steps, lr)
-        row = {"learning_rate": lr, "supervised_steps": steps, "loss_supervised": loss_supervised}
-        loss_semi = 0.0
+        loss_semi, reported = 0.0, {}
         if round_index >= config.server.pretrain_rounds:
             self.active = active_clients(self.setup, round_index)
             # The teacher's bottom goes only to those it will label.
@@ -94,13 +94,15 @@ class FedSwitchSL:
             sums = self.meter.read()
             loss_semi = sums["loss_semi"] / clients.steps
             self._remember(sums["client_predictions"])
-            row |= {
-                "loss_semi": loss_semi,
-                "labelled_by_teacher": sum(by_teacher) / len(by_teacher),
-            }
-            row |= statistics.of_round(sums, self.active)
+            reported = statistics.of_split_round(sums, self.active, clients.steps)
+            reported["labelled_by_teacher"] = sum(by_teacher) / len(by_teacher)
         self.controller.observe(loss_supervised, loss_semi, lr)
-        return row
+        return MethodRow(
+            learning_rate=lr,
+            supervised_steps=steps,
+            loss_supervised=loss_supervised,
+            **reported,
+        )
 
     def _cross_entity_step(self) -> None:
         """One exchange with every active client: masked cross-entropy with labels of its labeller."""
@@ -123,6 +125,7 @@ class FedSwitchSL:
         self.setup.fleet.backward(gradients * len(features.clients))
         self.meter.add(
             loss_semi=loss,
+            loss_consistency=loss,
             client_predictions=self._by_client(predictions, features, places),
             **statistics.of_step(features, self.active, labels, confident, self.setup.classes),
         )

@@ -102,13 +102,14 @@ def states_of(results: Sequence[ClientResult], name: str) -> list[State]:
 
 
 def report(results: Sequence[ClientResult]) -> dict[str, Any]:
-    """A round's statistics from what the contributing clients counted."""
+    """Fields of a `MethodRow` from what the contributing clients counted."""
     there = [result for result in results if result.states]
-    row: dict[str, Any] = {"contributing": len(there), "loss_semi": 0.0}
-    if there:
-        row["loss_semi"] = sum(result.numbers["loss"] for result in there) / len(there)
-        row["mask_rate"] = 1 - sum(result.numbers["coverage"] for result in there) / len(there)
-        row["coverage_by_client"] = {
-            str(result.client): result.numbers["coverage"] for result in there
-        }
-    return row
+    if not there:
+        return {"contributing": 0}
+    coverage = {str(result.client): result.numbers["coverage"] for result in there}
+    return {
+        "contributing": len(there),
+        "loss_semi": sum(result.numbers["loss"] for result in there) / len(there),
+        "mask_rate": 1 - sum(coverage.values()) / len(there),
+        "coverage_by_client": coverage,
+    }

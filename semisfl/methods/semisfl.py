@@ -21,6 +21,7 @@ from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import Features, SplitRound, draw_active
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.rows import MethodRow
 
 
 class SemiSFL:
@@ -50,7 +51,7 @@ class SemiSFL:
             self._cross_entity_step, setup.fleet.capturable
         )
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         """Round h: lines 3 to 23 of Algorithm 1."""
         config = self.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
@@ -97,14 +98,13 @@ class SemiSFL:
         loss_supervised = sums["loss_supervised"] / supervised_steps
         loss_semi = sums["loss_semi"] / clients.steps if active else 0.0
         self.controller.observe(loss_supervised, loss_semi, lr)
-        return {
-            "learning_rate": lr,
-            "supervised_steps": supervised_steps,
-            "loss_supervised": loss_supervised,
-            "loss_semi": loss_semi,
-            "loss_clustering": sums["loss_clustering"] / clients.steps if active else 0.0,
-            **(statistics.of_round(sums, active) if active else {}),
-        }
+        return MethodRow(
+            learning_rate=lr,
+            supervised_steps=supervised_steps,
+            loss_supervised=loss_supervised,
+            loss_supervised_contrast=sums["loss_supervised_contrast"] / supervised_steps,
+            **(statistics.of_split_round(sums, active, clients.steps) if active else {}),
+        )
 
     def _supervised_step(self) -> None:
         """Lines 4 and 5: one step down L_s = H + T, and the teacher's moving average."""
@@ -124,13 +124,15 @@ class SemiSFL:
             (loss, features), keys = self.side_by_side([classify, make_keys])
             references = self.queue.push_labeled(keys, labels)
             own = None if method.own_key else _own_key(len(labels), references.keys)
-            loss = loss + contrastive(
+            contrast = contrastive(
                 student.project(features), labels, references, method.temperature, own
             )
+            loss = loss + contrast
         else:
             loss, _ = classify()
+            contrast = torch.zeros_like(loss)
         self.supervised_sgd.descend(loss, followed_by=self.ema)
-        self.meter.add(loss_supervised=loss)
+        self.meter.add(loss_supervised=loss, loss_supervised_contrast=contrast)
 
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
@@ -170,6 +172,7 @@ class SemiSFL:
         self.fleet.backward(gradients * len(features.clients))
         self.meter.add(
             loss_semi=loss + clustering,
+            loss_consistency=loss,
             loss_clustering=clustering,
             **statistics.of_step(features, self.active, labels, confident, self.classes),
         )

@@ -35,6 +35,17 @@ def of_step(
     return sums
 
 
+LOSSES = ("loss_semi", "loss_consistency", "loss_clustering")
+
+
+def of_split_round(sums: dict[str, Any], clients: Sequence[int], steps: int) -> dict[str, Any]:
+    """Fields of a `MethodRow` from the sums of a split round's ``steps``; ``clients``: the active ones."""
+    losses = {name: sums[name] / steps for name in LOSSES if name in sums}
+    # Who leaves a round does not come back to it: the rows of those who stayed are the most.
+    rows = sums["client_rows"]
+    return {"contributing": rows.count(max(rows)), **losses, **of_round(sums, clients)}
+
+
 def of_round(sums: dict[str, Any], clients: Sequence[int]) -> dict[str, Any]:
     """Rates of a round from the sums of its steps.
 

@@ -8,6 +8,7 @@ from torch import nn
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import SupervisedPhase, whole
+from semisfl.rows import MethodRow
 
 
 class Supervised:
@@ -16,15 +17,13 @@ class Supervised:
         self.student = setup.hardware.working_copy(whole(setup.model))
         self.supervised = SupervisedPhase(setup, self.student)
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         config = self.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        return {
-            "learning_rate": lr,
-            "supervised_steps": config.server.steps,
-            "loss_supervised": loss,
-        }
+        return MethodRow(
+            learning_rate=lr, supervised_steps=config.server.steps, loss_supervised=loss
+        )
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.student}

@@ -13,6 +13,7 @@ from torch import nn
 from semisfl.engine.hardware import Stopped
 from semisfl.fleet.base import RoundAborted
 from semisfl.methods.base import Method
+from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
@@ -86,7 +87,8 @@ def run_rounds(
             started = time.perf_counter()
             try:
                 fleet.wait_ready()
-                row = {"round": round_index, **method.round(round_index)}
+                begun = time.perf_counter()
+                reported = method.round(round_index)
             except RoundAborted as aborted:
                 log.warning("round %d is repeated: %s", round_index, aborted)
                 method.load_state_dict(before["method"])
@@ -99,13 +101,21 @@ def run_rounds(
                 log.info("stopped before round %d was complete", round_index)
                 return _result(method, history, best, stopped=True, directory=directory)
             last = round_index == config.rounds - 1
-            if last or (round_index + 1) % config.runtime.evaluate_every == 0:
-                for name, accuracy in experiment.evaluate().items():
-                    row.setdefault("accuracy", accuracy)
-                    row[f"accuracy_{name}"] = accuracy
-            row["bytes"] = fleet.traffic.by_kind()
-            row["bytes_total"] = fleet.traffic.total()
-            row["seconds"] = time.perf_counter() - started
+            trained = time.perf_counter()
+            tested = last or (round_index + 1) % config.runtime.evaluate_every == 0
+            accuracies = experiment.evaluate() if tested else {}
+            ended = time.perf_counter()
+            row = RoundRow(
+                **vars(reported),
+                round=round_index,
+                accuracy=next(iter(accuracies.values()), None),
+                accuracies=accuracies,
+                bytes=fleet.traffic.by_kind(),
+                bytes_total=fleet.traffic.total(),
+                seconds=ended - started,
+                seconds_training=trained - begun,
+                seconds_testing=ended - trained if tested else None,
+            ).as_dict()
             history.append(row)
             improved = row.get("accuracy", -1.0) > best
             best = max(best, row.get("accuracy", 0.0))

@@ -62,8 +62,8 @@ def test_recorded_steps_equal_the_plain_twin(model: Any) -> None:
             layer.p = 0.0
     for index in range(5):
         expected, row = twin.round(index), fast.method.round(index)
-        assert row["loss_supervised"] == pytest.approx(expected["loss_supervised"], rel=1e-4)
-        assert row["loss_semi"] == pytest.approx(expected["loss_semi"], rel=1e-4)
+        assert row.loss_supervised == pytest.approx(expected["loss_supervised"], rel=1e-4)
+        assert row.loss_semi == pytest.approx(expected["loss_semi"], rel=1e-4)
     assert fast.method.cross_entity_step._graph is not None  # type: ignore[attr-defined]
     mine = fast.method.student.state_dict()  # type: ignore[attr-defined]
     for name, tensor in twin.student.state_dict().items():

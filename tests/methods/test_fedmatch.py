@@ -106,7 +106,7 @@ def test_server_descends_sigma_alone() -> None:
     _, method = make("server.pretrain_rounds=9", "fedmatch.lambda_s=3")
     sigma, psi = copy.deepcopy(method.sigma), copy.deepcopy(method.psi)
     config, labeled = method.setup.config, method.setup.labeled
-    lr = method.round(0)["learning_rate"]
+    lr = method.round(0).learning_rate
     toy.assert_same(method.psi.state_dict(), psi.state_dict())
     optimizer = toy.sgd(sigma, config, lr)
     labeled.start(0, config.server.steps, "weak", views=1)

@@ -129,10 +129,10 @@ def test_the_student_labels_where_its_predictions_are_uneven() -> None:
 def test_the_rule_difference_compares_with_the_teacher_and_always_downloads_it() -> None:
     experiment, method = switch("fedswitch.rule=difference", "fedswitch.iid_threshold=1e9")
     row = method.round(0)
-    assert row["labelled_by_teacher"] == 1.0
+    assert row.labelled_by_teacher == 1.0
     experiment, method = switch("fedswitch.rule=difference", "fedswitch.iid_threshold=-1e9")
     row = method.round(0)
-    assert row["labelled_by_teacher"] == 0.0
+    assert row.labelled_by_teacher == 0.0
     kinds = experiment.fleet.traffic.by_kind()
     assert kinds["teacher_down"] == kinds["model_down"]
 
@@ -226,14 +226,14 @@ def test_a_client_is_labelled_by_the_teacher_the_first_time_only_if_it_looks_iid
     None
 ):
     _, method = split_switch("clients.active=3", "fedswitch.iid_threshold=-1")
-    assert method.round(0)["labelled_by_teacher"] == 1.0
-    assert method.round(1)["labelled_by_teacher"] == 0.0
+    assert method.round(0).labelled_by_teacher == 1.0
+    assert method.round(1).labelled_by_teacher == 0.0
 
 
 def test_ablation_forms() -> None:
     _, weak = split_switch()
     _, strong = split_switch("fedswitch.labeled_view=strong")
-    assert weak.round(0)["loss_supervised"] != strong.round(0)["loss_supervised"]
+    assert weak.round(0).loss_supervised != strong.round(0).loss_supervised
     _, adaptive = split_switch(
         "fedswitch.controller=true",
         "controller.kind=raw",
@@ -248,10 +248,10 @@ def test_ablation_forms() -> None:
         adaptive.supervised.run = (  # type: ignore[method-assign]
             lambda index, steps, lr, value=float(round_index): value
         )
-        steps.append(adaptive.round(round_index)["supervised_steps"])
+        steps.append(adaptive.round(round_index).supervised_steps)
     assert steps[0] == 5
     assert steps[-1] < 5
-    assert weak.round(1)["supervised_steps"] == 5
+    assert weak.round(1).supervised_steps == 5
 
 
 def test_split_form_refuses_the_rule_it_cannot_follow() -> None:

@@ -82,7 +82,7 @@ def test_traffic_is_the_formula_to_the_byte(batchnorm: bool) -> None:
     # The statistics of the first distribution are asked for within round 0.
     first = Cost(sizes.full, sizes.statistics) if batchnorm else Cost(0, 0)
     assert rounds == [Cost(usual.down + 3 * first.down, usual.up + 3 * first.up), usual, usual]
-    assert rows[0]["contributing"] == 3
+    assert rows[0].contributing == 3
 
     rounds, _, _ = spent("fedmatch", "fedmatch.refresh=2", batchnorm=batchnorm)
     plain, refresh = traffic.fedmatch(sizes), traffic.fedmatch(sizes, helpers=2)
@@ -98,7 +98,7 @@ def test_a_teacher_is_counted_only_where_it_is_used(method: str, batchnorm: bool
         setting = f"fedswitch.iid_threshold={threshold}"
         rounds, sizes, rows = spent(method, setting, batchnorm=batchnorm)
         for cost, row in zip(rounds, rows, strict=True):
-            teachers = round(3 * row["labelled_by_teacher"])
+            teachers = round(3 * row.labelled_by_teacher)
             with_one, without = formula(sizes, True), formula(sizes, False)
             assert cost.down == teachers * with_one.down + (3 - teachers) * without.down
             assert cost.up == 3 * with_one.up
@@ -148,7 +148,7 @@ def losses(method: str) -> list[list[float]]:
     fedmatch = ("fedmatch.refresh=2", "fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1")
     experiment = toy.assemble(method, "optimizer.lr=0.05", *thresholds, *fedmatch)
     rows = [experiment.method.round(round_index) for round_index in range(3)]
-    return [[row.get(name, 0.0) for name in ROUND_LOSSES] for row in rows]
+    return [[getattr(row, name) or 0.0 for name in ROUND_LOSSES] for row in rows]
 
 
 @pytest.mark.parametrize("method", NAMES)

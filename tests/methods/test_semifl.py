@@ -115,7 +115,7 @@ def test_a_client_without_a_confident_image_is_left_out() -> None:
     # Nobody confident: the model is as the server's fine-tuning alone makes it.
     _, alone = make("semifl.confidence_threshold=1")
     row = alone.round(0)
-    assert row["contributing"] == 0
+    assert row.contributing == 0
     assert all(float(velocity.abs().sum()) == 0 for velocity in alone.velocity)
 
 

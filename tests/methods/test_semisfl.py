@@ -97,8 +97,8 @@ def test_equals_the_plain_twin(case: str) -> None:
     for index in range(settings.rounds):
         ours, theirs = method.round(index), twin.round(index)
         for name, value in theirs.items():
-            assert ours[name] == pytest.approx(value, abs=1e-4), name
-        masked.append(ours.get("mask_rate"))
+            assert getattr(ours, name) == pytest.approx(value, abs=1e-4), name
+        masked.append(ours.mask_rate)
         for mine, plain in ((method.student, twin.student), (method.teacher, twin.teacher)):
             assert largest_difference(mine.state_dict(), plain.state_dict()) < 1e-5
         assert method.controller.supervised_steps == twin.controller.supervised_steps
@@ -129,7 +129,7 @@ def test_the_options_differ_from_the_default() -> None:
     losses = {}
     for case, (own, assignments) in CASES.items():
         _, method, _ = pieces(small(*assignments), own)
-        losses[case] = tuple(method.round(index)["loss_semi"] for index in range(3))
+        losses[case] = tuple(method.round(index).loss_semi for index in range(3))
     assert len(set(losses.values())) == len(CASES)
 
 
@@ -165,8 +165,8 @@ def test_clustering_alone_never_moves_the_top() -> None:
 
     experiment.fleet.start_round = watch  # type: ignore[method-assign]
     row = method.round(0)
-    assert row["mask_rate"] == 1 and row["loss_clustering"] > 0
-    assert row["loss_semi"] == pytest.approx(row["loss_clustering"])
+    assert row.mask_rate == 1 and row.loss_clustering > 0
+    assert row.loss_semi == pytest.approx(row.loss_clustering)
     for name, tensor in method.student.state_dict().items():
         assert torch.equal(tensor, seen[0][name]) == name.startswith("top."), name
 
@@ -175,9 +175,9 @@ def test_pre_rounds_send_nothing() -> None:
     experiment, method, _ = pieces(small("server.pretrain_rounds=2"), own=False)
     for index in range(2):
         row = method.round(index)
-        assert row["loss_semi"] == 0 and "mask_rate" not in row
+        assert row.loss_semi is None and row.mask_rate is None
         assert experiment.fleet.traffic.total() == 0
-    assert "mask_rate" in method.round(2) and experiment.fleet.traffic.total() > 0
+    assert method.round(2).mask_rate is not None and experiment.fleet.traffic.total() > 0
 
 
 def test_batchnorm_statistics_are_averaged_with_the_weights() -> None:
@@ -225,7 +225,9 @@ def test_an_aborted_round_is_repeated_as_if_it_had_not_begun() -> None:
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [
+        {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
+    ]
 
 
 def features(clients: tuple[int, ...], truth: list[int] | None) -> Features:
@@ -279,7 +281,7 @@ def test_goes_on_when_a_client_misses_steps() -> None:
     fleet.forward, fleet.backward = partly, padded  # type: ignore[method-assign]
     for index in range(2):
         row = method.round(index)
-        assert len(row["coverage_by_client"]) == 3 and row["loss_semi"] > 0
+        assert len(row.coverage_by_client) == 3 and row.loss_semi > 0
 
 
 def test_published_code_and_paper_name_both_sides_of_every_choice() -> None:

@@ -34,6 +34,7 @@ from semisfl.methods.full_model import (
     start_counter,
     whole,
 )
+from semisfl.rows import MethodRow
 
 
 def decomposed(model: nn.Module) -> list[str]:
@@ -74,7 +75,7 @@ class FedMatch:
         self.links = SparseLinks(self.names, config.fedmatch.threshold, base="psi")
         self._join()
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         config, steps = self.setup.config, self.setup.config.server.steps
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # The server descends sigma, psi fixed.
@@ -83,15 +84,15 @@ class FedMatch:
         self.sgd.restart(lr)
         for _ in range(steps):
             self.supervised_step()
-        row = {"learning_rate": lr, "supervised_steps": steps}
-        row["loss_supervised"] = self.meter.read()["loss_supervised"] / steps
+        loss = self.meter.read()["loss_supervised"] / steps
+        reported: dict[str, Any] = {}
         if round_index >= config.server.pretrain_rounds:
             # Clients descend psi, sigma fixed; helpers only every ``refresh`` rounds.
             results = self.setup.fleet.train(self.work, self._plan(round_index, lr))
-            row |= report(results)
+            reported = report(results)
             self._aggregate(round_index, results)
         self._join()
-        return row
+        return MethodRow(learning_rate=lr, supervised_steps=steps, loss_supervised=loss, **reported)
 
     def _supervised_step(self) -> None:
         """lambda_s CE, with respect to sigma."""

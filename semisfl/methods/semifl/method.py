@@ -35,6 +35,7 @@ from semisfl.methods.semifl.static_batchnorm import (
     recompute_statistics,
     statistics_of,
 )
+from semisfl.rows import MethodRow
 
 
 class SemiFL:
@@ -47,10 +48,10 @@ class SemiFL:
         self.supervised = SupervisedPhase(setup, self.model, clip_norm=settings.clip_norm)
         self.work, self.statistics_work = SemiFLWork(), StatisticsWork()
 
-    def round(self, round_index: int) -> dict[str, Any]:
+    def round(self, round_index: int) -> MethodRow:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
-        row: dict[str, Any] = {"learning_rate": lr, "supervised_steps": config.server.steps}
+        reported: dict[str, Any] = {}
         if round_index >= config.server.pretrain_rounds:
             active = active_clients(self.setup, round_index)
             if round_index == 0:
@@ -69,14 +70,19 @@ class SemiFL:
             )
             results = self.setup.fleet.train(self.work, plan)
             self._aggregate(states_of(results, "model"))
-            row |= report(results)
+            reported = report(results)
         # Fine-tune on the server's labels.
-        row["loss_supervised"] = self.supervised.run(round_index, config.server.steps, lr)
+        loss = self.supervised.run(round_index, config.server.steps, lr)
         # Before the test and the next distribution, which see the same model.
         then = round_index + 1
         coming = active_clients(self.setup, then) if then >= config.server.pretrain_rounds else ()
         self._recompute_statistics(round_index, coming)
-        return row
+        return MethodRow(
+            learning_rate=lr,
+            supervised_steps=config.server.steps,
+            loss_supervised=loss,
+            **reported,
+        )
 
     @torch.no_grad()
     def _aggregate(self, uploaded: list[State]) -> None:

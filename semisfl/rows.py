@@ -1,0 +1,66 @@
+"""A round's metrics: what a method reports and what the run adds. ``docs/metrics.md`` defines each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+ACCURACY_OF = "accuracy_"
+"""In a file, before the name of a tested model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRow:
+    """What a method reports of a round, the same for all; None: this round has no such value."""
+
+    learning_rate: float | None = None
+    supervised_steps: int | None = None
+    loss_supervised: float | None = None
+    loss_supervised_contrast: float | None = None
+    loss_semi: float | None = None
+    loss_consistency: float | None = None
+    loss_clustering: float | None = None
+    contributing: int | None = None
+    labelled_by_teacher: float | None = None
+    mask_rate: float | None = None
+    impurity: float | None = None
+    coverage_by_class: list[float | None] | None = None
+    coverage_by_client: dict[str, float | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow(MethodRow):
+    """A round as it is written to sinks: one line of ``metrics.jsonl``."""
+
+    round: int
+    accuracy: float | None = None
+    accuracies: dict[str, float] = field(default_factory=dict)
+    """By tested model; in a file one key per model, ``accuracy_<model>``."""
+    bytes: dict[str, int] | None = None
+    bytes_total: int | None = None
+    seconds: float | None = None
+    seconds_training: float | None = None
+    seconds_testing: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values by key, as a file has them: what is None is left out."""
+        values: dict[str, Any] = {"round": self.round}
+        for key in KEYS:
+            if (value := getattr(self, key)) is not None:
+                values[key] = value
+            if key == "accuracy":
+                values |= {ACCURACY_OF + name: one for name, one in self.accuracies.items()}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The row that `as_dict` wrote, now or in an older or newer version: what it lacks is None."""
+        known = {key: values[key] for key in KEYS if key in values}
+        accuracies = {
+            key.removeprefix(ACCURACY_OF): value
+            for key, value in values.items()
+            if key.startswith(ACCURACY_OF)
+        }
+        return cls(round=values["round"], accuracies=accuracies, **known)
+
+
+KEYS = tuple(item.name for item in fields(RoundRow) if item.name not in ("round", "accuracies"))
