@@ -3,14 +3,27 @@
 import tomllib
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from semisfl.layer_tables import Layer, parse_layers
 
 METHODS = ("semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl")
 MethodName = Literal["semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 View = Literal["strong", "weak"]
+
+
+CUSTOM = "custom"
+"""The name of a model that is given as layers."""
 
 
 class ConfigError(ValueError):
@@ -77,7 +90,10 @@ class ServerConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str = Field("cnn", description="a model of `semisfl list`")
+    name: str = Field("cnn", description="a model of `semisfl list`; custom where layers are given")
+    layers: Annotated[tuple[Layer, ...], BeforeValidator(parse_layers)] | None = Field(
+        None, description="a model of one's own, a row per layer; none: the one called name"
+    )
     cut: int | str | None = Field(
         None,
         description="layer index or name where clients stop; none: after the last convolution block",
@@ -87,6 +103,27 @@ class ModelConfig(Section):
         description="projection head, w_p; mlp: as wide as its input [code], 2,048 if that is over 12,800",
     )
     projection: int = Field(128, ge=1, description="length of a projected feature")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_layers_win(cls, values: Any) -> Any:
+        """A preset names a model always, so layers beside a name are no mistake: they replace it."""
+        if isinstance(values, dict) and values.get("layers") not in (None, "none"):
+            return {**values, "name": CUSTOM}
+        return values
+
+    @model_validator(mode="after")
+    def _custom_has_layers(self) -> "ModelConfig":
+        if self.name == CUSTOM and self.layers is None:
+            raise ValueError(
+                f"model.name = {CUSTOM!r} needs model.layers; give them, or a known name"
+            )
+        return self
+
+    @property
+    def table(self) -> str | tuple[Layer, ...]:
+        """What to build: one's own layers, or the name of a known model."""
+        return self.layers or self.name
 
 
 class OptimizerConfig(Section):

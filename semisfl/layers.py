@@ -1,5 +1,6 @@
-"""Layers that models are made of: repeatable dropout, and convolution, ReLU and pooling as one."""
+"""Layers that models are made of: repeatable dropout, residual blocks, and convolution, ReLU and pooling as one."""
 
+from collections import OrderedDict
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -62,6 +63,31 @@ class Layers(nn.Sequential):
         return parts
 
 
+def named_layers(model: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """The layers with their names; one that is used twice is there twice, unlike in ``named_children``."""
+    return [
+        (name, layer)
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if name and "." not in name
+    ]
+
+
+class Residual(nn.Module):
+    """body(x) + shortcut(x); an empty shortcut passes x on."""
+
+    def __init__(self, body: nn.Sequential, shortcut: nn.Sequential | None = None) -> None:
+        super().__init__()
+        self.body = Layers(OrderedDict(named_layers(body)))
+        self.shortcut = Layers(OrderedDict(named_layers(shortcut or Layers())))
+        for layer in (*self.body, *self.shortcut):
+            if type(layer) is nn.ReLU:
+                layer.inplace = False  # both ways read the same x
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out
+
+
 class ConvBlock(NamedTuple):
     """relu(max_pool(conv(x))), ``pool`` pixels wide."""
 
@@ -109,7 +135,8 @@ def conv_blocks(bottom: nn.Module) -> list[ConvBlock]:
     for part in parts:
         if not isinstance(part, ConvBlock):
             lonely = ", which no ReLU follows at once" if _plain_conv(part) else ""
-            raise NotFused(f"{part}{lonely}")
+            what = "a residual block" if isinstance(part, Residual) else part
+            raise NotFused(f"{what}{lonely}")
         if not part.simple:
             raise NotFused(str(part.conv))
         blocks.append(part)

@@ -1,16 +1,19 @@
-"""Models as plain layer tables, and the cut that gives clients the bottom and the server the rest."""
+"""A model from its layer table, and the cut that gives clients the bottom and the server the rest."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.layers import Dropout, Layers
+from semisfl.layer_modules import modules_of
+from semisfl.layer_shapes import Shape as Shape
+from semisfl.layer_tables import Layer
+from semisfl.layers import Dropout, Layers, Residual, named_layers
+from semisfl.named_models import MODELS as MODELS
 
-Shape = tuple[int, int, int]
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. An
 # early cut gives far longer features, and that head would not fit in memory: it is narrower then.
 WIDEST_HEAD, NARROW_HEAD = 12_800, 2_048
@@ -21,10 +24,6 @@ def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:
     return Layers(OrderedDict(layers))
 
 
-def _flat_size(layers: list[tuple[str, nn.Module]], shape: Shape) -> int:
-    return int(feature_shape(_stack(layers), shape)[0])
-
-
 def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
     """The shape of one image's output, found by passing zeros through."""
     mode = module.training
@@ -33,91 +32,6 @@ def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
         out = module(torch.zeros(1, *shape))
     module.train(mode)
     return tuple(out.shape[1:])
-
-
-def cnn(shape: Shape, classes: int) -> nn.Sequential:
-    layers: list[tuple[str, nn.Module]] = []
-    channels = shape[0]
-    for number, width in enumerate((32, 64), start=1):
-        layers += [
-            (f"conv{number}", nn.Conv2d(channels, width, 5)),
-            (f"relu{number}", nn.ReLU()),
-            (f"pool{number}", nn.MaxPool2d(2)),
-        ]
-        channels = width
-    layers.append(("flatten", nn.Flatten()))
-    size = _flat_size(layers, shape)
-    layers += [
-        ("fc1", nn.Linear(size, 512)),
-        ("relu_fc1", nn.ReLU()),
-        ("fc2", nn.Linear(512, classes)),
-    ]
-    return _stack(layers)
-
-
-def alexnet(shape: Shape, classes: int) -> nn.Sequential:
-    layers: list[tuple[str, nn.Module]] = []
-    channels = shape[0]
-    for number, width in enumerate((64, 192, 384, 256, 256), start=1):
-        layers += [
-            (f"conv{number}", nn.Conv2d(channels, width, 3, padding=1)),
-            (f"relu{number}", nn.ReLU()),
-        ]
-        if number in (1, 2, 5):
-            layers.append((f"pool{number}", nn.MaxPool2d(2)))
-        channels = width
-    layers.append(("flatten", nn.Flatten()))
-    size = _flat_size(layers, shape)
-    layers += [
-        ("drop1", Dropout()),
-        ("fc1", nn.Linear(size, 4096)),
-        ("relu_fc1", nn.ReLU()),
-        ("drop2", Dropout()),
-        ("fc2", nn.Linear(4096, 4096)),
-        ("relu_fc2", nn.ReLU()),
-        ("fc3", nn.Linear(4096, classes)),
-    ]
-    return _stack(layers)
-
-
-def _vgg(depths: tuple[int, ...]) -> Callable[[Shape, int], nn.Sequential]:
-    def build(shape: Shape, classes: int) -> nn.Sequential:
-        layers: list[tuple[str, nn.Module]] = []
-        channels = shape[0]
-        for block, (width, depth) in enumerate(
-            zip((64, 128, 256, 512, 512), depths, strict=True), 1
-        ):
-            for number in range(1, depth + 1):
-                layers += [
-                    (f"conv{block}_{number}", nn.Conv2d(channels, width, 3, padding=1)),
-                    (f"bn{block}_{number}", nn.BatchNorm2d(width)),
-                    (f"relu{block}_{number}", nn.ReLU()),
-                ]
-                channels = width
-            # The authors pad the fourth pooling by one pixel; their feature sizes follow from it.
-            layers.append((f"pool{block}", nn.MaxPool2d(2, padding=1 if block == 4 else 0)))
-        layers.append(("flatten", nn.Flatten()))
-        size = _flat_size(layers, shape)
-        layers += [
-            ("fc1", nn.Linear(size, 4096)),
-            ("relu_fc1", nn.ReLU()),
-            ("drop1", Dropout()),
-            ("fc2", nn.Linear(4096, 4096)),
-            ("relu_fc2", nn.ReLU()),
-            ("drop2", Dropout()),
-            ("fc3", nn.Linear(4096, classes)),
-        ]
-        return _stack(layers)
-
-    return build
-
-
-MODELS: dict[str, Callable[[Shape, int], nn.Sequential]] = {
-    "cnn": cnn,
-    "alexnet": alexnet,
-    "vgg13": _vgg((2, 2, 2, 2, 2)),
-    "vgg16": _vgg((2, 2, 3, 3, 3)),
-}
 
 
 class SplitModel(nn.Module):
@@ -166,7 +80,7 @@ def split(
     the repeatable one.
     """
     _adopt_dropout(model)
-    layers = list(model.named_children())
+    layers = named_layers(model)
     at = _cut_index(layers, cut)
     bottom = _stack([*layers[:at]])
     if not any(True for _ in bottom.parameters()):
@@ -197,8 +111,26 @@ def split(
     return SplitModel(bottom, top, heads[projector](), size)
 
 
+def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
+    """A model by its name or of one's own table, not yet cut."""
+    if not isinstance(model, str):
+        return modules_of(model, shape, classes)
+    if model not in MODELS:
+        raise ValueError(
+            f"model.name = {model!r} is not known; known: {', '.join(MODELS)}; "
+            "or give model.layers a table of your own"
+        )
+    try:
+        return modules_of(MODELS[model].table(), shape, classes)
+    except ValueError as error:
+        raise ValueError(
+            f"model.name = {model!r} cannot take images of {shape[1]}x{shape[2]} pixels; "
+            "set data.size to another side or choose another model"
+        ) from error
+
+
 def build(
-    name: str,
+    model: str | Sequence[Layer],
     shape: Shape,
     classes: int,
     *,
@@ -207,19 +139,10 @@ def build(
     projection: int = 128,
     seed: int = 0,
 ) -> SplitModel:
-    """A named model, cut; its initial weights follow from ``seed``."""
-    if name not in MODELS:
-        raise ValueError(f"model.name = {name!r} is not known; known: {', '.join(MODELS)}")
+    """A model by its name or table, cut; its initial weights follow from ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            whole = MODELS[name](shape, classes)
-        except RuntimeError as error:
-            raise ValueError(
-                f"model.name = {name!r} cannot take images of {shape[1]}x{shape[2]} pixels; "
-                "set data.size to a larger side or choose another model"
-            ) from error
-        return split(whole, shape, cut, projector, projection)
+        return split(uncut(model, shape, classes), shape, cut, projector, projection)
 
 
 def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
@@ -240,6 +163,12 @@ def _cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> in
         return flat[0] + 1
     if isinstance(cut, str):
         if cut not in names:
+            block = _block_around(cut, layers)
+            if block is not None:
+                raise ValueError(
+                    f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; "
+                    f"set model.cut = {block!r} to cut after it"
+                )
             raise ValueError(
                 f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
             )
@@ -249,6 +178,16 @@ def _cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> in
             f"model.cut = {cut} is outside the model; it has {len(layers)} layers, use 1 to {len(layers) - 1}"
         )
     return cut
+
+
+def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
+    """The residual block that has a layer called ``cut``, with or without the names around it."""
+    for name, layer in layers:
+        if isinstance(layer, Residual):
+            inner = {f"{name}.{path}" for path, _ in layer.named_modules()}
+            if any(f".{path}.".endswith(f".{cut}.") for path in inner):
+                return name
+    return None
 
 
 def _adopt_dropout(module: nn.Module) -> None:

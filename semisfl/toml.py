@@ -15,13 +15,13 @@ def commented_toml(config: Config) -> str:
 
 def _lines(section: Section, path: str) -> list[str]:
     fields = type(section).model_fields
-    plain, inner = [], []
+    plain, inner, values = [], [], section.model_dump()
     for name, field in fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
             inner += _lines(value, f"{path}.{name}" if path else name)
         else:
-            plain.append((name, value, field))
+            plain.append((name, values[name], field))
     header = ["", f"[{path}]"] if path and plain else []
     return header + [_line(*entry) for entry in plain] + inner
 

@@ -82,10 +82,14 @@ def test_the_parser_sees_imports() -> None:
 SETTINGS = ("seeds", "config", "presets", "rows")
 ALLOWED = {
     "seeds": (),
-    "config": (),
+    "config": ("layer_tables",),
+    "layer_tables": (),
+    "layer_shapes": ("layer_tables",),
+    "named_models": ("layer_tables", "layer_shapes"),
+    "layer_modules": ("layer_tables", "layer_shapes", "layers"),
     "engine": ("engine", "algorithm.teacher", "layers", "config", "fleet.base"),
     "layers": ("engine.kernels",),
-    "models": ("layers",),
+    "models": ("layers", "layer_tables", "layer_shapes", "layer_modules", "named_models"),
     "data": ("data", "seeds", "config", "engine.kernels"),
     "algorithm": ("algorithm", "config", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "data", *SETTINGS),

@@ -66,7 +66,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 def small_alexnet() -> nn.Sequential:
     """AlexNet's layers in their order, a sixteenth as wide, so that every cut can be tried."""
-    layers = list(models.alexnet((1, 8, 8), 3).named_children())
+    layers = list(models.uncut("alexnet", (1, 8, 8), 3).named_children())
     thin: list[tuple[str, nn.Module]] = []
     for name, layer in layers:
         if isinstance(layer, nn.Conv2d):
@@ -81,7 +81,7 @@ def small_alexnet() -> nn.Sequential:
 
 
 WHOLES = {
-    "cnn": (lambda: models.cnn((1, 16, 16), 3), (1, 16, 16)),
+    "cnn": (lambda: models.uncut("cnn", (1, 16, 16), 3), (1, 16, 16)),
     "alexnet": (small_alexnet, (1, 8, 8)),
     "own": (bn_model, (1, 16, 16)),
 }

@@ -20,13 +20,6 @@ def register(app: typer.Typer) -> None:
     app.command("costs")(costs)
 
 
-# The input that ALGORITHMS' parameter counts are for: the data set each model is used with.
-SHAPES: dict[str, tuple[tuple[int, int, int], int]] = {
-    "cnn": ((3, 32, 32), 10),
-    "alexnet": ((3, 32, 32), 10),
-    "vgg13": ((3, 96, 96), 10),
-    "vgg16": ((3, 144, 144), 100),
-}
 DATA = {
     "digits": "7,000 MNIST images, inside the package",
     "cifar10": "CIFAR-10",
@@ -71,18 +64,17 @@ def _first_line(name: str, function: Any) -> dict[str, Any]:
 def _models() -> list[dict[str, Any]]:
     import torch
 
-    from semisfl.models import MODELS, parameter_count, split
+    from semisfl.models import MODELS, build, parameter_count
 
     described = []
-    for name, make in MODELS.items():
-        shape, classes = SHAPES.get(name, ((3, 32, 32), 10))
+    for name, row in MODELS.items():
         with torch.device("meta"):  # shapes without memory
-            model = split(make(shape, classes), shape, projector="none")
+            model = build(name, row.shape, row.classes, projector="none")
         described.append(
             {
                 "name": name,
-                "input": "x".join(map(str, shape)),
-                "classes": classes,
+                "input": "x".join(map(str, row.shape)),
+                "classes": row.classes,
                 "features": model.features,
                 "bottom": parameter_count(model.bottom),
                 "top": parameter_count(model.top),

@@ -91,7 +91,7 @@ def method_costs(
     """
     settings, clients = config.model, config.clients
     model = build(
-        settings.name,
+        settings.table,
         shape,
         classes,
         cut=settings.cut,

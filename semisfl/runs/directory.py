@@ -156,7 +156,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def toml_value(value: str | float | bool) -> str:
+def toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[\n" + "".join(f"    {toml_value(item)},\n" for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
     # TOML writes strings and booleans as JSON does, except that it has no surrogate pairs; its
     # floats may be inf.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

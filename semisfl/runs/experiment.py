@@ -140,7 +140,7 @@ def build_model(
     seed = seeds.derive(config.seed, "model")
     if model is None:
         return models.build(
-            settings.name,
+            settings.table,
             shape,
             classes,
             cut=settings.cut,

@@ -33,7 +33,7 @@ class Member:
         self._terms = terms
         settings = terms.config.model
         self.model = models.build(
-            settings.name,
+            settings.table,
             terms.shape,
             terms.classes,
             cut=settings.cut,

@@ -1,0 +1,212 @@
+"""Models as tables: the kinds of layers, their settings and limits. No torch, so that a configuration can hold one.
+
+A table is a list of rows like ``{kind = "conv", channels = 32}``. What a layer takes in follows
+from the layers before it; settings that are left out are PyTorch's. A server sends its table to
+devices that never saw it, so everything in it has a limit.
+"""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+
+MAX_LAYERS = 256
+"""Of a whole table, those inside residual blocks among them."""
+MAX_WIDTH = 65_536
+MAX_SIDE = 64
+
+
+class Row(BaseModel):
+    """What every layer has. Rows are written out without the settings that are as always."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]+$", max_length=40)
+
+    @model_serializer(mode="wrap")
+    def _brief(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in whole(self).items()
+            if key == "kind" or getattr(self, key) != type(self).model_fields[key].default
+        }
+
+
+class Conv(Row):
+    kind: Literal["conv"] = "conv"
+    channels: int = Field(ge=1, le=MAX_WIDTH)
+    kernel: int = Field(3, ge=1, le=MAX_SIDE)
+    stride: int = Field(1, ge=1, le=MAX_SIDE)
+    padding: int = Field(0, ge=0, le=MAX_SIDE)
+    bias: bool = True
+    groups: int = Field(1, ge=1, le=MAX_WIDTH)
+
+
+class BatchNorm(Row):
+    kind: Literal["batchnorm"] = "batchnorm"
+
+
+class Relu(Row):
+    kind: Literal["relu"] = "relu"
+
+
+class Pool(Row):
+    """The largest of each square; ``stride`` none: squares side by side."""
+
+    kind: Literal["pool"] = "pool"
+    size: int = Field(2, ge=1, le=MAX_SIDE)
+    stride: int | None = Field(None, ge=1, le=MAX_SIDE)
+    padding: int = Field(0, ge=0, le=MAX_SIDE)
+
+
+class AveragePool(Row):
+    """The mean of each square; ``size`` none: of the whole picture."""
+
+    kind: Literal["avgpool"] = "avgpool"
+    size: int | None = Field(None, ge=1, le=MAX_SIDE)
+    stride: int | None = Field(None, ge=1, le=MAX_SIDE)
+
+
+class Drop(Row):
+    kind: Literal["dropout"] = "dropout"
+    p: float = Field(0.5, ge=0, lt=1)
+
+
+class Flatten(Row):
+    kind: Literal["flatten"] = "flatten"
+
+
+class Linear(Row):
+    """``features`` none, for the last one: as many as there are classes."""
+
+    kind: Literal["linear"] = "linear"
+    features: int | None = Field(None, ge=1, le=MAX_WIDTH)
+    bias: bool = True
+
+
+Inner = Conv | BatchNorm | Relu | Pool | AveragePool | Drop | Flatten | Linear
+
+
+class ResidualBlock(Row):
+    """body(x) + shortcut(x); an empty shortcut is x itself."""
+
+    kind: Literal["residual"] = "residual"
+    body: tuple[Inner, ...] = Field(min_length=1)
+    shortcut: tuple[Inner, ...] = ()
+
+
+Layer = Inner | ResidualBlock
+Table = Sequence[Layer]
+
+INNER_KINDS: dict[str, type[Layer]] = {
+    "conv": Conv,
+    "batchnorm": BatchNorm,
+    "relu": Relu,
+    "pool": Pool,
+    "avgpool": AveragePool,
+    "dropout": Drop,
+    "flatten": Flatten,
+    "linear": Linear,
+}
+KINDS: dict[str, type[Layer]] = {**INNER_KINDS, "residual": ResidualBlock}
+
+
+def parse_layers(rows: Any) -> tuple[Layer, ...]:
+    """A checked table from plain values; a mistake is one line that names its place."""
+    layers = _parse(rows, "model.layers", KINDS)
+    if not layers:
+        raise ValueError(
+            "model.layers is empty; give it layers, or leave it out and set model.name"
+        )
+    count = sum(1 + _inside(layer) for layer in layers)
+    if count > MAX_LAYERS:
+        raise ValueError(f"model.layers has {count} layers, blocks included; at most {MAX_LAYERS}")
+    return layers
+
+
+def named(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
+    """Every layer with its name; one without is called after its kind and how many of that kind came."""
+    taken = {layer.name for layer in layers}
+    counts: dict[str, int] = {}
+    result = []
+    for layer in layers:
+        counts[layer.kind] = counts.get(layer.kind, 0) + 1
+        name = layer.name or f"{layer.kind}{counts[layer.kind]}"
+        while layer.name is None and name in taken:
+            name += "_"
+        taken.add(name)
+        result.append((name, layer))
+    return result
+
+
+def _inside(layer: Layer) -> int:
+    return len(layer.body) + len(layer.shortcut) if isinstance(layer, ResidualBlock) else 0
+
+
+def _parse(rows: Any, where: str, kinds: dict[str, type[Layer]]) -> tuple[Any, ...]:
+    if not isinstance(rows, list | tuple):
+        raise ValueError(
+            f'{where} = {rows!r:.60} is not a list of layers, e.g. [{{kind = "conv", channels = 32}}]'
+        )
+    if len(rows) > MAX_LAYERS:
+        raise ValueError(f"{where} has {len(rows)} layers; at most {MAX_LAYERS}")
+    layers = [_parse_row(row, f"{where}[{index}]", kinds) for index, row in enumerate(rows)]
+    names: dict[str, int] = {}
+    for index, layer in enumerate(layers):
+        if layer.name is None:
+            continue
+        if layer.name in names:
+            raise ValueError(
+                f"{where}[{index}].name = {layer.name!r} is the name of {where}[{names[layer.name]}] "
+                "too; choose another"
+            )
+        names[layer.name] = index
+    return tuple(layers)
+
+
+def _parse_row(row: Any, where: str, kinds: dict[str, type[Layer]]) -> Layer:
+    if isinstance(row, Row):
+        row = row.model_dump()
+    if not isinstance(row, dict) or "kind" not in row:
+        raise ValueError(f"{where} has no kind; use one of {', '.join(kinds)}")
+    kind = row["kind"]
+    if kind == "residual" and "residual" not in kinds:
+        raise ValueError(
+            f"{where} is a residual block inside another; put them one after the other"
+        )
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{where}.kind = {kind!r:.60} is not known; use one of {', '.join(kinds)}")
+    if kind == "residual":
+        inner = {key: row[key] for key in ("body", "shortcut") if key in row}
+        row = row | {
+            key: _parse(rows, f"{where}.{key}", INNER_KINDS) for key, rows in inner.items()
+        }
+    try:
+        return kinds[kind].model_validate(row)
+    except ValidationError as error:
+        raise ValueError(_one_line(error, where, kinds[kind])) from error
+
+
+def _one_line(error: ValidationError, where: str, kind: type[Layer]) -> str:
+    item = error.errors()[0]
+    key = str(item["loc"][0])
+    if item["type"] == "extra_forbidden":
+        known = list(kind.model_fields)
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+        return f"unknown key {where}.{key}; {hint}"
+    if item["type"] == "missing":
+        return f"{where} ({kind.model_fields['kind'].default}) has no {key}; set it"
+    if key == "name":
+        return f"{where}.name = {item['input']!r:.60} must be letters, digits, - and _, at most 40"
+    message = item["msg"].removeprefix("Input ")
+    return f"{where}.{key} = {item['input']!r:.60}: {message[:1].lower()}{message[1:]}"
