@@ -7,7 +7,6 @@ import pytest
 
 from semisfl import config, presets
 from semisfl.config import Config, ConfigError
-from semisfl.runs.directory import to_toml
 
 BASE = {"clients": {"total": 10, "active": 5}}
 
@@ -118,28 +117,6 @@ def test_files(tmp_path: Path) -> None:
         config.read(file)
     with pytest.raises(ConfigError, match="cannot read"):
         config.read(tmp_path / "absent.toml")
-
-
-@pytest.mark.parametrize("name", [*presets.PRESETS, "digits+as_published_code", "svhn+as_in_paper"])
-def test_presets_are_valid_and_survive_toml(name: str, tmp_path: Path) -> None:
-    chosen = presets.preset(name)
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(chosen), encoding="utf-8")
-    assert config.parse(config.read(file)) == chosen
-
-
-def test_strange_values_survive_toml(tmp_path: Path) -> None:
-    chosen = config.parse(
-        {
-            "data": {"name": 'a "quoted" \\ path\n😀 ü'},
-            "model": {"cut": "4"},
-            "optimizer": {"lr": 1e-7, "lr_min": 1e-30},
-            "fedswitch": {"iid_threshold": float("-inf")},
-        }
-    )
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(chosen), encoding="utf-8")
-    assert config.parse(config.read(file)) == chosen
 
 
 def test_paper_settings() -> None:

@@ -11,7 +11,7 @@ import semisfl
 
 ROOT = Path(semisfl.__file__).parent
 # Nothing else may be needed to train in one process.
-CORE_NEEDS = {"torch", "numpy", "pydantic", "safetensors", "rich", "PIL"}
+CORE_NEEDS = {"torch", "numpy", "pydantic", "safetensors", "rich", "PIL", "tomlkit"}
 
 
 def module_name(file: Path) -> str:
@@ -87,6 +87,7 @@ ALLOWED = {
     "layer_shapes": ("layer_tables",),
     "named_models": ("layer_tables", "layer_shapes"),
     "layer_modules": ("layer_tables", "layer_shapes", "layers"),
+    "toml": ("config",),
     "engine": ("engine", "algorithm.teacher", "layers", "config", "fleet.base"),
     "layers": ("engine.kernels",),
     "models": ("layers", "layer_tables", "layer_shapes", "layer_modules", "named_models"),
@@ -144,7 +145,7 @@ def test_report_imports_nothing_that_trains() -> None:
 
 def test_the_core_needs_little() -> None:
     core = [
-        *modules("algorithm", "models", "methods", "data", "config", "presets", "seeds"),
+        *modules("algorithm", "models", "methods", "data", "config", "presets", "seeds", "toml"),
         *modules("engine.hardware", "engine.sgd", "engine.stack", "engine.weights"),
         *(f"semisfl.runs.{name}" for name in ("experiment", "loop", "start", "directory")),
         *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full")),

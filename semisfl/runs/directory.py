@@ -16,6 +16,7 @@ import torch
 from semisfl import __version__, config
 from semisfl.config import Config
 from semisfl.runs import checkpoint
+from semisfl.toml import to_toml
 
 log = logging.getLogger(__name__)
 
@@ -154,30 +155,3 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "gpu": gpu,
     }
-
-
-def toml_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[\n" + "".join(f"    {toml_value(item)},\n" for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
-    # TOML writes strings and booleans as JSON does, except that it has no surrogate pairs; its
-    # floats may be inf.
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-def to_toml(run_config: Config) -> str:
-    """The configuration as TOML; fields that are none are left out, which means the same."""
-    lines: list[str] = []
-
-    def section(values: dict[str, Any], path: str) -> None:
-        plain = {k: v for k, v in values.items() if not isinstance(v, dict) and v is not None}
-        if path and plain:
-            lines.append(f"\n[{path}]")
-        lines.extend(f"{key} = {toml_value(value)}" for key, value in plain.items())
-        for key, value in values.items():
-            if isinstance(value, dict):
-                section(value, f"{path}.{key}" if path else key)
-
-    section(run_config.model_dump(), "")
-    return "\n".join(lines) + "\n"

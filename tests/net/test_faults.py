@@ -22,9 +22,10 @@ from semisfl.net.client.device import Device
 from semisfl.net.frames import Frame
 from semisfl.runs import checkpoint
 from semisfl.runs import network as networks
-from semisfl.runs.directory import RunDirectory, to_toml
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.toml import to_toml
 from tests.net.harness import (
     Client,
     Leaving,
