@@ -54,6 +54,8 @@ class RoundRow(MethodRow):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The row that `as_dict` wrote, now or in an older or newer version: what it lacks is None."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("round"), int):
+            raise ValueError("it has no round")
         known = {key: values[key] for key in KEYS if key in values}
         accuracies = {
             key.removeprefix(ACCURACY_OF): value

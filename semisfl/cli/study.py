@@ -14,11 +14,14 @@ from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
 from semisfl.runs import plots, report
 from semisfl.runs.report import Group, Summary
+from semisfl.titles import title_of
 
 Target = Annotated[
     float | None,
     typer.Option(help="Also: what it took to reach this test accuracy, in percent."),
 ]
+
+UNKNOWN = "–"
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +46,6 @@ def compare(
 ) -> None:
     """Train several methods with several seeds; mean ± standard error, and a picture."""
     from semisfl.cli import training
-    from semisfl.methods import METHODS
     from semisfl.runs import compare as comparison
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
@@ -70,10 +72,7 @@ def compare(
             return
     results = comparison.results(jobs, target)
     picture = _draw([group for group, _ in results], folder / "compare.png", plots.ACCURACY)
-    summaries = [summary for _, summary in results]
-    _tell(
-        summaries, [METHODS[summary.method].title for summary in summaries], target, picture, json_
-    )
+    _tell([summary for _, summary in results], target, picture, json_)
 
 
 def report_(
@@ -90,7 +89,7 @@ def report_(
     summaries = [report.summarise(group, target) for group in groups]
     place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
     picture = _draw(groups, place, plots.ACCURACY + plots.TRAINING)
-    _tell(summaries, [summary.label for summary in summaries], target, picture, json_)
+    _tell(summaries, target, picture, json_)
 
 
 def _draw(groups: Sequence[Group], path: Path, panels: Sequence[plots.Panel]) -> Path | None:
@@ -103,11 +102,7 @@ def _draw(groups: Sequence[Group], path: Path, panels: Sequence[plots.Panel]) ->
 
 
 def _tell(
-    summaries: Sequence[Summary],
-    names: Sequence[str],
-    target: float | None,
-    picture: Path | None,
-    as_json: bool,
+    summaries: Sequence[Summary], target: float | None, picture: Path | None, as_json: bool
 ) -> None:
     from semisfl.methods import METHODS
 
@@ -120,11 +115,14 @@ def _tell(
         place = str(picture) if picture else None
         print(json.dumps({"results": told, "target": target, "picture": place}))
         return
-    names = [name + ("*" if note else "") for name, note in zip(names, notes, strict=True)]
+    names = [s.label + ("*" if note else "") for s, note in zip(summaries, notes, strict=True)]
     _print_table(summaries, names, target)
-    for name, note in zip(names, notes, strict=True):
+    for method, note in dict.fromkeys(zip([s.method for s in summaries], notes, strict=True)):
         if note:
-            print(f"* {name.removesuffix('*')}: {note}")
+            print(f"* {title_of(method)}: {note}")
+    for summary in summaries:
+        if summary.remark:
+            print(f"! {summary.label}: {summary.remark}")
     if picture:
         print(f"curves: {picture}")
 
@@ -142,8 +140,7 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
             str(summary.rounds),
             str(summary.accuracy),
             str(summary.best),
-            console.amount(summary.bytes),
-            console.clock(summary.seconds),
+            *_cost_cells(summary.bytes, summary.seconds),
         )
     console.out.print(table)
     if target is None:
@@ -165,7 +162,13 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 def _target_cells(summary: Summary) -> list[str]:
     cost = summary.to_target
     assert cost is not None
-    reached = f"{cost.reached} of {len(summary.runs)}"
-    if cost.rounds is None or cost.bytes is None or cost.seconds is None:
-        return [reached, "–", "–", "–"]
-    return [reached, f"{cost.rounds:.0f}", console.amount(cost.bytes), console.clock(cost.seconds)]
+    rounds = UNKNOWN if cost.rounds is None else f"{cost.rounds:.0f}"
+    costs = _cost_cells(cost.bytes, cost.seconds)
+    return [f"{cost.reached} of {len(summary.runs)}", rounds, *costs]
+
+
+def _cost_cells(size: float | None, seconds: float | None) -> list[str]:
+    return [
+        UNKNOWN if size is None else console.amount(size),
+        UNKNOWN if seconds is None else console.clock(seconds),
+    ]

@@ -11,6 +11,7 @@ from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, StatisticsWork
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.methods.supervised import Supervised
+from semisfl.titles import TITLES
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ class Entry:
 
 METHODS: dict[str, Entry] = {
     "semisfl": Entry(
-        SemiSFL, "SemiSFL", "split model, teacher pseudo-labels, clustering regularisation"
+        SemiSFL, TITLES["semisfl"], "split model, teacher pseudo-labels, clustering regularisation"
     ),
     "supervised": Entry(
-        Supervised, "Supervised-only", "the server's labels alone; nothing is sent"
+        Supervised, TITLES["supervised"], "the server's labels alone; nothing is sent"
     ),
     "semifl": Entry(
         SemiFL,
-        "SemiFL",
+        TITLES["semifl"],
         "pseudo-labels once a round by the global model, mixed images, server fine-tuning",
         "iterations, rates and augmentation as for the other methods, not the authors' own; "
         "BatchNorm statistics over the server and active clients",
@@ -41,7 +42,7 @@ METHODS: dict[str, Entry] = {
     ),
     "fedmatch": Entry(
         FedMatch,
-        "FedMatch",
+        TITLES["fedmatch"],
         "decomposed weights, helpers' consistency, agreement pseudo-labels",
         "loss weights are ours (variant fedmatch_original: the authors'), as are bias and BatchNorm handling "
         "and how long helpers stay",
@@ -49,14 +50,14 @@ METHODS: dict[str, Entry] = {
     ),
     "fedswitch": Entry(
         FedSwitch,
-        "FedSwitch",
+        TITLES["fedswitch"],
         "EMA teacher; clients label with it or with their student",
         "a reconstruction: no public code, full paper not obtained",
         (FedSwitchWork(),),
     ),
     "fedswitch-sl": Entry(
         FedSwitchSL,
-        "FedSwitch-SL",
+        TITLES["fedswitch-sl"],
         "FedSwitch with a split model: SemiSFL without its contrastive terms",
         "a reconstruction: FedSwitch's rule, decided on the server",
     ),

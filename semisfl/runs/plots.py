@@ -3,33 +3,35 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from semisfl.runs.report import Group, Row, Spread
+from semisfl.rows import RoundRow
+from semisfl.runs.report import Group, Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GIGA = 1e9
-Axis = Callable[[list[Row]], list[float]]
+Axis = Callable[[list[RoundRow]], list[float]]
 
 
-def _running_seconds(rows: list[Row]) -> list[float]:
-    total, seconds = 0.0, []
-    for row in rows:
-        total += row["seconds"]
-        seconds.append(total)
-    return seconds
+def _running_seconds(rows: list[RoundRow]) -> list[float]:
+    return list(accumulate(math.nan if row.seconds is None else row.seconds for row in rows))
 
 
+# Positions of rows; NaN where a file does not say.
 AXES: dict[str, Axis] = {
-    "round": lambda rows: [row["round"] + 1 for row in rows],
-    "GB sent": lambda rows: [row.get("bytes_total", 0) / GIGA for row in rows],
+    "round": lambda rows: [row.round + 1 for row in rows],
+    "GB sent": lambda rows: [
+        math.nan if row.bytes_total is None else row.bytes_total / GIGA for row in rows
+    ],
     "seconds": _running_seconds,
 }
 STYLES = ("-", "--", ":", "-.")
+COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Panel:
 ACCURACY = tuple(Panel("test accuracy (%)", axis, ("accuracy",)) for axis in AXES)
 TRAINING = (
     Panel("losses", "round", ("loss_supervised", "loss_semi")),
-    Panel("supervised steps a round, K_s", "round", ("supervised_steps",)),
+    Panel("supervised steps per round, K_s", "round", ("supervised_steps",)),
     Panel("pseudo-labels (%)", "round", ("mask_rate", "impurity")),
 )
 LEGENDS = {
@@ -63,24 +65,29 @@ def draw(
     from matplotlib.figure import Figure  # heavy, and only wanted here
     from matplotlib.lines import Line2D
 
-    columns = 3
-    lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.4 * columns, 3.3 * lines + 0.5), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    labels = [_legend(group) for group in groups]
+    # About 0.08 inch per letter, and the line before them.
+    fitting = int(4.4 * COLUMNS / (0.08 * max(map(len, labels)) + 0.8))
+    legend_columns = max(1, min(len(groups), fitting))
+    legend_lines = math.ceil(len(groups) / legend_columns)
+    lines = math.ceil(len(panels) / COLUMNS)
+    size = (4.4 * COLUMNS, 3.3 * lines + 0.25 * (legend_lines + 1))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(lines, COLUMNS, squeeze=False).flatten()
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, panel, groups)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     handles = [Line2D([], [], color=f"C{place % 10}", lw=2) for place in range(len(groups))]
-    labels = [_legend(group) for group in groups]
-    figure.legend(
-        handles, labels, loc="outside upper center", ncols=min(len(groups), 4), frameon=False
-    )
+    figure.legend(handles, labels, loc="outside upper center", ncols=legend_columns, frameon=False)
     figure.savefig(path, dpi=120)
 
 
 def _legend(group: Group) -> str:
-    return group.label + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")
+    seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else ""
+    state = "" if group.runs[0].finished else "unfinished"
+    about = ", ".join(part for part in (seeds, state) if part)
+    return group.label + (f" ({about})" if about else "")
 
 
 def _draw_panel(axes: "Axes", panel: Panel, groups: Sequence[Group]) -> None:
@@ -123,9 +130,9 @@ def _curve(group: Group, axis: str, column: str) -> tuple[list[float], list[floa
         positions = AXES[axis](run.rows)
         points.append(
             {
-                row["round"]: (position, scale * row[column])
+                row.round: (position, scale * getattr(row, column))
                 for row, position in zip(run.rows, positions, strict=True)
-                if row.get(column) is not None
+                if getattr(row, column) is not None and not math.isnan(position)
             }
         )
     x, mean, error = [], [], []

@@ -1,15 +1,24 @@
 """What run directories say, as numbers. Imports nothing that trains."""
 
 import json
+import logging
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-Row = dict[str, Any]
+from semisfl.rows import RoundRow
+from semisfl.titles import title_of
+
+log = logging.getLogger(__name__)
+
+Flat = dict[str, Any]
+"""A configuration's values by dotted key."""
+MOST_DIFFERENCES = 4
+"""More of them would fill a table's cell or a legend."""
 
 
 @dataclass(frozen=True)
@@ -18,19 +27,27 @@ class Run:
 
     path: Path
     config: dict[str, Any]
-    rows: list[Row]
+    rows: list[RoundRow]
 
     @property
     def finished(self) -> bool:
-        return bool(self.rows) and self.rows[-1]["round"] + 1 >= self.config["rounds"]
+        return bool(self.rows) and self.rows[-1].round + 1 >= self.config["rounds"]
+
+    @property
+    def tested(self) -> list[RoundRow]:
+        return [row for row in self.rows if row.accuracy is not None]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ in nothing but their seed and got equally far, so that means are fair."""
 
     label: str
     runs: list[Run]
+    left_out: list[Run] = field(default_factory=list)
+    """Further runs of the kind, which did not get as far as those."""
+    remark: str = ""
+    """What is unfinished about the group."""
 
     @property
     def method(self) -> str:
@@ -70,11 +87,14 @@ class Summary:
     label: str
     method: str
     runs: list[Path]
+    left_out: list[Path]
+    remark: str
     rounds: int
     accuracy: Spread
     best: Spread
-    bytes: float
-    seconds: float
+    bytes: float | None
+    seconds: float | None
+    """None: older files may not say."""
     to_target: ToTarget | None
 
 
@@ -88,13 +108,13 @@ def read_run(path: Path) -> Run:
     return Run(path, config, _read_rows(path / "metrics.jsonl"))
 
 
-def _read_rows(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[RoundRow]:
     rows = []
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            rows.append(RoundRow.from_dict(json.loads(line)))
+        except ValueError as error:
             if number < len(lines):  # a last line may be cut off by a crash
                 raise ValueError(f"{path}, line {number} is damaged: {error}") from error
     return rows
@@ -109,13 +129,12 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
             raise ValueError(f"{path} holds no run (no config.toml in it or directly below it)")
         for place in inside:
             found.setdefault(place.resolve(), read_run(place))
-    runs = [run for run in found.values() if any("accuracy" in row for row in run.rows)]
-    if not runs:
+    if not any(run.tested for run in found.values()):
         raise ValueError(
             f"no round was tested yet in {', '.join(str(run.path) for run in found.values())}; "
             "wait for a round or continue with `semisfl run --resume`"
         )
-    return runs
+    return list(found.values())
 
 
 def _runs_inside(path: Path) -> list[Path]:
@@ -123,7 +142,10 @@ def _runs_inside(path: Path) -> list[Path]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs by configuration; each group is called by its method and what else tells it apart."""
+    """Runs by configuration; each group is called by its method and what else tells it apart.
+
+    Of unfinished runs no mean is taken together with finished ones: see `_fair`.
+    """
     flat = [
         _flatten({key: item for key, item in run.config.items() if key != "seed"}) for run in runs
     ]
@@ -134,19 +156,63 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     named = []
     for first, members in zip(firsts, groups.values(), strict=True):
         rivals = [other for other in firsts if other["method"] == first["method"]]
-        keys = sorted({key for other in rivals for key in {*other, *first}})
-        differing = [
-            key for key in keys if any(other.get(key) != first.get(key) for other in rivals)
-        ]
-        label = " ".join(
-            [first["method"], *(f"{key}={first.get(key, 'none')}" for key in differing)]
-        )
-        named.append(Group(label, [runs[place] for place in members]))
+        label = " ".join([title_of(first["method"]), *_differences(first, rivals)])
+        alike = [runs[place] for place in members]
+        if any(run.tested for run in alike):
+            named.append(_fair(label, alike))
+        else:
+            paths = ", ".join(str(run.path) for run in alike)
+            log.warning("%s is left out: no round was tested yet in %s", label, paths)
     return named
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
+    """What tells a configuration from its rivals: of the keys they differ in, what most do not have.
+
+    If that is too much to read, as few keys as suffice, and a mark that there is more.
+    """
+    # In the order of the file, where the data comes early; rounds have a column of their own.
+    keys = list(dict.fromkeys(key for other in rivals for key in other))
+    keys.sort(key=lambda key: key == "rounds")
+    values = {key: [str(other.get(key, "none")) for other in rivals] for key in keys}
+    mine = {key: str(config.get(key, "none")) for key in keys}
+    own = [key for key in keys if 2 * values[key].count(mine[key]) <= len(rivals)]
+    more = []
+    if len(own) > MOST_DIFFERENCES:
+        enough: list[str] = []
+
+        def kinds(names: Sequence[str]) -> int:
+            return len(set(zip(*(values[name] for name in names), strict=True)))
+
+        while kinds(enough) < len(rivals):
+            enough.append(max(keys, key=lambda key: kinds([*enough, key])))
+        own, more = [key for key in own if key in enough], ["…"]
+    return [f"{key}={mine[key]}" for key in sorted(own)] + more
+
+
+def _fair(label: str, runs: list[Run]) -> Group:
+    """The finished runs; if there is none, all that were tested, up to the last round all were tested in."""
+    finished = [run for run in runs if run.finished and run.tested]
+    used = finished or [run for run in runs if run.tested]
+    left_out = [run for run in runs if run not in used]
+    remarks = []
+    if left_out:
+        which = ", ".join(f"{run.path} ({_progress(run)})" for run in left_out)
+        remarks.append(f"{len(left_out)} of {len(runs)} runs left out as unfinished: {which}")
+    if not finished:
+        last = min(run.tested[-1].round for run in used)
+        used = [replace(run, rows=[row for row in run.rows if row.round <= last]) for run in used]
+        remarks.append(f"no run is finished; numbers are those after {_progress(used[0])}")
+    return Group(label, used, left_out, "; ".join(remarks))
+
+
+def _progress(run: Run) -> str:
+    done = run.rows[-1].round + 1 if run.rows else 0
+    return f"round {done} of {run.config['rounds']}"
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Flat:
+    flat: Flat = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat |= _flatten(value, f"{prefix}{key}.")
@@ -156,33 +222,48 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def summarise(group: Group, target: float | None = None) -> Summary:
-    tested = [[row["accuracy"] for row in run.rows if "accuracy" in row] for run in group.runs]
+    tested = [[row.accuracy for row in run.rows if row.accuracy is not None] for run in group.runs]
     return Summary(
         label=group.label,
         method=group.method,
         runs=[run.path for run in group.runs],
-        rounds=min(len(run.rows) for run in group.runs),
+        left_out=[run.path for run in group.left_out],
+        remark=group.remark,
+        rounds=group.runs[0].rows[-1].round + 1,
         accuracy=Spread.of([accuracies[-1] for accuracies in tested]),
         best=Spread.of([max(accuracies) for accuracies in tested]),
-        bytes=fmean(run.rows[-1].get("bytes_total", 0) for run in group.runs),
-        seconds=fmean(sum(row["seconds"] for row in run.rows) for run in group.runs),
+        bytes=_mean([run.rows[-1].bytes_total for run in group.runs]),
+        seconds=_mean([_total_seconds(run.rows) for run in group.runs]),
         to_target=_to_target(group, target) if target is not None else None,
     )
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None if one of them is not known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def _total_seconds(rows: Sequence[RoundRow]) -> float | None:
+    known = [row.seconds for row in rows if row.seconds is not None]
+    return sum(known) if len(known) == len(rows) else None
+
+
 def _to_target(group: Group, target: float) -> ToTarget:
-    costs = []
+    reached = []
     for run in group.runs:
-        seconds = 0.0
-        for row in run.rows:
-            seconds += row["seconds"]
-            if row.get("accuracy", -math.inf) >= target:
-                costs.append((row["round"] + 1, row.get("bytes_total", 0), seconds))
+        for place, row in enumerate(run.rows, 1):
+            if row.accuracy is not None and row.accuracy >= target:
+                reached.append(run.rows[:place])
                 break
-    if not costs:
+    if not reached:
         return ToTarget(0, None, None, None)
-    rounds, sent, seconds_ = (fmean(column) for column in zip(*costs, strict=True))
-    return ToTarget(len(costs), rounds, sent, seconds_)
+    return ToTarget(
+        len(reached),
+        fmean(rows[-1].round + 1 for rows in reached),
+        _mean([rows[-1].bytes_total for rows in reached]),
+        _mean([_total_seconds(rows) for rows in reached]),
+    )
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -197,4 +278,6 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "seconds": summary.seconds,
         "to_target": vars(to_target) if to_target is not None else None,
         "runs": [str(path) for path in summary.runs],
+        "left_out": [str(path) for path in summary.left_out],
+        "remark": summary.remark,
     }

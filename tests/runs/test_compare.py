@@ -40,8 +40,8 @@ def test_results_are_means_over_seeds_in_the_order_asked_for(tmp_path: Path) -> 
     assert compare.carry_out(jobs, fake_training)
     summaries = [summary for _, summary in compare.results(jobs)]
     assert [(s.label, s.accuracy.mean) for s in summaries] == [
-        ("supervised", 65.5),
-        ("semisfl", 70.5),
+        ("Supervised-only", 65.5),
+        ("SemiSFL", 70.5),
     ]
     assert summaries[0].accuracy.stderr == pytest.approx(0.5)
 

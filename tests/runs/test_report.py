@@ -1,17 +1,24 @@
 """Reports: what they read, how they group and average, and that nothing of training is needed."""
 
 import json
+import logging
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semisfl.cli.main import main
+from semisfl.methods import METHODS
 from semisfl.runs import plots, report
+from semisfl.titles import TITLES
 
 PNG = b"\x89PNG"
+RESULTS = Path(__file__).parents[2] / "results"
+COMMITTED = sorted({file.parent.parent for file in RESULTS.rglob("config.toml")})
 
 
 def write_run(
@@ -67,11 +74,133 @@ def test_groups_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "d", [50.0], labeled=10, seed=4)
     groups = report.group_runs(report.find_runs([tmp_path]))
     assert [group.label for group in groups] == [
-        "semisfl labeled=10",
-        "semisfl labeled=20",
-        "supervised",
+        "SemiSFL labeled=10",
+        "SemiSFL labeled=20",
+        "Supervised-only",
     ]
     assert [len(group.runs) for group in groups] == [2, 1, 1]
+
+
+def test_a_group_is_called_by_what_most_do_not_have(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [50.0])
+    write_run(tmp_path / "b", [50.0], queue="single")
+    write_run(tmp_path / "c", [50.0], flip=False)
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == [
+        "SemiSFL",
+        "SemiSFL queue=single",
+        "SemiSFL flip=False",
+    ]
+
+
+def test_many_differences_are_cut_short_and_labels_stay_apart(tmp_path: Path) -> None:
+    several = {f"key{number}": 1 for number in range(5)}
+    write_run(tmp_path / "a", [50.0], name="digits", **several)
+    write_run(tmp_path / "b", [50.0], name="cifar10", **dict.fromkeys(several, 2))
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["SemiSFL name=digits …", "SemiSFL name=cifar10 …"]
+
+
+# --- unfinished runs -----------------------------------------------------------------------------
+
+
+def test_an_unfinished_seed_is_left_out_of_the_mean_and_that_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [50.0, 80.0, 90.0])
+    write_run(tmp_path / "b", [50.0, 70.0, 80.0], seed=1)
+    late = write_run(tmp_path / "c", [10.0, 20.0], rounds=3, seed=2)
+    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    summary = report.summarise(group, target=15.0)
+    assert (summary.accuracy.mean, summary.rounds, summary.bytes) == (85.0, 3, 300)
+    assert summary.left_out == [late]
+    assert summary.to_target is not None and summary.to_target.reached == 2
+    assert summary.remark == f"1 of 3 runs left out as unfinished: {late} (round 2 of 3)"
+    assert plots._curve(group, "round", "accuracy")[1] == [50.0, 75.0, 85.0]
+    assert plots._legend(group) == "SemiSFL (2 seeds)"
+
+
+def test_unfinished_seeds_are_compared_after_the_last_round_that_all_were_tested_in(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "a", [None, 30.0, None, 60.0, None], rounds=9)
+    write_run(tmp_path / "b", [None, 40.0, None], rounds=9, seed=1)
+    write_run(tmp_path / "c", [None], rounds=9, seed=2)
+    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    summary = report.summarise(group)
+    assert (summary.accuracy.mean, summary.best.mean, summary.rounds) == (35.0, 35.0, 2)
+    assert (summary.bytes, summary.seconds) == (200, 4.0)
+    assert "1 of 3 runs left out as unfinished" in summary.remark
+    assert "no run is finished; numbers are those after round 2 of 9" in summary.remark
+    assert plots._legend(group) == "SemiSFL (2 seeds, unfinished)"
+
+
+def test_a_group_without_a_tested_round_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    write_run(tmp_path / "a", [50.0])
+    write_run(tmp_path / "b", [None], rounds=2, method="supervised")
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["SemiSFL"]
+    assert (
+        f"Supervised-only is left out: no round was tested yet in {tmp_path / 'b'}" in caplog.text
+    )
+
+
+def test_the_command_prints_what_is_unfinished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "runs" / "a", [50.0, 80.0])
+    write_run(tmp_path / "runs" / "b", [10.0], rounds=2, seed=1)
+    words = ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out.png")]
+    assert main(words) == 0
+    assert "! SemiSFL: 1 of 2 runs left out as unfinished" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["left_out"] == [str(tmp_path / "runs" / "b")]
+    assert "left out" in result["remark"]
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def test_what_an_older_file_does_not_say_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write_run(tmp_path / "runs" / "old", [60.0, 70.0])
+    lines = [{"round": number, "accuracy": 60.0 + 10 * number} for number in range(2)]
+    (old / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (group,) = report.group_runs(report.find_runs([old]))
+    summary = report.summarise(group, target=65.0)
+    assert (summary.accuracy.mean, summary.bytes, summary.seconds) == (70.0, None, None)
+    assert summary.to_target == report.ToTarget(1, 2.0, None, None)
+    assert plots._curve(group, "seconds", "accuracy") == ([], [], [])
+    assert plots._curve(group, "GB sent", "accuracy") == ([], [], [])
+    words = ["report", str(old), "--target", "65", "--out", str(tmp_path / "out.png")]
+    assert main(words) == 0
+    cells = [line.split() for line in capsys.readouterr().out.splitlines() if "SemiSFL" in line]
+    assert cells == [
+        ["SemiSFL", "1", "2", "70.0", "70.0", "–", "–"],
+        ["SemiSFL", "1", "of", "1", "2", "–", "–"],
+    ]
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_committed_results_can_be_reported(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "report.png"
+    assert main(["report", str(folder), "--out", str(picture), "--json", "--target", "50"]) == 0
+    told = json.loads(capsys.readouterr().out)["results"]
+    runs = {Path(run) for result in told for run in result["runs"]}
+    assert runs == {file.parent for file in folder.glob("*/config.toml")}
+    for result in told:
+        assert result["accuracy"]["mean"] > 30 and not result["remark"]
+        assert result["label"].split()[0] == TITLES[result["method"]]
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_titles_are_those_of_the_methods() -> None:
+    assert {name: entry.title for name, entry in METHODS.items()} == TITLES
 
 
 def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
@@ -81,7 +210,7 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
     whole = metrics.read_text()
     metrics.write_text(whole + '{"round": 3, "acc')
     run = report.read_run(tmp_path / "r")
-    assert [row["round"] for row in run.rows] == [0, 1, 2]
+    assert [row.round for row in run.rows] == [0, 1, 2]
     assert not run.finished
     metrics.write_text("garbage\n" + whole)
     with pytest.raises(ValueError, match="line 1 is damaged"):
@@ -95,9 +224,9 @@ def test_no_runs_and_no_tested_round_are_said(tmp_path: Path) -> None:
         report.find_runs([write_run(tmp_path / "r", [None], rounds=5)])
 
 
-def test_curves_average_over_rounds_that_all_seeds_have(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [10.0, 20.0, 30.0], rounds=3)
-    write_run(tmp_path / "b", [30.0, 40.0], rounds=3, seed=1)
+def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [10.0, 20.0], rounds=2)
+    write_run(tmp_path / "b", [30.0, 40.0], rounds=2, seed=1)
     (group,) = report.group_runs(report.find_runs([tmp_path]))
     x, mean, error = plots._curve(group, "seconds", "accuracy")
     assert (x, mean) == ([2.0, 4.0], [20.0, 30.0])
@@ -107,8 +236,8 @@ def test_curves_average_over_rounds_that_all_seeds_have(tmp_path: Path) -> None:
 def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", [10.0, 20.0])
     (group,) = report.group_runs(report.find_runs([tmp_path / "runs"]))
-    for row in group.runs[0].rows:
-        row["bytes_total"] = 0
+    rows = [replace(row, bytes_total=0) for row in group.runs[0].rows]
+    group = replace(group, runs=[replace(group.runs[0], rows=rows)])
     plots.draw([group], tmp_path / "all.png")
     plots.draw([group], tmp_path / "some.png", plots.ACCURACY)
     assert (tmp_path / "all.png").read_bytes().startswith(PNG)
