@@ -52,33 +52,86 @@ def client(name: Name, directory: Directory = Path("certs")) -> None:
     _made(certs.make_client(directory, name), directory / "clients" / name)
 
 
-@certificates.command("revoke")
-def revoke(name: Name, directory: Directory = Path("certs")) -> None:
-    """Turn a device away from now on."""
+@certificates.command("renew")
+def renew(
+    name: Annotated[str | None, typer.Option("--name", help="The device's name.")] = None,
+    for_server: Annotated[bool, typer.Option("--server", help="The server's instead.")] = False,
+    directory: Directory = Path("certs"),
+) -> None:
+    """Make a new certificate before the old one expires, for the same name or hosts."""
     with needs_network():
         from semisfl.net import certs
-    serials = certs.revoke(directory, name)
+    if (name is None) != for_server:
+        raise ValueError("certs renew wants --name NAME of a device, or --server")
+    if name is None:
+        _made(certs.renew_server(directory), directory / "server.crt")
+        print(
+            f"copy {directory}/server.key and server.crt to the server; a running one takes them for"
+            " its next connections, and the old certificate stays valid until it expires"
+        )
+        return
+    _made(certs.renew_client(directory, name), directory / "clients" / name)
     print(
-        f"revoked {len(serials)} certificate(s) of {name}; a running server turns it away at once"
+        f"carry {directory}/clients/{name} to the device; it takes the files when it next connects,"
+        " and the old certificate stays valid until it expires or is revoked"
     )
+
+
+@certificates.command("revoke")
+def revoke(
+    name: Annotated[
+        str | None, typer.Option("--name", help="The device's name; needs issued.txt.")
+    ] = None,
+    serial: Annotated[
+        str | None, typer.Option("--serial", metavar="HEX", help="One certificate's serial.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="One device's client.crt.")
+    ] = None,
+    directory: Directory = Path("certs"),
+) -> None:
+    """Turn a device away from now on: all of its certificates, or one."""
+    with needs_network():
+        from semisfl.net import ledger
+    if sum(way is not None for way in (name, serial, certificate)) != 1:
+        raise ValueError("certs revoke wants one of --name NAME, --serial HEX, --certificate FILE")
+    if name is not None:
+        count, what = len(ledger.revoke(directory, name)), f"of {name}"
+    elif serial is not None:
+        number, fresh = ledger.revoke_serial(directory, serial)
+        count, what = int(fresh), f"with serial {number:x}"
+    elif certificate is not None:
+        whose, fresh = ledger.revoke_certificate(directory, certificate)
+        count, what = int(fresh), f"of {whose}"
+    place = directory / "revoked.txt"
+    done = f"revoked {count} certificate(s) {what}" if count else f"{what}: revoked already"
+    print(f"{done}; a server that reads {place} obeys at once, elsewhere copy that file to it")
 
 
 @certificates.command("list")
 def list_certificates(directory: Directory = Path("certs"), as_json: Json = False) -> None:
-    """Every certificate ever made."""
+    """Every certificate ever made, and how long each is still good."""
     with needs_network():
-        from semisfl.net import certs
-    rows = certs.listing(directory)
+        from semisfl.net import ledger
+    rows = ledger.listing(directory)
     if as_json:
-        print(
-            json.dumps([vars(row) | {"valid_until": row.valid_until.isoformat()} for row in rows])
-        )
+        print(json.dumps([_plain(row) for row in rows]))
         return
-    table = Table("role", "name", "valid until", "revoked", "fingerprint")
+    table = Table("role", "name", "valid until", "days left", "state", "serial", box=None)
     for row in rows:
-        mark = "revoked" if row.revoked else ""
-        table.add_row(row.role, row.name, f"{row.valid_until:%Y-%m-%d}", mark, row.fingerprint[:16])
+        left = str(row.days_left) if row.days_left >= 0 else "–"
+        until = f"{row.valid_until:%Y-%m-%d}"
+        table.add_row(row.role, row.name, until, left, row.state, f"{row.serial:x}"[:16])
     console.out.print(table)
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return vars(row) | {
+        "valid_until": row.valid_until.isoformat(),
+        "days_left": row.days_left,
+        "state": row.state,
+        "serial_hex": f"{row.serial:x}",
+    }
 
 
 def _made(issued: Any, place: Path) -> None:

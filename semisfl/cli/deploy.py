@@ -105,7 +105,7 @@ def join(
             name=name,
         )
     except Rejected as refused:
-        raise ValueError(f"the server refused this client: {refused}") from refused
+        raise ValueError(str(refused)) from refused
 
 
 def demo_network(

@@ -5,7 +5,7 @@
         clients/NAME/                    the folder to carry to the device:
             authority.crt  client.crt  client.key
         issued.txt                       every certificate ever signed
-        revoked.txt                      serial numbers the server turns away at hello
+        revoked.txt                      serial numbers the server turns away
 
 A client is its certificate's name: the CN, and again a URI that no server certificate carries.
 """
@@ -13,21 +13,31 @@ A client is its certificate's name: the CN, and again a URI that no server certi
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from semisfl.net.credentials import CLIENT_URI, client_folder, hosts, read_certificate
+from semisfl.net.credentials import Credentials as Credentials
+from semisfl.net.credentials import identity as identity
+from semisfl.net.credentials import load_client_credentials as load_client_credentials
+from semisfl.net.credentials import load_server_credentials as load_server_credentials
+from semisfl.net.credentials import serial as serial
+from semisfl.net.ledger import Issued, clients_named, enter
+from semisfl.net.ledger import is_revoked as is_revoked
+from semisfl.net.ledger import listing as listing
+from semisfl.net.ledger import revoke as revoke
+from semisfl.net.ledger import revoke_certificate as revoke_certificate
+from semisfl.net.ledger import revoke_serial as revoke_serial
 from semisfl.net.x509_parts import CertError as CertError
 from semisfl.net.x509_parts import (
-    append_line,
     common_name_of,
+    is_missing,
     issuer_id,
     key_usage,
     read_file,
@@ -42,34 +52,8 @@ AUTHORITY_LIFE = timedelta(days=3652)
 LEAF_LIFE = timedelta(days=365)
 CLOCK_SKEW = timedelta(hours=1)  # devices without a battery-backed clock start a little behind
 
-CLIENT_URI = "semisfl://client/"
-CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){HOST_LABEL}(\.{HOST_LABEL})*")
-
-Peer = bytes | Mapping[str, Iterable[bytes]]
-"""A certificate in PEM, or gRPC's ``context.auth_context()``."""
-
-
-@dataclass(frozen=True)
-class Issued:
-    """A line of issued.txt."""
-
-    role: str  # "authority", "server" or "client"
-    name: str
-    serial: int
-    fingerprint: str  # SHA-256 of the certificate, in hexadecimal
-    valid_until: datetime
-    revoked: bool = False
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """What one side of a connection needs, in PEM."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes = field(repr=False)
 
 
 def make_authority(
@@ -82,7 +66,8 @@ def make_authority(
     """A new authority in ``directory``, valid for ten years, that has signed nothing yet."""
     directory = Path(directory)
     targets = [directory / "authority.key", directory / "authority.crt"]
-    refuse_existing(targets, overwrite)
+    instead = "choose another folder, or remove it if all its certificates are given up"
+    refuse_existing(targets, overwrite, instead)
     key = ec.generate_private_key(ec.SECP256R1())
     # Its own name, so that a certificate of another authority is told apart by its issuer too.
     subject = common_name_of(f"semisfl authority {secrets.token_hex(4)}")
@@ -94,11 +79,11 @@ def make_authority(
         .add_extension(issuer_id(key), critical=False)
     )
     certificate = builder.sign(key, hashes.SHA256())
-    issued = _issued("authority", "authority", certificate)
+    issued = Issued.of("authority", "authority", certificate)
     revoked = directory / "revoked.txt"
     if not revoked.exists():
         write_file(revoked, b"# serial numbers of certificates to turn away, one a line\n")
-    append_line(directory / "issued.txt", _ledger_line(issued))
+    enter(directory, issued)
     write_file(targets[0], to_pem(key))
     write_file(targets[1], to_pem(certificate))
     return issued
@@ -137,10 +122,10 @@ def make_client(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """A client's folder ``clients/NAME``. The folder replaced by ``overwrite`` stays valid
+    """A client's folder ``clients/NAME``. A certificate replaced by ``overwrite`` stays valid
     wherever it was carried: `revoke` first, if it is lost."""
     directory = Path(directory)
-    folder = _client_folder(directory, name)
+    folder = client_folder(directory, name)
     issued = _make_leaf(
         directory,
         folder,
@@ -156,74 +141,30 @@ def make_client(
     return issued
 
 
-def revoke(directory: str | Path, name: str) -> list[int]:
-    """Turn away every certificate ever issued to this client; the serials newly turned away."""
-    everything = [entry for entry in listing(directory) if entry.role == "client"]
-    theirs = [entry for entry in everything if entry.name == name]
-    if not theirs:
-        known = ", ".join(sorted({entry.name for entry in everything})) or "none"
-        raise CertError(f"client {name!r} was never issued a certificate; those that were: {known}")
-    fresh = [entry.serial for entry in theirs if not entry.revoked]
-    today = datetime.now(UTC).date()
-    for number in fresh:
-        append_line(Path(directory) / "revoked.txt", f"{number:x}  # {name}, {today}\n")
-    return fresh
+def renew_client(directory: str | Path, name: str) -> Issued:
+    """A new key and certificate in ``clients/NAME``, for a client that has some already.
 
-
-def is_revoked(directory: str | Path, serial: int) -> bool:
-    """Whether a peer's serial is to be turned away. Read afresh: a running server obeys at once."""
-    return serial in _revoked(Path(directory))
-
-
-def listing(directory: str | Path) -> list[Issued]:
-    """Every certificate ever issued, with its fingerprint, oldest first."""
-    path = Path(directory) / "issued.txt"
-    revoked = _revoked(Path(directory))
-    entries = []
-    for number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
-        try:
-            role, name, serial_text, fingerprint, until = line.split()
-            valid_until = datetime.fromisoformat(until)
-            entry = Issued(role, name, int(serial_text, 16), fingerprint, valid_until)
-        except ValueError:
-            raise CertError(f"{path} line {number} is damaged: restore it from a copy") from None
-        entries.append(replace(entry, revoked=entry.serial in revoked))
-    return entries
-
-
-def load_server_credentials(directory: str | Path) -> Credentials:
-    """The server's credentials; ``authority.key`` is not needed and not read."""
-    return _load(Path(directory), "server")
-
-
-def load_client_credentials(directory: str | Path, name: str | None = None) -> Credentials:
-    """From a client's own folder, or by name from the authority's directory."""
-    folder = Path(directory) if name is None else _client_folder(Path(directory), name)
-    return _load(folder, "client")
-
-
-def identity(peer: Peer) -> str:
-    """The client a certificate names. Whether to trust the certificate was decided by TLS."""
-    certificate = _certificate(peer)
-    names = [
-        str(entry.value)
-        for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    ]
-    try:
-        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError):
-        uris = []
-    if len(names) != 1 or uris != [CLIENT_URI + names[0]] or not CLIENT_NAME.fullmatch(names[0]):
+    The old certificate stays valid until it expires or is revoked, so there is no moment in which
+    the device could not connect.
+    """
+    client_folder(Path(directory), name)
+    if all(entry.revoked for entry in clients_named(directory, name)):
         raise CertError(
-            f"certificate of {names!r:.100} is not a client's: make one with make_client"
+            f"every certificate of {name!r} is revoked: if it may come back, remove its folder in"
+            f" {Path(directory) / 'clients'} and make it a new one with `semisfl certs client`"
         )
-    return names[0]
+    return make_client(directory, name, overwrite=True)
 
 
-def serial(peer: Peer) -> int:
-    """The serial number of a certificate, for `is_revoked`."""
-    return _certificate(peer).serial_number
+def renew_server(directory: str | Path) -> Issued:
+    """A new key and certificate for the server, for the same hosts; the old one stays valid too."""
+    path = Path(directory) / "server.crt"
+    if is_missing(path):
+        raise CertError(
+            f"{path} is not there to tell the hosts: copy it here,"
+            " or name them with `semisfl certs server --name HOST`"
+        )
+    return make_server(directory, hosts(read_certificate(path)), overwrite=True)
 
 
 def _make_leaf(
@@ -238,9 +179,14 @@ def _make_leaf(
     period: tuple[datetime, datetime],
     overwrite: bool,
 ) -> Issued:
+    if is_missing(directory / "authority.key"):
+        raise CertError(
+            f"{directory / 'authority.key'} is not there: certificates are made where it is kept;"
+            " `semisfl certs init` makes a new authority"
+        )
     authority, authority_key = read_pair(directory, "authority")
     targets = [folder / f"{role}.key", folder / f"{role}.crt"]
-    refuse_existing(targets, overwrite)
+    refuse_existing(targets, overwrite, "`semisfl certs renew` replaces it by a new one")
     begin, end = period[0], min(period[1], authority.not_valid_after_utc)
     if begin >= end:
         limit = authority.not_valid_after_utc
@@ -259,9 +205,9 @@ def _make_leaf(
         .add_extension(issuer_id(authority_key), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    issued = _issued(role, name, certificate)
+    issued = Issued.of(role, name, certificate)
     # The ledger first: a certificate that exists but is not listed could not be revoked by name.
-    append_line(directory / "issued.txt", _ledger_line(issued))
+    enter(directory, issued)
     write_file(targets[0], to_pem(key))
     write_file(targets[1], to_pem(certificate))
     return issued
@@ -278,15 +224,6 @@ def _host(name: str) -> x509.GeneralName:
     return x509.DNSName(name)
 
 
-def _client_folder(directory: Path, name: str) -> Path:
-    if not CLIENT_NAME.fullmatch(name):
-        raise CertError(
-            f"client name {name!r}: use 1 to 63 letters, digits, '.', '_' and '-',"
-            " starting with a letter or digit"
-        )
-    return directory / "clients" / name
-
-
 def _period(
     begin: datetime | None, end: datetime | None, life: timedelta
 ) -> tuple[datetime, datetime]:
@@ -297,54 +234,3 @@ def _period(
     if begin >= end:
         raise CertError(f"valid_until = {end} is not after valid_from = {begin}")
     return begin.astimezone(UTC), end.astimezone(UTC)
-
-
-def _issued(role: str, name: str, certificate: x509.Certificate) -> Issued:
-    fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
-    until = certificate.not_valid_after_utc
-    return Issued(role, name, certificate.serial_number, fingerprint, until)
-
-
-def _ledger_line(entry: Issued) -> str:
-    until = entry.valid_until.isoformat()
-    return f"{entry.role} {entry.name} {entry.serial:x} {entry.fingerprint} {until}\n"
-
-
-def _revoked(directory: Path) -> set[int]:
-    """Fails closed: a server without its list, or with a damaged one, lets nobody in."""
-    path = directory / "revoked.txt"
-    numbers = set()
-    for line_number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        if not re.fullmatch(r"[0-9a-fA-F]+", text):
-            raise CertError(f"{path} line {line_number} is not a hexadecimal serial: correct it")
-        numbers.add(int(text, 16))
-    return numbers
-
-
-def _certificate(peer: Peer) -> x509.Certificate:
-    if isinstance(peer, Mapping):
-        chain = list(peer.get("x509_pem_cert", ()))
-        if len(chain) != 1:
-            raise CertError("peer showed no certificate: connect with mutual TLS")
-        peer = chain[0]
-    try:
-        return x509.load_pem_x509_certificate(peer)
-    except ValueError:
-        raise CertError("certificate is not valid PEM: make it again") from None
-
-
-def _load(folder: Path, role: str) -> Credentials:
-    """Dates are left to TLS, which both sides check at every connection."""
-    certificate, key = read_pair(folder, role)
-    authority_pem = read_file(folder / "authority.crt")
-    try:
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
-    except (ValueError, TypeError, InvalidSignature):
-        path = folder / f"{role}.crt"
-        raise CertError(
-            f"{path} was not signed by {folder / 'authority.crt'}: make it again"
-        ) from None
-    return Credentials(authority_pem, to_pem(certificate), to_pem(key))

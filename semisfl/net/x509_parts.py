@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -86,17 +87,28 @@ def to_pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    existing = [path for path in paths if path.exists()]
+def refuse_existing(paths: Sequence[Path], overwrite: bool, instead: str) -> None:
+    existing = [path for path in paths if not is_missing(path)]
     if existing and not overwrite:
-        raise CertError(f"{existing[0]} exists: overwrite it only if its certificate is given up")
+        raise CertError(f"{existing[0]} exists: {instead}")
+
+
+def is_missing(path: Path) -> bool:
+    """What may not be looked at is not missing: reading it says why."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CertError(f"{path} cannot be read: {error.strerror}") from None
+        raise CertError(f"{path} cannot be read: {_why(error, path)}") from None
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -109,16 +121,47 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise CertError(f"{path} cannot be written: {error.strerror}") from None
+        raise CertError(f"{path} cannot be written: {_why(error, path.parent)}") from None
 
 
 def append_line(path: Path, line: str) -> None:
     """One write at the end: two commands at once cannot lose each other's line."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _flush(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, line.encode())
+        # An editor may have left the last line without its end.
+        whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+        text = line if whole else f"\n{line}"
+        _flush(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, text.encode())
     except OSError as error:
-        raise CertError(f"{path} cannot be written: {error.strerror}") from None
+        raise CertError(f"{path} cannot be written: {_why(error, path)}") from None
+
+
+def _why(error: OSError, path: Path) -> str:
+    """The system's words; if it is about permission also whose what is, who asks, and what helps."""
+    reason = error.strerror or str(error)
+    if not isinstance(error, PermissionError) or os.name != "posix":
+        return reason
+    for place in (path, *path.parents):
+        # The first that can be looked at from below is the one that is closed to us.
+        try:
+            found = place.stat()
+        except OSError:
+            continue
+        owner, user = _user(found.st_uid), _user(os.geteuid())
+        return (
+            f"{reason}; {place} belongs to {owner} with mode {stat.S_IMODE(found.st_mode):04o} and"
+            f" this runs as {user}: `chown {user} {place}`, or run it as {owner}"
+        )
+    return reason
+
+
+def _user(number: int) -> str:
+    import pwd  # POSIX only
+
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def _flush(path: Path, flags: int, content: bytes) -> None:

@@ -299,7 +299,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     for name, make in makers.items():
         before = (tmp_path / name).read_bytes()
         ledger = (tmp_path / "issued.txt").read_bytes()
-        with pytest.raises(CertError, match="exists: overwrite"):
+        with pytest.raises(CertError, match="exists: "):
             make()
         assert (tmp_path / name).read_bytes() == before
         assert (tmp_path / "issued.txt").read_bytes() == ledger
@@ -417,7 +417,7 @@ def test_loading_finds_what_does_not_fit(home: Path, stranger: Path, tmp_path: P
     (folder / "client.key").unlink()
     with pytest.raises(CertError, match=r"client.key cannot be read: No such file"):
         certs.load_client_credentials(folder)
-    with pytest.raises(CertError, match=r"authority.crt cannot be read"):
+    with pytest.raises(CertError, match=r"authority.key is not there"):
         certs.make_client(tmp_path / "nowhere", "cam-1")
 
 

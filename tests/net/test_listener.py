@@ -336,10 +336,10 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     net.fleet._listener._strikes.clear()
     client = net.join(1)
     assert net.fleet.wait_for(1, 10)
-    net.fleet._listener.expel_revoked()
+    net.fleet._listener.check_certificates()
     assert net.fleet.present() == [1]
     certs.revoke(folder, "client-1")
-    net.fleet._listener.expel_revoked()
+    net.fleet._listener.check_certificates()
     client.join(10)
     assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
     assert net.fleet.present() == [] and len(audit_lines(caplog)) == 1

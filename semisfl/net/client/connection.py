@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from semisfl.net import chunks, messages
-from semisfl.net.certs import Credentials
+from semisfl.net import chunks, credentials, messages
 from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
+from semisfl.net.client.diagnosis import HANDSHAKE_FAILED, Finding, diagnose
+from semisfl.net.credentials import Credentials
+from semisfl.net.x509_parts import CertError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ FINAL = {
 
 
 class Rejected(Exception):
-    """The server does not want this client; the message says why."""
+    """This client cannot take part, and trying again would not change that; the message says why."""
 
 
 class Stream:
@@ -73,15 +75,15 @@ class Connection:
     def __init__(
         self,
         address: str,
-        credentials: Credentials | None,
+        certificate: Credentials | None,
         *,
         name: str = "",
         insecure_loopback: bool = False,
         thread: LoopThread | None = None,
     ) -> None:
-        if credentials is None or insecure_loopback:
+        if certificate is None or insecure_loopback:
             chunks.require_loopback(address)
-        if credentials is None and not insecure_loopback:
+        if certificate is None and not insecure_loopback:
             raise ValueError(
                 "a client needs a certificate; give its folder, or ask for --insecure-loopback"
             )
@@ -92,7 +94,9 @@ class Connection:
         """Set when the server said that the run is finished."""
         self.losses = 0
         self._address = address
-        self._credentials = None if insecure_loopback else credentials
+        self._certificate = None if insecure_loopback else certificate
+        self._refusals = 0
+        self._told = ""
         self._name = name
         self._instance = secrets.token_hex(8)
         self._attempts = 0
@@ -102,6 +106,8 @@ class Connection:
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
         self._current: Stream | None = None
+        if self._certificate and (warning := credentials.soon(self._certificate)):
+            log.warning("%s", warning)
         self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
 
     def receive(self, seconds: float) -> Received | None:
@@ -142,30 +148,66 @@ class Connection:
         await asyncio.gather(task, return_exceptions=True)
 
     async def _stay_connected(self) -> None:
+        try:
+            await self._until_over()
+        except (Rejected, CertError) as error:
+            self._inbox.put(Rejected(str(error)))
+        else:
+            self.over.set()
+            self._inbox.put(None)
+
+    async def _until_over(self) -> None:
         attempt = 0
         while True:
+            self._take_newer_files()
+            if self._certificate and (fault := credentials.expired(self._certificate)):
+                raise Rejected(fault)
             welcomed, code, reason = await self._attempt()
             if code is grpc.StatusCode.OK:
-                self.over.set()
-                self._inbox.put(None)
                 return
-            if code in FINAL:
-                self._inbox.put(Rejected(f"{self._address} refuses this client: {reason}"))
-                return
+            if code in FINAL and not self._take_newer_files():
+                raise Rejected(f"{self._address} refuses this client: {reason}")
+            if not welcomed:
+                reason = await self._look_into(reason)
             self.losses += welcomed
             attempt = 1 if welcomed else attempt + 1
-            # Half of the delay is random: clients of a server that died must not return as one.
-            longest = min(LONGEST_DELAY, FIRST_DELAY * 2**attempt)
-            delay = longest * self._jitter.uniform(0.5, 1)
-            level = logging.WARNING if attempt == 1 else logging.INFO
-            log.log(
-                level,
-                "no connection to %s (%s); next attempt in %.1f s",
-                self._address,
-                reason,
-                delay,
-            )
-            await asyncio.sleep(delay)
+            await self._pause(attempt, reason)
+
+    def _take_newer_files(self) -> bool:
+        """Whether this client's certificate was renewed since it was last used."""
+        before = self._certificate
+        if before is None:
+            return False
+        try:
+            self._certificate = credentials.newest(before)
+        except CertError as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                log.warning("%s; going on with the certificate read before", error)
+        renewed = self._certificate is not before
+        if renewed:
+            log.info("a new %s was found and is used from now on", before.label)
+        return renewed
+
+    async def _look_into(self, reason: str) -> str:
+        """What is behind a failed handshake; `Rejected` if that was found often enough."""
+        finding: Finding | None = None
+        if self._certificate is not None and HANDSHAKE_FAILED.search(reason):
+            finding = await diagnose(self._address, self._certificate)
+        self._refusals = self._refusals + 1 if finding and finding.enough else 0
+        if finding and 0 < finding.enough <= self._refusals:
+            raise Rejected(finding.reason)
+        return finding.reason if finding else reason
+
+    async def _pause(self, attempt: int, reason: str) -> None:
+        # Half of the delay is random: clients of a server that died must not return as one.
+        longest = min(LONGEST_DELAY, FIRST_DELAY * 2**attempt)
+        delay = longest * self._jitter.uniform(0.5, 1)
+        level = logging.WARNING if attempt == 1 else logging.INFO
+        log.log(
+            level, "no connection to %s (%s); next attempt in %.1f s", self._address, reason, delay
+        )
+        await asyncio.sleep(delay)
 
     async def _attempt(self) -> tuple[bool, grpc.StatusCode, str]:
         """One connection; whatever goes wrong in it, unless we are told to end, is a lost one."""
@@ -181,11 +223,11 @@ class Connection:
             return False, grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}"
 
     def _channel(self) -> grpc.aio.Channel:
-        if self._credentials is None:
+        files = self._certificate
+        if files is None:
             return grpc.aio.insecure_channel(self._address, options=self._options)
-        files = self._credentials
-        credentials = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
-        return grpc.aio.secure_channel(self._address, credentials, options=self._options)
+        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+        return grpc.aio.secure_channel(self._address, secure, options=self._options)
 
     async def _connect(self) -> tuple[bool, grpc.StatusCode, str]:
         """One connection, from hello to its end: whether it was welcomed, and how it ended."""

@@ -4,13 +4,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from semisfl.net import certs
 from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.roster import Roster
@@ -32,19 +30,6 @@ class Refused(Exception):
         super().__init__(reason)
         self.code = code
         self.reason = reason
-
-
-def check_certificate(context: grpc.aio.ServicerContext, certificates: Path) -> tuple[str, int]:
-    """Name and serial number of a certificate that TLS has found to be this authority's and valid."""
-    peer = context.auth_context()
-    try:
-        name, serial = certs.identity(peer), certs.serial(peer)
-        revoked = certs.is_revoked(certificates, serial)
-    except certs.CertError as error:
-        raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-    if revoked:
-        raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {name} is revoked")
-    return name, serial
 
 
 def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Roster) -> None:

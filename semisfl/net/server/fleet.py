@@ -135,7 +135,7 @@ class NetworkFleet:
         if not self._settled:
             self._wait(max(clients.active, len(self.roster.index)), network.deadline)
             self._settled = True
-        self._listener.expel_revoked()
+        self._listener.check_certificates()
         self._wait(network.quorum, None)
 
     def wait_for(self, count: int, seconds: float | None = None) -> bool:

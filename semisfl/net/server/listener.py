@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from semisfl.config import ConfigError
-from semisfl.net import certs, chunks, messages
+from semisfl.net import chunks, messages
 from semisfl.net.chunks import Assembler, LoopThread, Violation
 from semisfl.net.frames import Frame, WireError, decode, encode
 from semisfl.net.messages import Schemas, Terms
@@ -21,13 +21,13 @@ from semisfl.net.server.admission import (
     Handshakes,
     Refused,
     audit,
-    check_certificate,
     check_hello,
     check_ready,
     no_place,
 )
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
+from semisfl.net.server.trust import Shown, Trust
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +66,11 @@ class Listener:
         self._terms, self._shapes, self._roster = terms, schemas, roster
         self._welcome_text, self._run = terms.to_json(), terms.run
         self._deliver, self._gone = deliver, gone
-        self._certificates = None if insecure_loopback else certificates
+        self._trust = None if insecure_loopback or certificates is None else Trust(certificates)
         self._handshake_seconds = handshake_seconds
         self._streams: dict[str, Session] = {}
         self._epochs: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
-        self._revocations = 0
         self._thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
         self.port = self._thread.call(self._start(listen))
@@ -90,10 +89,10 @@ class Listener:
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
         try:
-            if self._certificates is None:
+            if self._trust is None:
                 port = self._server.add_insecure_port(listen)
             else:
-                port = self._server.add_secure_port(listen, self._credentials(self._certificates))
+                port = self._server.add_secure_port(listen, self._credentials(self._trust))
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {listen}: {error}; choose another address or port"
@@ -101,24 +100,25 @@ class Listener:
         await self._server.start()
         return port
 
-    def _credentials(self, folder: Path) -> grpc.ServerCredentials:
-        files = certs.load_server_credentials(folder)
-        first = grpc.ssl_server_certificate_configuration(
-            [(files.key, files.certificate)], files.authority
-        )
-        return grpc.dynamic_ssl_server_credentials(first, self._handshakes.begins, True)
+    def _credentials(self, trust: Trust) -> grpc.ServerCredentials:
+        def handshake_begins() -> grpc.ServerCertificateConfiguration | None:
+            self._handshakes.begins()
+            return trust.renewed()
+
+        return grpc.dynamic_ssl_server_credentials(trust.configuration(), handshake_begins, True)
 
     # --- one stream ------------------------------------------------------------------------------
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
-        peer, identity, serial = context.peer(), "?", 0
+        peer, identity, shown = context.peer(), "?", None
         session: Session | None = None
         self._handshakes.stream_opened(peer)
         try:
-            if self._certificates is not None:
-                identity, serial = check_certificate(context, self._certificates)
+            if self._trust is not None:
+                shown = self._trust.admit(context)
+                identity = shown.name
             hello = await self._hello(context)
-            if self._certificates is None:
+            if shown is None:
                 identity = f"plaintext:{hello.fields['name']}"
             if self._strikes[identity] >= STRIKES:
                 raise Refused(
@@ -126,7 +126,7 @@ class Listener:
                     f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
                 )
             check_hello(hello.fields, identity, self._terms, self._roster)
-            session = self._open(context, identity, serial, hello)
+            session = self._open(context, identity, shown, hello)
             ending = await session.run()
             # Before goodbye is said: to a connection that is dead that may take for ever.
             self._close(session)
@@ -166,7 +166,7 @@ class Listener:
     # --- sessions --------------------------------------------------------------------------------
 
     def _open(
-        self, context: grpc.aio.ServicerContext, identity: str, serial: int, hello: Frame
+        self, context: grpc.aio.ServicerContext, identity: str, shown: Shown | None, hello: Frame
     ) -> Session:
         older = self._streams.get(identity)
         came = (hello.fields["instance"], hello.fields["attempt"])
@@ -174,7 +174,7 @@ class Listener:
             raise Refused(grpc.StatusCode.UNAVAILABLE, f"a later connection of {identity} is here")
         self._epochs[identity] += 1
         session = Session(context, identity, self._epochs[identity], self._arrived)
-        session.serial, session.came = serial, came
+        session.shown, session.came = shown, came
         self._streams[identity] = session
         if older is not None:
             # Its frames are never applied again: it is out of the table before anything is read.
@@ -239,19 +239,17 @@ class Listener:
                 self.changed.notify_all()
         self._gone(session)
 
-    def expel_revoked(self) -> None:
-        """Disconnect clients whose certificate was revoked since they came in."""
-        if self._certificates is None:
+    def check_certificates(self) -> None:
+        """Disconnect clients whose certificate was revoked or has expired since they came in."""
+        if self._trust is None:
             return
-        changed = (self._certificates / "revoked.txt").stat().st_mtime_ns
-        if changed == self._revocations:
-            return
-        self._revocations = changed
+        self._trust.remind()
+        self._trust.read_revoked()
         for session in list(self._streams.values()):
-            if certs.is_revoked(self._certificates, session.serial):
-                reason = f"the certificate of {session.identity} is revoked"
-                audit(session.peer, session.identity, reason)
-                session.close(grpc.StatusCode.PERMISSION_DENIED, reason)
+            if session.shown and (refusal := self._trust.refusal(session.shown)):
+                audit(session.peer, session.identity, refusal.reason)
+                self._forget(session)
+                session.close(refusal.code, refusal.reason)
 
     def offend(self, session: Session, reason: str) -> None:
         """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""

@@ -10,6 +10,7 @@ import grpc.aio
 
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
+from semisfl.net.server.trust import Shown
 
 PASSED_OVER_LIMIT = 64
 """Frames nobody asked for that a client may send before it is taken for an offender."""
@@ -32,8 +33,8 @@ class Session:
         self.peer = context.peer()
         self.identity = identity
         self.epoch = epoch
-        self.serial = 0
-        """Of the client's certificate."""
+        self.shown: Shown | None = None
+        """The client's certificate; None in plaintext."""
         self.came = ("", 0)
         """Which process of the client this is, and which of its connections."""
         self.client = -1

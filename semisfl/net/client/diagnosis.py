@@ -1,0 +1,159 @@
+"""Why a TLS handshake with the server fails, for which gRPC has few words or none.
+
+A server of gRPC that does not accept a client's certificate closes the connection without sending
+the alert that would say so: the client learns "Socket closed". So the handshake is made once more
+with Python's ssl and the same credentials, and what it runs into is put in a line.
+"""
+
+import asyncio
+import contextlib
+import re
+import ssl
+import tempfile
+from dataclasses import dataclass
+
+from cryptography import x509
+
+from semisfl.net import credentials as own
+from semisfl.net.chunks import split_address
+from semisfl.net.credentials import Credentials
+
+SECONDS = 5.0
+FEW = 3
+"""So often in a row a server must refuse us, or not speak TLS: one that is just being started or
+stopped may look like that once."""
+HANDSHAKE_FAILED = re.compile("handshake|verification|check peer|socket closed", re.IGNORECASE)
+"""Words of gRPC for a connection that was made but came to nothing."""
+
+EXPIRED, NOT_YET_VALID = 10, 9  # OpenSSL's X509_V_ERR_*
+OTHER_NAME = {62, 63, 64}
+OTHER_AUTHORITY = {2, 18, 19, 20, 21}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, and how often in a row it must be found to end the client; 0: it may heal."""
+
+    reason: str
+    enough: int = 0
+
+
+async def diagnose(address: str, credentials: Credentials) -> Finding | None:
+    """What stops a handshake with ``address``; None if nothing does, or not TLS."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(SECONDS):
+            return await _handshake(address, credentials)
+    return None
+
+
+async def _handshake(address: str, credentials: Credentials) -> Finding | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=credentials.authority.decode())
+    context.set_alpn_protocols(["h2"])
+    with tempfile.NamedTemporaryFile() as file:  # of mode 0600; ssl reads keys from files only
+        file.write(credentials.certificate + credentials.key)
+        file.flush()
+        context.load_cert_chain(file.name)
+    try:
+        reader, writer = await _open(address, context)
+    except ssl.SSLCertVerificationError as error:
+        return await _bad_server(address, credentials, error)
+    except ssl.SSLError as error:
+        return _alert(address, error)
+    try:
+        if writer.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
+            return Finding(
+                f"{address} speaks TLS but is no semisfl server: is the port right?", FEW
+            )
+        # In TLS 1.3 a client is done before the server has looked at its certificate. Who is
+        # accepted is sent HTTP/2 settings at once.
+        return None if await reader.read(1) else _unwanted(address, credentials)
+    except ssl.SSLError as error:
+        return _alert(address, error)
+    except ConnectionError:
+        return _unwanted(address, credentials)
+    finally:
+        writer.transport.abort()
+
+
+async def _open(
+    address: str, context: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = split_address(address)
+    return await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
+
+
+async def _bad_server(
+    address: str, credentials: Credentials, error: ssl.SSLCertVerificationError
+) -> Finding:
+    """The server's certificate does not convince us; it is looked at to say what it is."""
+    shown = await _shown_by(address)
+    code = error.verify_code
+    if shown is None:
+        return Finding(f"the certificate of {address} is not accepted: {error.verify_message}", 1)
+    if code == EXPIRED:
+        return Finding(
+            f"the certificate of {address} expired on {own.moment(shown.not_valid_after_utc)} (now"
+            f" {own.now()}): the server needs a new one, `semisfl certs renew --server`",
+            1,
+        )
+    if code == NOT_YET_VALID:
+        return Finding(
+            f"the certificate of {address} is valid from {own.moment(shown.not_valid_before_utc)}"
+            f" only, and this machine's clock says {own.now()}: set the clock, or wait"
+        )
+    if code in OTHER_NAME:
+        host = split_address(address)[0]
+        return Finding(
+            f"the certificate of {address} is for {', '.join(own.hosts(shown)) or 'no host'}, not"
+            f" for {host}: join by a name it has, or make it anew with `semisfl certs server`"
+            f" and --name {host}",
+            1,
+        )
+    if code in OTHER_AUTHORITY:
+        mine = own.parse(credentials.authority).subject.rfc4514_string()
+        return Finding(
+            f"the certificate of {address} is signed by {shown.issuer.rfc4514_string()!r:.80}, this"
+            f" device trusts {mine!r}: another server, or this folder was made by another authority",
+            1,
+        )
+    return Finding(f"the certificate of {address} is not accepted: {error.verify_message}", 1)
+
+
+async def _shown_by(address: str) -> x509.Certificate | None:
+    """The server's certificate, whatever it is worth; nothing is sent to such a server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError, ValueError):
+        _, writer = await _open(address, context)
+        der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.transport.abort()
+        return x509.load_der_x509_certificate(der)
+    return None
+
+
+def _alert(address: str, error: ssl.SSLError) -> Finding | None:
+    reason = error.reason or ""
+    if "ALERT" in reason:
+        words = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        return Finding(f"{address} does not accept this device's certificate: {words}", FEW)
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return None
+    return Finding(
+        f"{address} does not speak TLS: is this the port of `semisfl serve`, and was it started"
+        " with certificates?",
+        FEW,
+    )
+
+
+def _unwanted(address: str, credentials: Credentials) -> Finding:
+    """The server hung up on our certificate without a word. Which of the two reasons it is can
+    only be guessed, since ours is good by this machine's clock."""
+    if fault := own.early(credentials):
+        return Finding(fault)
+    return Finding(
+        f"{address} does not accept this device's certificate, valid until"
+        f" {own.moment(own.ending(credentials))}, and does not say why: the server's authority.crt"
+        " is not the one that signed it, or one of the two clocks is wrong",
+        FEW,
+    )

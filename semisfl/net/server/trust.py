@@ -1,0 +1,167 @@
+"""A server's certificates while it runs: its own, which may be renewed, and whose it accepts.
+
+Files may change, vanish or be damaged under a running server. What was last read well stays in
+force; a list of revoked certificates that cannot be read lets nobody new in until it can.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from semisfl.net import credentials, ledger
+from semisfl.net.server.admission import Refused
+from semisfl.net.x509_parts import CertError
+
+log = logging.getLogger(__name__)
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The certificate a client came with."""
+
+    name: str
+    serial: int
+    valid_until: datetime
+
+
+class Trust:
+    """Reads ``folder``: authority.crt, server.crt, server.key and revoked.txt; no more is needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own = credentials.load_server_credentials(folder)
+        if fault := credentials.expired(self._own):
+            raise CertError(f"{fault}; no client could connect")
+        self._revoked = ledger.revoked_serials(folder)
+        self._own_stamp: tuple[object, ...] = ()
+        self._list_stamp: tuple[object, ...] = ()
+        self._unreadable = False
+        self._told: dict[str, float] = {}
+        self._known: set[int] = set()
+        self.remind()
+
+    # --- the server's own certificate ------------------------------------------------------------
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        pair = (self._own.key, self._own.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], self._own.authority)
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """What handshakes are to use from now on, if the files hold a newer certificate."""
+        stamp = self._stamp("server.crt", "server.key", "authority.crt")
+        if stamp == self._own_stamp:
+            return None
+        try:
+            found = credentials.newest(self._own)
+        except CertError as error:
+            # Perhaps only one of the files is there yet: the next handshake looks again.
+            self._tell("own", f"{error}; going on with the certificate read before", HOUR)
+            return None
+        self._own_stamp = stamp
+        if found is self._own:
+            return None
+        self._own = found
+        until = credentials.moment(credentials.ending(found))
+        log.warning("%s is new, valid until %s; connections from now on use it", found.label, until)
+        return self.configuration()
+
+    def remind(self) -> None:
+        """Say, once a day, that the server's certificate is good for nothing or not for long."""
+        if fault := credentials.expired(self._own):
+            self._tell("expired", f"{fault}; nobody can connect, who is here may stay", DAY)
+        elif fault := credentials.early(self._own) or credentials.soon(self._own):
+            self._tell("soon", fault, DAY)
+
+    # --- the clients' ----------------------------------------------------------------------------
+
+    def admit(self, context: grpc.aio.ServicerContext) -> Shown:
+        """The certificate of a client that TLS has found to be this authority's and valid."""
+        peer = context.auth_context()
+        try:
+            certificate = credentials.parse(peer)
+            shown = Shown(
+                credentials.identity(peer),
+                certificate.serial_number,
+                certificate.not_valid_after_utc,
+            )
+        except CertError as error:
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+        self.read_revoked()
+        if refusal := self.refusal(shown):
+            raise refusal
+        if self._unreadable:
+            raise Refused(
+                grpc.StatusCode.UNAVAILABLE,
+                "the server cannot read its list of revoked certificates; nobody new until it can",
+            )
+        self._introduce(shown)
+        return shown
+
+    def refusal(self, shown: Shown) -> Refused | None:
+        """Why this client may not be here, or not any more."""
+        if shown.serial in self._revoked:
+            reason = f"the certificate of {shown.name} is revoked"
+            return Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if shown.valid_until <= datetime.now(UTC):
+            until = credentials.moment(shown.valid_until)
+            # Not final: it may have been renewed, and a client looks before it comes again.
+            reason = f"the certificate of {shown.name} expired on {until}"
+            return Refused(grpc.StatusCode.UNAVAILABLE, reason)
+        return None
+
+    def read_revoked(self) -> None:
+        """Take the list as it is now; the last good one stays if it cannot be read."""
+        stamp = self._stamp("revoked.txt")
+        if stamp == self._list_stamp:
+            return
+        try:
+            self._revoked = ledger.revoked_serials(self._folder)
+        except CertError as error:
+            self._unreadable, self._list_stamp = True, ()
+            self._tell("list", f"{error}; the last good list holds, and nobody new comes in", HOUR)
+            return
+        self._list_stamp = stamp
+        if self._unreadable:
+            log.warning("%s can be read again", self._folder / "revoked.txt")
+            self._told.pop("list", None)
+        self._unreadable = False
+
+    def _introduce(self, shown: Shown) -> None:
+        """Once per certificate: its serial, by which it can be revoked here, and its last days."""
+        if shown.serial in self._known:
+            return
+        self._known.add(shown.serial)
+        until = credentials.moment(shown.valid_until)
+        log.info("%s has certificate %x, valid until %s", shown.name, shown.serial, until)
+        if shown.valid_until - datetime.now(UTC) < credentials.SOON:
+            log.warning(
+                "the certificate of %s expires on %s: make a new one with"
+                " `semisfl certs renew --name %s` and carry it to the device",
+                shown.name,
+                until,
+                shown.name,
+            )
+
+    def _stamp(self, *names: str) -> tuple[object, ...]:
+        """Differs once any of these files was written or replaced."""
+        stamps: list[object] = []
+        for name in names:
+            try:
+                found = (self._folder / name).stat()
+                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+            except OSError:
+                stamps.append(None)
+        return tuple(stamps)
+
+    def _tell(self, topic: str, text: str, every: float) -> None:
+        now = time.monotonic()
+        if now - self._told.get(topic, -every) >= every:
+            self._told[topic] = now
+            log.warning("%s", text)

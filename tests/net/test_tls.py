@@ -1,0 +1,418 @@
+"""Certificates over the real transport: who cannot connect is told why, and files may change."""
+
+import asyncio
+import logging
+import shutil
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+
+from semisfl.net import certs, chunks
+from semisfl.net.certs import CertError, Credentials
+from semisfl.net.client import connection
+from semisfl.net.client.connection import Connection, Rejected
+from semisfl.net.client.diagnosis import FEW
+from tests.net.harness import loop_thread, network, on_loop, tiny, until
+
+NOW = datetime.now(UTC)
+PAST = {"valid_from": NOW - timedelta(days=9), "valid_until": NOW - timedelta(days=1)}
+FUTURE = {"valid_from": NOW + timedelta(days=1), "valid_until": NOW + timedelta(days=9)}
+
+
+BRIEF = {"deadline": 0.5}
+"""How long a round waits for clients that are not here."""
+MANY = FEW + 2
+"""More attempts than would end a client, were it something that does not heal."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LONGEST_DELAY", 0.3)
+
+
+def authority(
+    place: Path,
+    *,
+    hosts: tuple[str, ...] = ("localhost",),
+    server: dict[str, datetime] | None = None,
+    client: dict[str, datetime] | None = None,
+) -> Path:
+    certs.make_authority(place, valid_from=NOW - timedelta(days=30))
+    certs.make_server(place, hosts, **(server or {}))
+    for name in ("client-0", "client-1"):
+        certs.make_client(place, name, **(client or {}))
+    return place
+
+
+def own(place: Path, name: str = "client-0") -> Credentials:
+    return certs.load_client_credentials(place, name)
+
+
+@contextmanager
+def server(place: Path, trusted: Path | None = None) -> Iterator[str]:
+    """gRPC with these certificates, as a server would use them; also ones `serve` would refuse."""
+
+    async def start() -> tuple[grpc.aio.Server, int]:
+        files = certs.load_server_credentials(place)
+        trust = (trusted or place) / "authority.crt"
+        serving = grpc.aio.server(options=chunks.options())
+        secure = grpc.ssl_server_credentials(
+            [(files.key, files.certificate)], trust.read_bytes(), require_client_auth=True
+        )
+        port = serving.add_secure_port("localhost:0", secure)
+        await serving.start()
+        return serving, port
+
+    serving, port = on_loop(start())
+    try:
+        yield f"localhost:{port}"
+    finally:
+        on_loop(serving.stop(None))
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A TCP service that is none of ours."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.recv(4096)
+                peer.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"localhost:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@contextmanager
+def connecting(address: str, credentials: Credentials) -> Iterator[Connection]:
+    joining = Connection(address, credentials, thread=loop_thread())
+    try:
+        yield joining
+    finally:
+        joining.kill()
+
+
+def end_of(address: str, credentials: Credentials) -> str:
+    """How a client ends that cannot connect; fails if it goes on trying."""
+    with connecting(address, credentials) as joining, pytest.raises(Rejected) as caught:
+        assert joining.receive(30) is not None, "still trying"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_client_whose_own_certificate_expired_ends_and_says_so(tmp_path: Path) -> None:
+    place = authority(tmp_path, client=PAST)
+    with server(place) as address:
+        reason = end_of(address, own(place))
+    assert f"client.crt expired on {PAST['valid_until']:%Y-%m-%d}" in reason
+    assert "semisfl certs renew --name client-0" in reason
+
+
+def test_a_server_whose_certificate_expired_is_named(tmp_path: Path) -> None:
+    place = authority(tmp_path, server=PAST)
+    with server(place) as address:
+        reason = end_of(address, own(place))
+    assert f"certificate of {address} expired on {PAST['valid_until']:%Y-%m-%d}" in reason
+
+
+def test_a_server_of_another_name_is_told_with_the_names_it_has(tmp_path: Path) -> None:
+    place = authority(tmp_path, hosts=("train.example.org", "192.0.2.7"))
+    with server(place) as address:
+        reason = end_of(address, own(place))
+    assert "is for train.example.org, 192.0.2.7, not for localhost" in reason
+    with server(place) as address:
+        numeric = address.replace("localhost", "127.0.0.1")
+        assert "not for 127.0.0.1" in end_of(numeric, own(place))
+
+
+def test_a_server_of_another_authority_is_told(tmp_path: Path) -> None:
+    ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
+    with server(theirs) as address:
+        reason = end_of(address, own(ours))
+    for place in (ours, theirs):
+        subject = x509.load_pem_x509_certificate((place / "authority.crt").read_bytes()).subject
+        assert subject.rfc4514_string() in reason
+
+
+def test_a_server_that_does_not_take_this_certificate_is_told(tmp_path: Path) -> None:
+    """gRPC's server says nothing at all in this case; the client's word was "Socket closed"."""
+    ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
+    with server(ours, trusted=theirs) as address:
+        reason = end_of(address, own(ours))
+    assert f"{address} does not accept this device's certificate" in reason
+    stranger = replace(own(theirs), authority=own(ours).authority, path=None)
+    with server(ours) as address:
+        assert "does not accept this device's certificate" in end_of(address, stranger)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH_9.9\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+)
+def test_what_does_not_speak_tls_is_told(tmp_path: Path, answer: bytes) -> None:
+    place = authority(tmp_path)
+    with answering(answer) as address:
+        assert f"{address} does not speak TLS" in end_of(address, own(place))
+
+
+def test_tls_that_is_not_ours_is_told(tmp_path: Path) -> None:
+    place = authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(place / "server.crt", place / "server.key")
+
+    async def start() -> Any:
+        return await asyncio.start_server(lambda *_: None, "localhost", 0, ssl=context)
+
+    serving = on_loop(start())
+    try:
+        address = f"localhost:{serving.sockets[0].getsockname()[1]}"
+        assert "speaks TLS but is no semisfl server" in end_of(address, own(place))
+    finally:
+        loop_thread().loop.call_soon_threadsafe(serving.close)
+
+
+HEALS: dict[str, tuple[dict[str, Any], str]] = {
+    "client": ({"client": FUTURE}, "client.crt is valid from"),
+    "server": ({"server": FUTURE}, "is valid from"),
+}
+
+
+@pytest.mark.parametrize("side", HEALS)
+def test_a_certificate_that_is_not_yet_valid_is_waited_for(
+    side: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dates, words = HEALS[side]
+    place = authority(tmp_path, **dates)
+    caplog.set_level(logging.INFO, "semisfl")
+    with server(place) as address, connecting(address, own(place)) as joining:
+        until(lambda: caplog.text.count(words) >= MANY, 30)
+        assert joining.receive(0.01) is None
+    assert "set the clock, or wait" in caplog.text
+
+
+def test_nobody_there_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = authority(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"localhost:{free.getsockname()[1]}"
+    caplog.set_level(logging.INFO, "semisfl")
+    with connecting(address, own(place)) as joining:
+        until(lambda: caplog.text.count("Connection refused") >= MANY, 30)
+        assert joining.receive(0.01) is None
+
+
+def test_a_service_that_hangs_up_at_once_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a relay does whose server is not there at the moment."""
+    place = authority(tmp_path)
+    caplog.set_level(logging.INFO, "semisfl")
+    with answering(b"") as address, connecting(address, own(place)) as joining:
+        until(lambda: caplog.text.count("next attempt") >= MANY, 30)
+        assert joining.receive(0.01) is None
+
+
+# --- a running server ----------------------------------------------------------------------------
+
+
+def lines(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if words in record.getMessage()]
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def damage(path: Path) -> None:
+    path.write_text("not a serial\n")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [remove, damage, cut_short])
+def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
+    spoil: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = authority(tmp_path)
+    path = place / "revoked.txt"
+    good = path.read_text()
+    with network(tiny(2, network=BRIEF), certificates=place) as net:
+        net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        spoil(path)
+        for _ in range(3):
+            net.fleet.wait_ready()
+        newcomer = net.join(1)
+        until(lambda: len(lines(caplog, "list of revoked certificates")) > 1, 10)
+        assert net.fleet.present() == [0]
+        assert len(lines(caplog, "nobody new comes in")) == 1
+        path.write_text(good)
+        assert net.fleet.wait_for(2, 10)
+        assert newcomer.error is None
+        assert len(lines(caplog, "can be read again")) == 1
+
+
+def test_the_last_good_list_holds_while_there_is_none(tmp_path: Path) -> None:
+    place = authority(tmp_path)
+    with network(tiny(2, network=BRIEF), certificates=place) as net:
+        client = net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        certs.revoke(place, "client-1")
+        net.fleet.wait_ready()
+        (place / "revoked.txt").unlink()
+        refused = net.join(1)
+        refused.join(10)
+        assert isinstance(refused.error, Rejected) and "revoked" in str(refused.error)
+        assert net.fleet.present() == [0] and client.error is None
+
+
+@pytest.mark.parametrize("spoil", [remove, damage, cut_short])
+def test_a_server_does_not_start_without_its_list(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    place = authority(tmp_path)
+    spoil(place / "revoked.txt")
+    with pytest.raises(CertError, match=r"revoked\.txt"), network(tiny(1), certificates=place):
+        pass
+
+
+def test_a_server_does_not_start_with_an_expired_certificate(tmp_path: Path) -> None:
+    place = authority(tmp_path, server=PAST)
+    words = r"server\.crt expired on .*certs renew --server"
+    with pytest.raises(CertError, match=words), network(tiny(1), certificates=place):
+        pass
+
+
+def test_a_server_says_once_a_day_that_its_certificate_expires_soon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = authority(tmp_path, server={"valid_until": NOW + timedelta(days=12)})
+    with network(tiny(1), certificates=place) as net:
+        assert len(lines(caplog, "server.crt expires in 11 days")) == 1
+        net.join(0)
+        for _ in range(3):
+            net.fleet.wait_ready()
+        assert len(lines(caplog, "server.crt expires in 11 days")) == 1
+        real = time.monotonic
+        monkeypatch.setattr("semisfl.net.server.trust.time.monotonic", lambda: real() + 86401)
+        net.fleet.wait_ready()
+        assert len(lines(caplog, "server.crt expires in 11 days")) == 2
+
+
+def test_a_certificate_that_expires_while_connected_ends_its_session(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = authority(tmp_path)
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=4)
+    certs.make_client(place, "client-0", valid_until=end, overwrite=True)
+    with network(tiny(2, network=BRIEF), certificates=place) as net:
+        client = net.join(0)
+        net.join(1)
+        assert net.fleet.wait_for(2, 10)
+        assert lines(caplog, "the certificate of client-0 expires on")
+        until(lambda: datetime.now(UTC) > end, 10)
+        net.fleet.wait_ready()
+        assert net.fleet.present() == [1]
+        client.join(10)
+        assert isinstance(client.error, Rejected)
+        assert "client.crt expired on" in str(client.error)
+    (line,) = (record for record in caplog.records if record.name == "semisfl.audit")
+    assert "identity=client-0 reason=the certificate of client-0 expired" in line.getMessage()
+
+
+def serial_shown(address: str, place: Path) -> int:
+    host, port = chunks.split_address(address)
+    pem = ssl.get_server_certificate((host, port), ca_certs=str(place / "authority.crt"))
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+def test_a_renewed_server_certificate_is_used_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = authority(tmp_path, hosts=("localhost", "127.0.0.1"))
+    before = certs.listing(place)[1]
+    with network(tiny(2, network=BRIEF), certificates=place) as net:
+        stays = net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        assert serial_shown(net.address, place) == before.serial
+        key = (place / "server.key").read_bytes()
+        after = certs.renew_server(place)
+        fresh = (place / "server.key").read_bytes()
+        (place / "server.key").write_bytes(key)
+        assert serial_shown(net.address, place) == before.serial
+        assert len(lines(caplog, "server.key does not belong to")) == 1
+        (place / "server.key").write_bytes(fresh)
+        assert serial_shown(net.address, place) == after.serial
+        net.join(1)
+        assert net.fleet.wait_for(2, 10)
+        assert stays.link.losses == 0
+    names = x509.load_pem_x509_certificate((place / "server.crt").read_bytes()).extensions
+    alternatives = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert alternatives.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(a) for a in alternatives.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+
+
+def test_old_and_renewed_client_certificates_are_both_accepted(tmp_path: Path) -> None:
+    place = authority(tmp_path)
+    old = replace(own(place), path=None)
+    certs.renew_client(place, "client-0")
+    new = own(place)
+    assert new.certificate != old.certificate
+    assert [entry.name for entry in certs.listing(place)].count("client-0") == 2
+    for credentials in (old, new, old):
+        with network(tiny(1), certificates=place) as net:
+            net.join(0, credentials=credentials)
+            assert net.fleet.wait_for(1, 10)
+
+
+def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> None:
+    """Its old certificate is revoked by its serial, as a careful operator would after a renewal."""
+    place = authority(tmp_path)
+    old = own(place)
+    with network(tiny(1), certificates=place) as net:
+        client = net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        renewed = certs.renew_client(place, "client-0")
+        certs.revoke_serial(place, f"{certs.serial(old.certificate):x}")
+        net.fleet.wait_ready()
+        assert net.fleet.wait_for(1, 10)
+        (session,) = net.fleet._listener.sessions.values()
+        assert session.shown is not None and session.shown.serial == renewed.serial
+        assert client.error is None
+
+
+def test_files_that_do_not_fit_yet_are_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that is being copied: the new key is there, its certificate not yet."""
+    place = authority(tmp_path / "authority")
+    device = shutil.copytree(place / "clients" / "client-0", tmp_path / "device")
+    files = certs.load_client_credentials(device)
+    certs.renew_client(place, "client-0")
+    shutil.copy(place / "clients" / "client-0" / "client.key", device)
+    with network(tiny(1), certificates=place) as net:
+        net.join(0, credentials=files)
+        assert net.fleet.wait_for(1, 10)
+    assert len(lines(caplog, "going on with the certificate read before")) == 1
