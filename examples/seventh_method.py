@@ -27,7 +27,7 @@ class FedAvgFixMatch:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        active = full_model.active_clients(self.setup, round_index)
+        active = self.setup.active(round_index)
         send = {"model": self.model.state_dict()}
         plan = FullRound(
             round_index, active, config.clients.steps, lr, send, settings={"tau": 0.95}

@@ -5,9 +5,8 @@ from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from semisfl.engine.kernels import fused
+from semisfl.engine.kernels import conv_relu_pool, stacked_conv_relu_pool
 
 
 class Dropout(nn.Module):
@@ -37,11 +36,7 @@ def use_generator(module: nn.Module, generator: torch.Generator) -> None:
 
 
 class Layers(nn.Sequential):
-    """A Sequential that does convolution, ReLU and max-pooling in a cheaper order.
-
-    Adding a bias and ReLU are monotonic, so they give the same values after the pooling as before
-    it, on a quarter of the elements; on a GPU one kernel does all three.
-    """
+    """A Sequential that does convolution, ReLU and max-pooling as one operation."""
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts():
@@ -106,23 +101,22 @@ class ConvBlock(NamedTuple):
         )
 
     def on(self, x: Tensor) -> Tensor:
-        conv, bias = self.conv, self.conv.bias
-        assert bias is not None
-        gpu = fused() if x.is_cuda else None
-        few = gpu is not None and conv.weight[0].numel() <= gpu.FEW
-        if few and self.simple and x.dtype is torch.bfloat16:
-            weight = conv.weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
-            return self.stacked(x, weight.unsqueeze(0), bias.unsqueeze(0))
-        x = F.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
-        if gpu is not None:
-            pooled: Tensor = gpu.bias_relu(x, bias, self.pool)
-            return pooled
-        pooled = F.max_pool2d(x, 2) if self.pool == 2 else x
-        return F.relu(pooled + bias.view(-1, 1, 1).to(x.dtype))
+        conv = self.conv
+        out: Tensor = conv_relu_pool(
+            x,
+            conv.weight,
+            conv.bias,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            conv.groups,
+            self.pool,
+        )
+        return out
 
     def stacked(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """With weights [clients, ...] that take the place of ``conv``'s, equal shares of ``x`` for each."""
-        out: Tensor = fused().conv_relu(x, weight, bias, self.conv.padding, self.pool)
+        out: Tensor = stacked_conv_relu_pool(x, weight, bias, self.conv.padding, self.pool)
         return out
 
 
@@ -148,7 +142,12 @@ class NotFused(Exception):
 
 
 def _plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
-    return type(layer) is nn.Conv2d and layer.bias is not None and layer.padding_mode == "zeros"
+    return (
+        type(layer) is nn.Conv2d
+        and layer.bias is not None
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
 
 
 def _plain_pool(layer: nn.Module) -> bool:

@@ -79,7 +79,7 @@ def test_the_parser_sees_imports() -> None:
 
 
 # Who may import what of the package, from the bottom up.
-SETTINGS = ("seeds", "config", "presets", "rows", "titles")
+SETTINGS = ("seeds", "config", "presets", "rows", "titles", "stopping")
 ALLOWED = {
     "seeds": (),
     "config": ("layer_tables",),
@@ -88,7 +88,7 @@ ALLOWED = {
     "named_models": ("layer_tables", "layer_shapes"),
     "layer_modules": ("layer_tables", "layer_shapes", "layers"),
     "toml": ("config",),
-    "engine": ("engine", "algorithm.teacher", "layers", "config", "fleet.base"),
+    "engine": ("engine", "layers", "config"),
     "layers": ("engine.kernels",),
     "models": ("layers", "layer_tables", "layer_shapes", "layer_modules", "named_models"),
     "data": ("data", "seeds", "config", "engine.kernels"),

@@ -345,19 +345,18 @@ class PlainTwin:
         loss = losses[flags].sum() / len(labels)
         if method.clustering:
             z = self.student.project(e)
-            queued = [
-                torch.cat(rows) for rows in zip(self.queue.labeled, self.queue.pseudo, strict=True)
-            ]
             served = [slice(0, clients * batch)]
             if method.server_pass == "in_turn":
                 served = [slice(i * batch, (i + 1) * batch) for i in range(clients)]
             for rows in served:
+                levels = zip(self.queue.labeled, self.queue.pseudo, strict=True)
+                queued = [torch.cat(level) for level in levels]
                 references = torch.cat([keys[rows], queued[0]])
                 same = labels[rows, None] == torch.cat([labels[rows], queued[1]])
                 positive = same & torch.cat([flags[rows], queued[2]])
                 part = cluster_loss(z[rows], references, positive, method.temperature)
                 loss = loss + part / len(labels)
-            self.queue.push_pseudo(keys, labels, flags)
+                self.queue.push_pseudo(keys[rows], labels[rows], flags[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

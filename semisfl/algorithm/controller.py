@@ -69,8 +69,9 @@ class Controller:
             self._lower(round(lowered))
 
     def _decide_raw(self) -> None:
-        # Whole windows only, counted from round 0, so that a mean does not change once it is formed.
-        if self._seen < self.config.period:
+        # R_h is over ten differences (period / window), so over eleven windows. Whole ones only,
+        # counted from round 0, so that a mean does not change once it is formed.
+        if self._seen < self.config.period + self.config.window:
             return
         semi_fell_faster = self._fall("semi") > self._fall("supervised")
         self.semi_faster_share = float(np.mean(semi_fell_faster))

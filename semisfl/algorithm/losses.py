@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semisfl.engine.kernels import fused
+from semisfl.engine.kernels import contrast
 
 
 class References(NamedTuple):
@@ -31,7 +30,7 @@ def contrastive(
     labels: Tensor,
     references: References,
     temperature: float,
-    hidden: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """T of Eq. (3) and C of Eq. (5): the mean over all anchors j of
 
@@ -39,24 +38,10 @@ def contrastive(
 
     where R are the references that are present and P(j) those of them that may be positive and
     carry j's label. An anchor without positives contributes 0 and is still counted.
-    ``hidden`` [n, r] takes single references away from single anchors.
+    ``mask`` [n, r] takes single references away from single anchors.
     """
-    if projections.is_cuda and hidden is None and fused() is not None:
-        loss: Tensor = fused().contrast(projections, labels, references, temperature)
-        return loss
-    with torch.autocast(projections.device.type, enabled=False):
-        similarity = projections.float() @ references.keys.float().T / temperature
-    absent = ~references.present.unsqueeze(0)
-    if hidden is not None:
-        absent = absent | hidden
-    # A large finite number, not -inf: an anchor whose references are all absent must not give NaN.
-    similarity = similarity.masked_fill(absent, -1e9)
-    log_share = similarity - similarity.logsumexp(dim=1, keepdim=True)
-    positives = (
-        (labels.unsqueeze(1) == references.labels.unsqueeze(0)) & references.positive & ~absent
-    )
-    counts = positives.sum(1).clamp(min=1)
-    return -((log_share * positives).sum(1) / counts).mean()
+    loss: Tensor = contrast(projections, labels, *references, temperature, mask)
+    return loss
 
 
 def pseudo_label(logits: Tensor, threshold: float, rule: str = ">=") -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ positives. Empty slots are no references. ``single`` is the published code's: on
 cleared after every round to zero vectors that still count in every denominator, and labelled keys
 are never positives of unlabelled anchors.
 
-Everything is updated in place and without host decisions, so a step that pushes can be recorded.
+Everything is updated in place and without host decisions, so a step that pushes can be captured.
 """
 
 import torch
@@ -38,6 +38,11 @@ class Ring:
         self.filled.index_fill_(0, slots, True)
         self.next.add_(count).remainder_(capacity)
 
+    def order(self) -> Tensor:
+        """When each slot was pushed, counted back from the next push: -1 the latest."""
+        slots = torch.arange(len(self.keys), device=self.keys.device)
+        return (slots - self.next) % max(1, len(self.keys)) - len(self.keys)
+
     def clear(self) -> None:
         self.keys.zero_()
         self.labels.fill_(-1)
@@ -65,6 +70,18 @@ def _join(
     )
 
 
+def _served_in_turn(ring: Ring, owner: Tensor, batch: int, kept: int = 0) -> Tensor:
+    """Mask [n, references] that serves clients one after the other: each sees its own keys and what
+    ``ring`` holds once those served before it were pushed. ``kept`` references are always seen.
+    """
+    first = (owner * batch).unsqueeze(1)
+    order = torch.cat([torch.arange(len(owner), device=owner.device), ring.order()]).unsqueeze(0)
+    seen = (order < first + batch) & (order >= first - len(ring.keys))
+    always = seen.new_ones(len(owner), kept)
+    rows = len(owner)
+    return ~torch.cat([seen[:, :rows], always, seen[:, rows:]], dim=1)
+
+
 class TwoLevelQueue:
     def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
         self.labeled = Ring(capacity, width, device)
@@ -89,6 +106,10 @@ class TwoLevelQueue:
         )
         self.pseudo.push(keys, labels, confident)
         return references
+
+    def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
+        """For the references of the next `push_pseudo`; ``owner``: whose each row is, in turn."""
+        return _served_in_turn(self.pseudo, owner, batch, kept=len(self.labeled.keys))
 
     def end_round(self) -> None:
         """Both levels are kept."""
@@ -126,6 +147,9 @@ class SingleQueue:
         references = _join(keys, labels, confident, (self.ring, self.ring.flags.clone(), every))
         self.ring.push(keys, labels, confident)
         return references
+
+    def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
+        return _served_in_turn(self.ring, owner, batch)
 
     def end_round(self) -> None:
         self.ring.clear()

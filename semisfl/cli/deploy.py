@@ -54,6 +54,7 @@ def serve(
         StopSignals() as signals,
         console.progress(options.method, 0, options.rounds, quiet) as observe,
     ):
+        signals.running = True
         result = network.serve(
             options,
             labeled,
@@ -64,7 +65,7 @@ def serve(
             device=device,
             insecure_loopback=insecure_loopback,
             observe=observe,
-            watch=signals.watch,
+            stop=signals.flag,
             listening=lambda port: console.say(f"listening on port {port}; waiting for clients"),
         )
     if result.stopped:

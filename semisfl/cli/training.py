@@ -15,11 +15,11 @@ from semisfl.config import Config
 from semisfl.data import partition as partitions
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.engine.hardware import Hardware
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble, load_data
 from semisfl.runs.loop import Result, run_rounds
+from semisfl.stopping import StopFlag
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -28,8 +28,8 @@ class StopSignals:
     """The first Ctrl-C or SIGTERM lets the run finish its iteration; a second one ends it at once."""
 
     def __init__(self) -> None:
-        self.requested = False
-        self._hardware: Hardware | None = None
+        self.flag = StopFlag()
+        self.running = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -45,15 +45,10 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def watch(self, hardware: Hardware) -> None:
-        self._hardware = hardware
-        hardware.stopping = self.requested
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested or self._hardware is None:
+        if self.flag.requested or not self.running:
             raise KeyboardInterrupt
-        self.requested = True
-        self._hardware.stopping = True
+        self.flag.request()
         # Not through the console: a handler may interrupt a write there.
         os.write(2, b"\nstopping after this iteration; once more to stop at once\n")
 
@@ -71,9 +66,9 @@ def start(
     directory = RunDirectory.create(out, config)
     with _undone_on_error(directory):
         data, partition = load_data(config)
-        experiment = assemble(config, data, partition, device=device)
+        experiment = assemble(config, data, partition, device=device, stop=signals.flag)
     _picture(data, partition, out / "partition.png")
-    signals.watch(experiment.hardware)
+    signals.running = True
     with console.progress(title or config.method, 0, config.rounds, quiet) as observe:
         result = run_rounds(experiment, directory, observe=observe)
     _check_saved(directory)
@@ -100,8 +95,8 @@ def carry_on(
         state = None
         directory.keep_metrics_before(0)
         console.say(f"{path} has no checkpoint yet: beginning at round 1")
-    experiment = assemble(config, device=device)
-    signals.watch(experiment.hardware)
+    experiment = assemble(config, device=device, stop=signals.flag)
+    signals.running = True
     first = state["round"] if state else 0
     with console.progress(title or config.method, first, config.rounds, quiet) as observe:
         result = run_rounds(experiment, directory, state=state, observe=observe)

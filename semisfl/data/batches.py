@@ -11,7 +11,7 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
-from semisfl.engine.kernels import fused
+from semisfl.engine.kernels import normalized_row
 
 ViewKind = Literal["weak", "strong", "plain"]
 Key = tuple[Any, ...]
@@ -117,7 +117,7 @@ class _Prepared:
 class RoundBatches:
     """Batches of a round, behind a step counter that lives on the device.
 
-    ``whole``: all steps are made at the start, in buffers that stay in place, so that a recorded
+    ``whole``: all steps are made at the start, in buffers that stay in place, so that a captured
     step can read them. Otherwise they are made as needed, at most ``budget`` bytes at a time.
     """
 
@@ -182,7 +182,7 @@ class RoundBatches:
         return made.view(*planned.indices.shape, *made.shape[1:])
 
     def _place(self, buffer: Tensor | None, value: Tensor) -> Tensor:
-        """``value`` in the buffer it had before, if it fits: recorded steps know that address."""
+        """``value`` in the buffer it had before, if it fits: captured steps know that address."""
         value = value.to(self.images.device)
         if (
             not self.whole
@@ -202,21 +202,21 @@ class RoundBatches:
         if not self.whole and not self._first <= self._step < self._last:
             self._make_stretch()
         views = self._views[name]
-        if self.whole and views.is_cuda and fused() is not None:
+        if self.whole:
             scale, offset = self.normalizer.scale, self.normalizer.offset
-            images: Tensor = fused().normalized_row(views, self._counter, scale, offset, self.dtype)
+            images: Tensor = normalized_row(views, self._counter, scale, offset, self.dtype)
             return images
         return self.normalizer(self._row(views, self._first), self.dtype)
 
     def _make_stretch(self, each: int = 1) -> None:
-        """The views of as many steps, from this one on, as the budget holds at ``each`` bytes a value."""
+        """The views of as many steps, from this one on, as the budget holds at ``each`` bytes per value."""
         rows = sum(item.indices.shape[1] for item in self._plans.values())
         fit = self.budget // (rows * self.images[0].numel() * each)
         self._first, self._last = self._step, min(self._steps, self._step + max(1, fit))
         for name, planned in self._plans.items():
             self._views[name] = self._make(planned[self._first : self._last])
 
-    def apart(self, clients: int) -> Iterator[list["Part"]]:
+    def stretches(self, clients: int) -> Iterator[list["Part"]]:
         """The round in stretches that the budget holds: of each, the parts of clients side by side."""
         while self._step < self._steps:
             self._make_stretch(each=1 + self.dtype.itemsize)

@@ -1,39 +1,43 @@
-"""SGD whose buffers stay in place, so that a step that descends can be recorded and replayed."""
+"""SGD whose buffers stay in place, so that a step that descends can be captured and replayed."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import compress, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from semisfl.algorithm.teacher import Teacher
 from semisfl.config import OptimizerConfig
-from semisfl.engine.kernels import fused
-from semisfl.engine.weights import ALIGNMENT, Following, Home, as_flat
+from semisfl.engine.kernels import sgd_step
+from semisfl.engine.streams import Streams
+from semisfl.engine.weights import ALIGNMENT, Home, MovingAverage, as_flat
 
-Aside = Callable[..., AbstractContextManager[None]]
-# Up to so many kernel launches a step cost less than copying the gradients together.
+# Up to so many kernel launches per step cost less than copying the gradients together.
 MOST_LAUNCHES = 32
+# What torch.optim.SGD(fused=True) calls, without its bookkeeping; not promised by PyTorch.
+_fused_sgd = getattr(torch, "_fused_sgd_", None)
 
 
 class SGD:
     """Momentum (Nesterov) SGD with weight decay on every parameter.
 
     ``restart`` begins a phase as a newly made optimiser would: zero momentum, a new rate.
-    Parameters that are working copies (`Weights`) are stepped through their masters, in one pass;
-    on a GPU and with ``aside`` (`Hardware.aside`) each as soon as its gradient is there, beside the
-    rest of the backward pass.
+    Parameters that are working copies (`Weights`) are stepped through their masters, in one pass.
+    On a GPU and with ``streams`` each is stepped as soon as its gradient is there, on a side stream
+    beside the rest of the backward pass; a moving average that is updated after every step
+    (``followed_by``) is then moved along.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], config: OptimizerConfig, aside: Aside | None = None
+        self,
+        parameters: Iterable[Tensor],
+        config: OptimizerConfig,
+        streams: Streams | None = None,
+        followed_by: MovingAverage | None = None,
     ) -> None:
         self.parameters = list(parameters)
         self.config = config
-        self._aside = aside
+        self._streams, self._average = streams, followed_by
         self.lr = torch.zeros((), device=self.parameters[0].device)
         self._copies = [p for p in self.parameters if hasattr(p, "home")]
         self._plain = [p for p in self.parameters if not hasattr(p, "home")]
@@ -45,8 +49,8 @@ class SGD:
             self._momenta.append(self._momentum)
             largest = max(ALIGNMENT, *(p.numel() for p in self._copies))
             self._zeros = torch.zeros(largest, device=self.lr.device, dtype=self._weights.dtype)
-        self._speeds = [torch.zeros_like(p) for p in self._plain if config.momentum > 0]
-        self._momenta += self._speeds
+        self._plain_momenta = [torch.zeros_like(p) for p in self._plain if config.momentum > 0]
+        self._momenta += self._plain_momenta
 
     @property
     def _one_by_one(self) -> bool:
@@ -64,63 +68,52 @@ class SGD:
         loss: Tensor,
         also: Sequence[Tensor] = (),
         clip_norm: float | None = None,
-        followed_by: Teacher[Any] | None = None,
-        slope: Tensor | None = None,
+        gradient: Tensor | None = None,
     ) -> list[Tensor]:
-        """One step down ``loss``, and one of the teacher; returns the gradients of ``also``.
+        """One step down ``loss``; returns the gradients of ``also``.
 
-        ``slope``: what ``loss`` is multiplied with if it is not a single number.
+        ``gradient``: that of ``loss`` itself, if it is not a single number.
         """
+        leaves = [*also, *self.parameters]
         gradients: tuple[Tensor | None, ...]
-        late = self._aside is None or clip_norm is not None
-        if late or not self.lr.is_cuda or not self._one_by_one:
-            leaves = [*also, *self.parameters]
-            gradients = torch.autograd.grad(loss, leaves, slope, allow_unused=True)
+        if self._streams is None or clip_norm is not None or not self._beside_the_backward_pass:
+            gradients = torch.autograd.grad(loss, leaves, gradient, allow_unused=True)
             self.apply(gradients[len(also) :], clip_norm)
-            if followed_by is not None:
-                followed_by.update()
         else:
-            gradients = self._descend_early(loss, also, followed_by, slope)
+            gradients = self._descend_early(self._streams, loss, leaves, gradient)
         return [
             g if g is not None else torch.zeros_like(t)
             for g, t in zip(gradients, also, strict=False)
         ]
 
+    @property
+    def _beside_the_backward_pass(self) -> bool:
+        return self.lr.is_cuda and self._one_by_one
+
     def _descend_early(
-        self,
-        loss: Tensor,
-        also: Sequence[Tensor],
-        teacher: Teacher[Any] | None,
-        slope: Tensor | None,
+        self, streams: Streams, loss: Tensor, leaves: Sequence[Tensor], gradient: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Every working copy is stepped by a hook; the teacher's values are moved along with it."""
-        following, aside = None, self._aside
-        assert aside is not None
-        if teacher is not None:
-            with aside():
-                following = teacher.follow_along(self._homes)
+        """Every working copy is stepped by a hook, and the moving average's values along with it."""
+        if self._average is not None:
+            self._average.begin(self._homes, streams.side)
 
         def step(home: Home, gradient: Tensor) -> None:
-            with aside(gradient), torch.no_grad():
-                self._step_rows(home, as_flat(gradient), following)
+            with streams.side(gradient), torch.no_grad():
+                self._step_rows(home, as_flat(gradient), self._average)
 
-        copies = zip(self._copies, self._homes, strict=True)
+        copies = list(zip(self._copies, self._homes, strict=True))
         hooks = [parameter.register_hook(partial(step, home)) for parameter, home in copies]
         try:
-            leaves = [*also, *self.parameters]
-            gradients = torch.autograd.grad(loss, leaves, slope, allow_unused=True)
+            gradients = torch.autograd.grad(loss, leaves, gradient, allow_unused=True)
         finally:
             for hook in hooks:
                 hook.remove()
-        by_parameter = dict(zip(map(id, self.parameters), gradients[len(also) :], strict=True))
-        for parameter, home in zip(self._copies, self._homes, strict=True):
+        by_parameter = dict(zip(map(id, leaves), gradients, strict=True))
+        for parameter, home in copies:
             if by_parameter[id(parameter)] is None:
                 step(home, self._flat(home, None))
         if self._plain:
             self._step_plain([by_parameter[id(p)] for p in self._plain])
-        if teacher is not None and following is not None:
-            with aside():
-                teacher.follow_rest(following)
         return gradients
 
     @torch.no_grad()
@@ -157,48 +150,80 @@ class SGD:
         """Of a parameter that was not used it is zero: momentum and decay go on."""
         return self._zeros[: home.rows * home.size] if gradient is None else as_flat(gradient)
 
-    def _step_rows(self, home: Home, gradient: Tensor, following: Following | None = None) -> None:
+    def _step_rows(
+        self, home: Home, gradient: Tensor, average: MovingAverage | None = None
+    ) -> None:
         assert self._weights.work is not None
-        master, work = home.of(self._weights.master), home.of(self._weights.work)
-        momentum = home._replace(start=home.start - self._homes[0].start).of(self._momentum)
-        config, along = self.config, following and following.of(home)
-        if master.is_cuda:
-            fused().sgd(master, work, momentum, gradient, self.lr, config, along)
-            return
-        gradient = gradient.view_as(master).float() + config.weight_decay * master
-        momentum.mul_(config.momentum).add_(gradient)
-        master.sub_(
-            self.lr * (gradient + config.momentum * momentum if config.nesterov else momentum)
+        config = self.config
+        sgd_step(
+            home.of(self._weights.master),
+            home.of(self._weights.work),
+            home._replace(start=home.start - self._homes[0].start).of(self._momentum),
+            gradient,
+            self.lr,
+            config.weight_decay,
+            config.momentum,
+            config.nesterov,
+            *(average.along(home) if average is not None else ()),
         )
-        work.copy_(master)
-        if along:
-            teachers, copies, keep = along
-            teachers.lerp_(master, 1 - keep)
-            copies.copy_(teachers)
 
     @torch.no_grad()
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
         """As `torch.optim.SGD` does; around small models its bookkeeping costs more than the step."""
         used = [gradient is not None for gradient in gradients]
+        parameters = list(compress(self._plain, used))
         given = [
             g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for p, g in zip(self._plain, gradients, strict=True)
             if g is not None
         ]
-        if not given:
-            return
-        torch._fused_sgd_(
-            list(compress(self._plain, used)),
-            given,
-            list(compress(self._speeds, used)),
-            weight_decay=self.config.weight_decay,
-            momentum=self.config.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=self.config.nesterov and self.config.momentum > 0,
-            maximize=False,
-            is_first_step=False,
-        )
+        momenta = list(compress(self._plain_momenta, used))
+        if given:
+            (fused_step if _fused_sgd is not None else foreach_step)(
+                parameters, given, momenta, self.lr, self.config
+            )
+
+
+def fused_step(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    lr: Tensor,
+    config: OptimizerConfig,
+) -> None:
+    """Every parameter's step in one pass over memory; ``momenta`` is empty without momentum."""
+    assert _fused_sgd is not None
+    _fused_sgd(
+        parameters,
+        gradients,
+        momenta,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=config.nesterov and config.momentum > 0,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
+def foreach_step(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    lr: Tensor,
+    config: OptimizerConfig,
+) -> None:
+    """The same in several passes, for a PyTorch without the fused one."""
+    step = list(torch._foreach_add(gradients, parameters, alpha=config.weight_decay))
+    if config.momentum > 0:
+        torch._foreach_mul_(momenta, config.momentum)
+        torch._foreach_add_(momenta, step)
+        if config.nesterov:
+            torch._foreach_add_(step, momenta, alpha=config.momentum)
+        else:
+            step = momenta
+    torch._foreach_sub_(parameters, torch._foreach_mul(step, lr))
 
 
 def _room(homes: list[Home]) -> int:
@@ -207,4 +232,4 @@ def _room(homes: list[Home]) -> int:
         assert after.weights is before.weights and after.start == before.stop, (
             "an optimiser's working copies must lie side by side"
         )
-    return homes[-1].stop - homes[0].start + max((h.rows - 1) * h.apart for h in homes)
+    return homes[-1].stop - homes[0].start + max((h.rows - 1) * h.stride for h in homes)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisfl.engine.weights import Weights, clone
-from semisfl.fleet.base import State
+from semisfl.engine.weights import State, Weights, clone
 from semisfl.layers import ConvBlock, NotFused, conv_blocks
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class Stack:
 
     ``dtype`` is what their layers compute in (`Weights`). Working copies of a template that
     consists of convolutions are computed for all slots at once; ``parameters`` then are those of
-    the template with one row a slot.
+    the template with one row per slot.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Stack:
         """One parameter of every slot as one tensor, which knows its home."""
         rows = _rows([parameter.detach() for parameter in slots])
         home = slots[0].home  # type: ignore[attr-defined]
-        rows.home = home._replace(rows=len(slots), apart=rows.stride(0))  # type: ignore[attr-defined]
+        rows.home = home._replace(rows=len(slots), stride=rows.stride(0))  # type: ignore[attr-defined]
         return rows
 
     def load(self, state: State, slot: int | None = None) -> None:
@@ -97,7 +96,7 @@ class Stack:
         }
 
     def follow(self, other: "Stack", decay: Tensor) -> None:
-        """Moving average of ``other``, slot by slot, with one ``decay`` a slot."""
+        """Moving average of ``other``, slot by slot, with one ``decay`` per slot."""
         for name, tensor in self.tensors.items():
             if tensor.is_floating_point():
                 weight = (1 - decay).view(-1, *[1] * (tensor.dim() - 1))
@@ -136,5 +135,5 @@ class Stack:
 def _rows(slots: Sequence[Tensor]) -> Tensor:
     """The same weight of every slot as one view: slot after slot lies equally far apart in memory."""
     first, following = slots[0], slots[1:2] or slots
-    apart = following[0].storage_offset() - first.storage_offset()
-    return first.as_strided((len(slots), *first.shape), (apart, *first.stride()))
+    stride = following[0].storage_offset() - first.storage_offset()
+    return first.as_strided((len(slots), *first.shape), (stride, *first.stride()))

@@ -5,14 +5,18 @@ Averaging, moving averages and SGD then are single passes over memory, and nothi
 """
 
 import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from semisfl.engine.kernels import fused
+from semisfl.engine.kernels import ema_step
 
 Module = TypeVar("Module", bound=nn.Module)
+State = dict[str, Tensor]
+"""A state dict."""
 CAST_LAYERS = (nn.Conv2d, nn.Linear)
 ALIGNMENT = 64
 
@@ -40,7 +44,7 @@ def _aligned(size: int) -> int:
 
 
 class Home(NamedTuple):
-    """Where a working copy's values lie: ``rows`` stretches of ``size``, ``apart`` from start to start.
+    """Where a working copy's values lie: ``rows`` stretches of ``size``, ``stride`` from start to start.
 
     A parameter is one row; one parameter of all the clients of a stack has a row for each.
     """
@@ -49,7 +53,7 @@ class Home(NamedTuple):
     start: int
     size: int
     rows: int = 1
-    apart: int = 0
+    stride: int = 0
 
     @property
     def stop(self) -> int:
@@ -59,7 +63,7 @@ class Home(NamedTuple):
     def of(self, flat: Tensor) -> Tensor:
         """The rows in ``flat``, which is laid out as the weights are."""
         return flat.as_strided(
-            (self.rows, self.size), (self.apart, 1), flat.storage_offset() + self.start
+            (self.rows, self.size), (self.stride, 1), flat.storage_offset() + self.start
         )
 
 
@@ -101,8 +105,8 @@ class Weights:
             start += padded(tensor)
         for layer in module.modules():
             if cast and isinstance(layer, CAST_LAYERS):
-                layer._register_state_dict_hook(_give_master)
-                layer._register_load_state_dict_pre_hook(_take_master, with_module=True)
+                layer.register_state_dict_post_hook(_give_master)
+                layer.register_load_state_dict_pre_hook(_take_master)
         module.weights = self  # type: ignore[assignment]
         self.refresh()
 
@@ -112,13 +116,9 @@ class Weights:
             self.work.copy_(self.master[: self.work.numel()])
 
     @torch.no_grad()
-    def follow(self, source: "Weights", keep: Tensor) -> None:
-        """master <- keep master + (1 - keep) source."""
-        if self.work is not None and self.master.is_cuda:
-            fused().follow(self.master, source.master, self.work, keep)
-        else:
-            self.master.lerp_(source.master, 1 - keep)
-            self.refresh()
+    def follow(self, source: "Weights", decay: Tensor) -> None:
+        """master <- decay master + (1 - decay) source."""
+        ema_step(self.master, source.master, self.work, decay)
 
     @property
     def uncopied(self) -> Tensor:
@@ -126,16 +126,46 @@ class Weights:
         return self.master[0 if self.work is None else self.work.numel() :]
 
 
-class Following(NamedTuple):
-    """A moving average under way: ``weights`` <- keep weights + (1 - keep) those they are laid out as."""
+class MovingAverage:
+    """``target`` <- decay target + (1 - decay) source, for weights laid out alike.
 
-    weights: Weights
-    keep: Tensor
+    An optimiser that steps the source may `begin` an update and move each of the target's values
+    along with its step; `complete` then does what is left, and without a beginning everything.
+    """
 
-    def of(self, home: Home) -> tuple[Tensor, Tensor, Tensor]:
-        """What moves along with ``home``: its values, their working copy, and how much is kept."""
-        assert self.weights.work is not None
-        return home.of(self.weights.master), home.of(self.weights.work), self.keep
+    def __init__(self, target: Weights, source: Weights, decay: Callable[[], Tensor]) -> None:
+        """``decay`` is asked once per update."""
+        self.target, self.source = target, source
+        self._next_decay = decay
+        self._decay: Tensor | None = None
+        self._side: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @torch.no_grad()
+    def begin(
+        self, stepped: Sequence[Home], side: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Every working copy of the source is about to be ``stepped``, within ``side``."""
+        assert self._decay is None, "the update before was not completed"
+        assert stepped[0].weights is self.source and stepped[0].start == 0
+        assert self.source.work is not None and stepped[-1].stop == self.source.work.numel()
+        self._side = side
+        with side():
+            self._decay = self._next_decay()
+
+    def along(self, home: Home) -> tuple[Tensor, Tensor, Tensor]:
+        """What moves along with ``home``: its values, their working copy, and the decay."""
+        assert self.target.work is not None and self._decay is not None
+        return home.of(self.target.master), home.of(self.target.work), self._decay
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        if self._decay is None:
+            self.target.follow(self.source, self._next_decay())
+            return
+        rest, decay, self._decay = self.target.uncopied, self._decay, None
+        if rest.numel():
+            with self._side():
+                rest.lerp_(self.source.uncopied, 1 - decay)
 
 
 def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

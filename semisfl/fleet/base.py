@@ -1,6 +1,6 @@
 """What a method may ask of its clients, wherever they live.
 
-A *split* round is ``start_round``, then ``forward`` / ``backward`` once a step, then
+A *split* round is ``start_round``, then ``forward`` / ``backward`` once per step, then
 ``finish_round``. A *full-model* round is one call of ``train``: every client runs the method's
 client half (`ClientWork`) and answers with tensors. Clients may fail to answer: what comes back
 names those who did, and everything downstream follows from that.
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.batches import ViewKind
+from semisfl.engine.weights import State as State
 
-State = dict[str, Tensor]
 Kind = Literal["model", "teacher", "features", "gradients"]
 Direction = Literal["down", "up"]
 
@@ -70,6 +70,8 @@ class SplitRound:
     bottom and are sent no teacher. None: everyone is sent the teacher."""
     teacher_decay: float | None = None
     """EMA of the teacher bottom on the client after each of its steps; None: frozen."""
+    next_active: tuple[int, ...] = ()
+    """Who is expected in the round after this one, so that an engine may prepare for them."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class ClientResult:
 class ClientRuntime(Protocol):
     """What a method's client half may use; the same on a device and in a simulation.
 
-    ``step`` must be free of host decisions that change between rounds (it may be recorded once
+    ``step`` must be free of host decisions that change between rounds (it may be captured once
     and replayed, for all clients together); anything it needs from ``start`` it gets through
     ``hold``, which therefore must hold it also for a client that turns out to contribute nothing.
     """
@@ -222,7 +224,7 @@ class Fleet(Protocol):
 
     traffic: Traffic
     capturable: bool
-    """Whether a step may be recorded and replayed (clients in this process, on a GPU)."""
+    """Whether a step may be captured and replayed (clients in this process, on a GPU)."""
 
     def present(self) -> Sequence[int]:
         """Who is there."""

@@ -1,7 +1,7 @@
 """Every client in this process: the simulation engine."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from semisfl.fleet.base import (
     SplitRound,
     State,
     Traffic,
-    draw_active,
     mean_state,
 )
 from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
+from semisfl.stopping import StopFlag
 
 
 class LocalFleet:
@@ -48,6 +48,7 @@ class LocalFleet:
         augmentation: Augmentation,
         normalizer: Normalizer,
         hardware: Hardware,
+        stop: StopFlag | None = None,
     ) -> None:
         self.config = config
         self.hardware = hardware
@@ -68,7 +69,7 @@ class LocalFleet:
         self._features = model.features
         whole = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
         self._full = FullModelClients(
-            whole, self.shards, config, hardware, self.batches, self.traffic
+            whole, self.shards, config, hardware, self.batches, self.traffic, stop or StopFlag()
         )
 
     def present(self) -> Sequence[int]:
@@ -105,14 +106,9 @@ class LocalFleet:
         self._sgd.restart(plan.lr)
         self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
 
-        def ahead() -> None:
-            count = self.config.clients.active
-            following = draw_active(
-                self.config.seed, plan.index + 1, len(self.shards), self.present(), count
-            )
-            self.batches.ahead((plan.index + 1, following, plan.steps), self._make_views)
-
-        self.hardware.while_busy(ahead)
+        if plan.next_active:
+            key = (plan.index + 1, plan.next_active, plan.steps)
+            self.hardware.streams.while_busy(lambda: self.batches.ahead(key, self._make_views))
 
     def _make_views(self, index: int, active: tuple[int, ...], steps: int) -> Views:
         """The strong and weak views of a round, the clients side by side, and the true labels."""
@@ -144,11 +140,11 @@ class LocalFleet:
             for layer in batchnorms(module):
                 layer.train(self._teacher_per_client)
         # A bottom may hold dropout if the cut lies behind it: each client draws its own.
-        self._generators = [self.hardware.generator(0) for _ in range(slots)]
+        self._generators = [self.hardware.graphs.generator(0) for _ in range(slots)]
         for module, generator in zip(self._students.modules, self._generators, strict=True):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
-        self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.aside)
+        self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
 
     @property
     def _teachers_differ(self) -> bool:
@@ -157,8 +153,8 @@ class LocalFleet:
 
     def forward(self) -> Features:
         assert self._students is not None and self._teachers is not None
-        wire, parallel = self.config.wire, self.hardware.side_by_side
-        with self.hardware.a_core_each():
+        wire, parallel = self.config.wire, self.hardware.streams.side_by_side
+        with self.hardware.streams.a_core_each():
             self._outputs = self._students(self.batches.get("strong"), parallel)
             with torch.no_grad():
                 weak = self.batches.get("weak")
@@ -185,20 +181,21 @@ class LocalFleet:
         received = CODECS[self.config.wire.gradients].roundtrip(gradients).to(self._outputs.dtype)
         if self.hardware.device.type == "cuda":
             # One call: autograd itself takes every operation back to the stream it came from.
-            self._sgd.descend(self._outputs, slope=received)
+            self._sgd.descend(self._outputs, gradient=received)
         else:
-            with self.hardware.a_core_each():
-                slopes = self._students.gradients(received, self.hardware.side_by_side)
-            self._sgd.apply(slopes)
+            streams = self.hardware.streams
+            with streams.a_core_each():
+                of_parameters = self._students.gradients(received, streams.side_by_side)
+            self._sgd.apply(of_parameters)
         del self._outputs
         if self._teachers_differ:
             # Where the students are stepped, and after that.
-            with self.hardware.aside(), torch.no_grad():
+            with self.hardware.streams.side(), torch.no_grad():
                 self._teachers.follow(self._students, self._decay)
         self.batches.advance()
 
     def finish_round(self) -> State:
-        """Also counts the round's features and gradients: recorded steps pass no Python on their way."""
+        """Also counts the round's features and gradients: captured steps pass no Python on their way."""
         assert self._students is not None
         plan, wire = self._plan, self.config.wire
         shape = (self.config.clients.batch, self._features)
@@ -219,5 +216,11 @@ class LocalFleet:
 
     # --- a full-model round ----------------------------------------------------------------------
 
-    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
-        return self._full.train(work, plan)
+    def train(
+        self,
+        work: ClientWork,
+        plan: FullRound,
+        between: Callable[[], None] | None = None,
+    ) -> list[ClientResult]:
+        """``between`` is called on the host before every step, captured or not."""
+        return self._full.train(work, plan, between)

@@ -21,12 +21,13 @@ from semisfl.data.batches import (
     make_view,
     side_by_side,
 )
-from semisfl.engine.hardware import Hardware, Stopped
+from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Direction, FullRound, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.layers import use_generator
+from semisfl.stopping import StopFlag, Stopped
 
 PREDICT_BATCH = 512
 
@@ -47,7 +48,7 @@ class Slot:
         self._models: dict[str, nn.Module] = {}
         self._sgd: dict[int, SGD] = {}
         self._held: dict[str, Tensor] = {}
-        self._generator = hardware.generator(0)
+        self._generator = hardware.graphs.generator(0)
         self.batches: RoundBatches | Part = engine.batches
         self.plans: dict[str, DrawnView] = {}
         self.views: dict[str, Tensor] = {}
@@ -183,17 +184,23 @@ class FullModelClients:
         hardware: Hardware,
         batches: RoundBatches,
         traffic: Traffic,
+        stop: StopFlag,
     ) -> None:
         self.batches = batches
         self.traffic = traffic
         self._template = template
         self._shards = shards
         self._config = config
-        self._hardware = hardware
+        self._hardware, self._stop = hardware, stop
         self._slots: list[Slot] = []
-        self._recorded: dict[tuple[str, int], Callable[[], None]] = {}
+        self._captured: dict[tuple[str, int], Callable[[], None]] = {}
 
-    def train(self, work: ClientWork, round_plan: FullRound) -> list[ClientResult]:
+    def train(
+        self,
+        work: ClientWork,
+        round_plan: FullRound,
+        between: Callable[[], None] | None = None,
+    ) -> list[ClientResult]:
         count = len(round_plan.active)
         while len(self._slots) < count:
             self._slots.append(Slot(self._template, self._config, self._hardware, self))
@@ -207,12 +214,18 @@ class FullModelClients:
         if round_plan.steps:
             self._start_batches(slots)
             if self._hardware.device.type == "cpu":
-                self._apart(work, slots, contributes)
+                self._at_their_own_pace(work, slots, contributes, between)
             else:
-                self._together(work, slots, round_plan.steps)
+                self._together(work, slots, round_plan.steps, between)
         return [self._finish(work, slot, ok) for slot, ok in zip(slots, contributes, strict=True)]
 
-    def _apart(self, work: ClientWork, slots: list[Slot], contributes: list[bool]) -> None:
+    def _at_their_own_pace(
+        self,
+        work: ClientWork,
+        slots: list[Slot],
+        contributes: list[bool],
+        between: Callable[[], None] | None,
+    ) -> None:
         """Every slot takes all its steps in one call: no core waits for another between them.
 
         If one fails, or whoever waits for them is interrupted, the others end with their step.
@@ -222,31 +235,45 @@ class FullModelClients:
         def all_steps(slot: Slot, part: Part) -> None:
             slot.batches = part
             for _ in part.steps:
-                if self._hardware.stopping or given_up.is_set():
+                if given_up.is_set():
                     raise Stopped
+                self._look_up(between)
                 slot.step(work, self._names)
 
-        for parts in self.batches.apart(len(slots)):
+        for parts in self.batches.stretches(len(slots)):
             calls = [
                 partial(all_steps, slot, part) for slot, part in zip(slots, parts, strict=True)
             ]
-            with self._hardware.a_core_each():
+            with self._hardware.streams.a_core_each():
                 try:
-                    self._hardware.side_by_side(list(compress(calls, contributes)))
+                    self._hardware.streams.side_by_side(list(compress(calls, contributes)))
                 except BaseException:
                     given_up.set()
                     raise
 
-    def _together(self, work: ClientWork, slots: list[Slot], steps: int) -> None:
-        """All slots take each step side by side, which a GPU records once and replays."""
+    def _together(
+        self,
+        work: ClientWork,
+        slots: list[Slot],
+        steps: int,
+        between: Callable[[], None] | None,
+    ) -> None:
+        """All slots take each step side by side, which a GPU captures once and replays."""
         key = (work.name, len(slots))
-        if key not in self._recorded:
-            self._recorded[key] = self._hardware.record(lambda: self._step(work, slots))
+        if key not in self._captured:
+            self._captured[key] = self._hardware.graphs.capture(lambda: self._step(work, slots))
         for _ in range(steps):
-            self._recorded[key]()
+            self._look_up(between)
+            self._captured[key]()
+
+    def _look_up(self, between: Callable[[], None] | None) -> None:
+        """What the host does between two steps, which a replayed step would never reach."""
+        self._stop.check()
+        if between is not None:
+            between()
 
     def _start_batches(self, slots: list[Slot]) -> None:
-        """One large batch a view; a slot without contribution looks at its first image and is ignored."""
+        """One large batch per view; a slot without contribution looks at its first image and is ignored."""
         names = {name: planned for slot in slots for name, planned in slot.plans.items()}
         for slot in slots:
             for name, planned in names.items():
@@ -261,7 +288,7 @@ class FullModelClients:
         for name in self._names:
             for slot, share in zip(slots, self.batches.get(name).chunk(len(slots)), strict=True):
                 slot.views[name] = share
-        self._hardware.side_by_side([lambda slot=slot: work.step(slot) for slot in slots])  # type: ignore[misc]
+        self._hardware.streams.side_by_side([lambda slot=slot: work.step(slot) for slot in slots])  # type: ignore[misc]
         self.batches.advance()
 
     def _finish(self, work: ClientWork, slot: Slot, contributes: bool) -> ClientResult:

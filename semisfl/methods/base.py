@@ -1,6 +1,6 @@
 """What every method stands on: the server's own models, its labelled batches, its statistics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +11,11 @@ from semisfl import seeds
 from semisfl.config import Config, View
 from semisfl.data.batches import RoundBatches, Views, draw_batches, draw_view
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.base import Fleet
+from semisfl.fleet.base import Fleet, draw_active
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 from semisfl.rows import MethodRow
+from semisfl.stopping import StopFlag
 
 # The published code shuffles enough labelled images for so many steps, whatever K_s is.
 LABELED_POOL_STEPS = 100
@@ -32,6 +33,24 @@ class Setup:
     labeled_share: float
     """|D_l| / |D|."""
     hardware: Hardware
+    stop: StopFlag
+
+    def active(self, round_index: int) -> tuple[int, ...]:
+        """V_h: the clients of a round, drawn anew for each among those who are there."""
+        clients = self.config.clients
+        return draw_active(
+            self.config.seed, round_index, clients.total, self.fleet.present(), clients.active
+        )
+
+    def capture(self, step: Callable[[], None], capturable: bool = True) -> Callable[[], None]:
+        """``step``, to be called once per iteration: captured where that pays, ended when asked."""
+        captured = self.hardware.graphs.capture(step, capturable)
+
+        def stoppable() -> None:
+            self.stop.check()
+            captured()
+
+        return stoppable
 
 
 class Method(Protocol):
@@ -53,7 +72,7 @@ class Method(Protocol):
 
 
 class LabeledImages:
-    """The server's labelled images D_l, as two independent views and labels a step."""
+    """The server's labelled images D_l, as two independent views and labels per step."""
 
     def __init__(
         self, batches: RoundBatches, labels: Tensor, config: Config, hardware: Hardware
@@ -84,7 +103,7 @@ class LabeledImages:
 
     def start(self, round_index: int, steps: int, view: View, views: int = 2) -> None:
         self._batches.start_from((round_index, steps, view, views), self._make)
-        self._hardware.while_busy(
+        self._hardware.streams.while_busy(
             lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make)
         )
 
@@ -126,7 +145,7 @@ class LabeledImages:
 
 
 class Meter:
-    """Sums on the device, read once a round."""
+    """Sums on the device, read once per round."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
@@ -145,7 +164,7 @@ class Meter:
 
     def read(self) -> dict[str, Any]:
         """The sums as plain numbers or lists; starts again from zero."""
-        self._hardware.before_waiting()
+        self._hardware.streams.before_waiting()
         read = {}
         for names, total in self._sums.items():
             shapes = [self._shapes[name] for name in names]
@@ -166,7 +185,7 @@ class ServerDropout:
 
     def __init__(self, setup: Setup) -> None:
         self._seed = setup.config.seed
-        self._generator = setup.hardware.generator(0)
+        self._generator = setup.hardware.graphs.generator(0)
         use_generator(setup.model, self._generator)
 
     def start(self, round_index: int) -> None:

@@ -20,7 +20,6 @@ from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
     SupervisedPhase,
-    active_clients,
     count,
     given,
     read_counter,
@@ -62,7 +61,7 @@ class FedSwitch:
         # 2-4. Everyone is sent the student, who asks for it the teacher, and trains.
         plan = FullRound(
             round_index,
-            active_clients(self.setup, round_index),
+            self.setup.active(round_index),
             config.clients.steps,
             lr,
             send={"student": self.student.state_dict()},
@@ -108,7 +107,7 @@ class FedSwitchWork:
         by_teacher = self._teacher_labels(client, student, labeller)
         labeller.load_state_dict(client.fetch("teacher") if by_teacher else sent)
         client.hold("by_teacher", torch.tensor(float(by_teacher)))
-        client.hold("keep", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0))
+        client.hold("ema_decay", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("strong", "strong", indices)
         client.draw_view("weak", "weak", indices)
@@ -132,7 +131,7 @@ class FedSwitchWork:
             )
         loss = consistency(student(client.batch_of("strong")), labels, confident)
         client.descend(student, loss)
-        follow(labeller, student, client.held("keep"))
+        follow(labeller, student, client.held("ema_decay"))
         count(client, loss, confident)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:

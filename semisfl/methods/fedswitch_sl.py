@@ -21,7 +21,7 @@ from semisfl.fleet.base import Features, SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, Setup
 from semisfl.methods.fedswitch import divergence
-from semisfl.methods.full_model import SupervisedPhase, active_clients, whole
+from semisfl.methods.full_model import SupervisedPhase, whole
 from semisfl.rows import MethodRow
 
 
@@ -43,7 +43,7 @@ class FedSwitchSL:
         self.supervised = SupervisedPhase(
             setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema
         )
-        self.server_sgd = SGD(self.top.parameters(), config.optimizer, setup.hardware.aside)
+        self.server_sgd = SGD(self.top.parameters(), config.optimizer, setup.hardware.streams)
         fixed = config.controller.model_copy(update={"kind": "fixed"})
         self.controller = Controller(
             config.controller if config.fedswitch.controller else fixed,
@@ -52,14 +52,12 @@ class FedSwitchSL:
             setup.labeled_share,
         )
         self.active: tuple[int, ...] = ()
-        # By position among the active clients, in place: a recorded step reads it.
+        # By position among the active clients, in place: a captured step reads it.
         self.by_teacher = torch.ones(config.clients.active, dtype=torch.bool, device=device)
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
         self.meter = Meter(setup.hardware)
-        self.cross_entity_step = setup.hardware.record(
-            self._cross_entity_step, setup.fleet.capturable
-        )
+        self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
 
     def round(self, round_index: int) -> MethodRow:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
@@ -68,7 +66,7 @@ class FedSwitchSL:
         loss_supervised = self.supervised.run(round_index, steps, lr)
         loss_semi, reported = 0.0, {}
         if round_index >= config.server.pretrain_rounds:
-            self.active = active_clients(self.setup, round_index)
+            self.active = self.setup.active(round_index)
             # The teacher's bottom goes only to those it will label.
             limit = config.fedswitch.iid_threshold
             by_teacher = [self.skew.get(client, limit) <= limit for client in self.active]
@@ -85,6 +83,7 @@ class FedSwitchSL:
                         c for c, yes in zip(self.active, by_teacher, strict=True) if yes
                     ),
                     teacher_decay=config.teacher.ema_decay,
+                    next_active=self.setup.active(round_index + 1),
                 )
             )
             self.server_sgd.restart(lr)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from semisfl.algorithm.teacher import Teacher
 from semisfl.config import View
 from semisfl.engine.sgd import SGD
-from semisfl.fleet.base import ClientResult, ClientRuntime, State, draw_active
+from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.models import SplitModel
 
@@ -41,9 +41,14 @@ class SupervisedPhase:
             clip_norm,
         )
         self.dropout = ServerDropout(setup)
-        self.sgd = SGD(model.parameters(), setup.config.optimizer, setup.hardware.aside)
+        self.sgd = SGD(
+            model.parameters(),
+            setup.config.optimizer,
+            setup.hardware.streams,
+            ema.average if ema is not None else None,
+        )
         self.meter = Meter(setup.hardware)
-        self._recorded = setup.hardware.record(self._step)
+        self._captured = setup.capture(self._step)
 
     def run(self, round_index: int, steps: int, lr: float) -> float:
         """So many steps; their mean loss."""
@@ -51,22 +56,17 @@ class SupervisedPhase:
         self.labeled.start(round_index, steps, self.view, views=1)
         self.sgd.restart(lr)
         for _ in range(steps):
-            self._recorded()
+            self._captured()
         return float(self.meter.read()["loss_supervised"]) / steps
 
     def _step(self) -> None:
         images, labels = self.labeled.next()
         self.model.train()
         loss = F.cross_entropy(self.model(images).float(), labels)
-        self.sgd.descend(loss, clip_norm=self.clip_norm, followed_by=self.ema)
+        self.sgd.descend(loss, clip_norm=self.clip_norm)
+        if self.ema is not None:
+            self.ema.update()
         self.meter.add(loss_supervised=loss)
-
-
-def active_clients(setup: Setup, round_index: int) -> tuple[int, ...]:
-    clients = setup.config.clients
-    return draw_active(
-        setup.config.seed, round_index, clients.total, setup.fleet.present(), clients.active
-    )
 
 
 def given(client: ClientRuntime, name: str) -> State:
@@ -76,7 +76,7 @@ def given(client: ClientRuntime, name: str) -> State:
     return state
 
 
-# A client counts on its device and reads once a round: [steps, loss, images, kept images].
+# A client counts on its device and reads once per round: [steps, loss, images, kept images].
 
 
 def start_counter(client: ClientRuntime) -> None:

@@ -1,7 +1,7 @@
 """SemiSFL: split federated learning with clustering regularisation (the paper's Algorithm 1).
 
 Names: ``student`` w = (w_c, w_s, w_p) = (.bottom, .top, .projector), ``teacher`` w~. Where the
-paper and its published code differ, the configuration says which is followed; see `config.py`.
+paper and its published code differ, the configuration says which is followed.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from semisfl.algorithm.queue import QUEUES
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.sgd import SGD
-from semisfl.fleet.base import Features, SplitRound, draw_active
+from semisfl.fleet.base import SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.rows import MethodRow
@@ -27,33 +27,32 @@ from semisfl.rows import MethodRow
 class SemiSFL:
     def __init__(self, setup: Setup) -> None:
         config, self.config = setup.config, setup.config
-        self.fleet, self.labeled, self.classes = setup.fleet, setup.labeled, setup.classes
-        device = setup.hardware.device
+        self.setup, self.fleet, self.labeled = setup, setup.fleet, setup.labeled
         self.student = setup.hardware.working_copy(setup.model)
         ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.ema, self.teacher = ema, ema.model
         self.dropout = ServerDropout(setup)
         queue_seed = seeds.derive(config.seed, "queue")
         self.queue = QUEUES[config.semisfl.queue](
-            config.semisfl.queue_size, self.student.keys, device, queue_seed
+            config.semisfl.queue_size, self.student.keys, setup.hardware.device, queue_seed
         )
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
-        self.side_by_side, aside = setup.hardware.side_by_side, setup.hardware.aside
-        self.supervised_sgd = SGD(self.student.parameters(), config.optimizer, aside)
+        streams, self.overlap = setup.hardware.streams, setup.hardware.streams.overlap
+        self.supervised_sgd = SGD(
+            self.student.parameters(), config.optimizer, streams, followed_by=ema.average
+        )
         server_side = [*self.student.top.parameters(), *self.student.projector.parameters()]
-        self.server_sgd = SGD(server_side, config.optimizer, aside)
+        self.server_sgd = SGD(server_side, config.optimizer, streams)
         self.meter = Meter(setup.hardware)
         self.active: tuple[int, ...] = ()
-        self.supervised_step = setup.hardware.record(self._supervised_step)
-        self.cross_entity_step = setup.hardware.record(
-            self._cross_entity_step, setup.fleet.capturable
-        )
+        self.supervised_step = setup.capture(self._supervised_step)
+        self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
 
     def round(self, round_index: int) -> MethodRow:
         """Round h: lines 3 to 23 of Algorithm 1."""
-        config = self.config
+        config, clients = self.config, self.config.clients
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         supervised_steps = self.controller.supervised_steps
         self.dropout.start(round_index)
@@ -64,28 +63,12 @@ class SemiSFL:
         for _ in range(supervised_steps):
             self.supervised_step()
 
-        active: tuple[int, ...] = ()
+        self.active = ()
         if round_index >= config.server.pretrain_rounds:
             # Line 7: broadcast w_c and w~_c.
-            clients = config.clients
-            active = draw_active(
-                config.seed, round_index, clients.total, self.fleet.present(), clients.active
-            )
-            self.active = active
-            self.fleet.start_round(
-                SplitRound(
-                    round_index,
-                    active,
-                    clients.steps,
-                    lr,
-                    self.student.bottom.state_dict(),
-                    self.teacher.bottom.state_dict(),
-                    teacher_decay=config.teacher.ema_decay
-                    if config.teacher.client == "ema"
-                    else None,
-                )
-            )
-            # Lines 9-17: cross-entity semi-supervised training.
+            self.active = self.setup.active(round_index)
+            self.fleet.start_round(self._plan(round_index, lr))
+            # Lines 8-17: cross-entity semi-supervised training.
             self.server_sgd.restart(lr)
             for _ in range(clients.steps):
                 self.cross_entity_step()
@@ -96,76 +79,74 @@ class SemiSFL:
         # Lines 22-23: the next round's supervised steps.
         sums = self.meter.read()
         loss_supervised = sums["loss_supervised"] / supervised_steps
-        loss_semi = sums["loss_semi"] / clients.steps if active else 0.0
+        loss_semi = sums["loss_semi"] / clients.steps if self.active else 0.0
         self.controller.observe(loss_supervised, loss_semi, lr)
         return MethodRow(
             learning_rate=lr,
             supervised_steps=supervised_steps,
             loss_supervised=loss_supervised,
             loss_supervised_contrast=sums["loss_supervised_contrast"] / supervised_steps,
-            **(statistics.of_split_round(sums, active, clients.steps) if active else {}),
+            **(statistics.of_split_round(sums, self.active, clients.steps) if self.active else {}),
+        )
+
+    def _plan(self, round_index: int, lr: float) -> SplitRound:
+        teacher = self.config.teacher
+        return SplitRound(
+            round_index,
+            self.active,
+            self.config.clients.steps,
+            lr,
+            self.student.bottom.state_dict(),
+            self.teacher.bottom.state_dict(),
+            teacher_decay=teacher.ema_decay if teacher.client == "ema" else None,
+            next_active=self.setup.active(round_index + 1),
         )
 
     def _supervised_step(self) -> None:
         """Lines 4 and 5: one step down L_s = H + T, and the teacher's moving average."""
-        method, student, teacher = self.config.semisfl, self.student, self.teacher
+        settings, student, teacher = self.config.semisfl, self.student, self.teacher
         for_student, for_teacher, labels = self.labeled.next_two()
         student.train()
-
-        def classify() -> tuple[Tensor, Tensor]:
-            features = student.bottom(for_student)
-            return F.cross_entropy(student.top(features).float(), labels), features
-
-        @torch.no_grad()
-        def make_keys() -> Tensor:
-            return teacher.project(teacher.bottom(for_teacher))
-
-        if method.supervised_contrast:
-            (loss, features), keys = self.side_by_side([classify, make_keys])
-            references = self.queue.push_labeled(keys, labels)
-            own = None if method.own_key else _own_key(len(labels), references.keys)
+        with self.overlap, torch.no_grad():
+            keys = teacher.project(teacher.bottom(for_teacher))
+        features = student.bottom(for_student)
+        loss = F.cross_entropy(student.top(features).float(), labels)  # H
+        self.overlap.join()
+        references = self.queue.push_labeled(keys, labels)
+        contrast = torch.zeros_like(loss)
+        if settings.supervised_contrast:
+            mask = None if settings.own_key else _own_key(len(labels), references.keys)
             contrast = contrastive(
-                student.project(features), labels, references, method.temperature, own
-            )
-            loss = loss + contrast
-        else:
-            loss, _ = classify()
-            contrast = torch.zeros_like(loss)
-        self.supervised_sgd.descend(loss, followed_by=self.ema)
-        self.meter.add(loss_supervised=loss, loss_supervised_contrast=contrast)
+                student.project(features), labels, references, settings.temperature, mask
+            )  # T, Eq. (3)
+        self.supervised_sgd.descend(loss + contrast)  # Line 4
+        self.ema.update()  # Line 5
+        self.meter.add(loss_supervised=loss + contrast, loss_supervised_contrast=contrast)
 
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
-        method, student, teacher = self.config.semisfl, self.student, self.teacher
+        settings, student, teacher = self.config.semisfl, self.student, self.teacher
         features = self.fleet.forward()  # Line 11
         student.train()
-
-        @torch.no_grad()
-        def ask_teacher() -> tuple[Tensor, Tensor, Tensor | None]:  # Line 12: q-hat and z~
+        with self.overlap, torch.no_grad():  # Line 12: q-hat and z~
             labels, confident = pseudo_label(
-                teacher.top(features.teacher), method.confidence_threshold, method.confidence_rule
+                teacher.top(features.teacher),
+                settings.confidence_threshold,
+                settings.confidence_rule,
             )
-            keys = teacher.project(features.teacher) if method.clustering else None
-            return labels, confident, keys
-
-        def ask_student() -> tuple[Tensor, Tensor | None]:
-            projections = student.project(features.student) if method.clustering else None
-            return student.top(features.student), projections
-
-        teachers, students = self.side_by_side([ask_teacher, ask_student])
-        (labels, confident, keys), (logits, projections) = teachers, students
-        loss = consistency(logits, labels, confident)  # Eq. (1)
+            keys = teacher.project(features.teacher)
+        logits = student.top(features.student)
+        projections = student.project(features.student)
+        self.overlap.join()
+        loss = consistency(logits, labels, confident)  # H, Eq. (1)
         clustering = torch.zeros_like(loss)
-        if method.clustering:
+        if settings.clustering:
+            in_turn = settings.server_pass == "in_turn"
+            mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
             references = self.queue.push_pseudo(keys, labels, confident)
-            others = (
-                None
-                if method.server_pass == "joint"
-                else _keys_of_others(features, references.keys)
-            )
             clustering = contrastive(
-                projections, labels, references, method.temperature, others
-            )  # Eq. (5)
+                projections, labels, references, settings.temperature, mask
+            )  # C, Eq. (5)
         # Lines 13 and 16: L_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
         (gradients,) = self.server_sgd.descend(loss + clustering, also=[features.student])
         # Line 14. The loss is a mean over all rows; a client wants the mean over its own.
@@ -174,7 +155,7 @@ class SemiSFL:
             loss_semi=loss + clustering,
             loss_consistency=loss,
             loss_clustering=clustering,
-            **statistics.of_step(features, self.active, labels, confident, self.classes),
+            **statistics.of_step(features, self.active, labels, confident, self.setup.classes),
         )
 
     def tested(self) -> Mapping[str, nn.Module]:
@@ -197,13 +178,5 @@ class SemiSFL:
 
 
 def _own_key(rows: int, references: Tensor) -> Tensor:
-    """Mask that hides each anchor's own teacher key, as A(j) in the paper leaves j out."""
+    """Mask of each anchor's own teacher key, as A(j) in the paper leaves j out."""
     return torch.eye(rows, len(references), dtype=torch.bool, device=references.device)
-
-
-def _keys_of_others(features: Features, references: Tensor) -> Tensor:
-    """Mask that hides the current keys of other clients, as if clients were served in turn."""
-    rows = len(features.owner)
-    hidden = torch.zeros(rows, len(references), dtype=torch.bool, device=references.device)
-    hidden[:, :rows] = features.owner.unsqueeze(1) != features.owner.unsqueeze(0)
-    return hidden

@@ -20,6 +20,7 @@ from semisfl.fleet.base import Fleet
 from semisfl.fleet.local import LocalFleet
 from semisfl.methods import METHODS
 from semisfl.methods.base import LabeledImages, Method, Setup
+from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 TEST_BATCH = 500
@@ -33,6 +34,7 @@ class Experiment:
     method: Method
     fleet: Fleet
     hardware: Hardware
+    stop: StopFlag
     normalizer: Normalizer
     test_images: Tensor
     test_labels: Tensor
@@ -90,9 +92,10 @@ def assemble(
     model: nn.Sequential | None = None,
     device: str = "auto",
     make_fleet: Callable[..., Fleet] = LocalFleet,
+    stop: StopFlag | None = None,
 ) -> Experiment:
     """Everything a run needs. ``data``, ``partition`` and ``model`` replace what the configuration names."""
-    hardware = Hardware(device, config.runtime)
+    hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
     if data is None:
         data, loaded = load_data(config)
         partition = partition or loaded
@@ -117,16 +120,25 @@ def assemble(
     )
     labeled = LabeledImages(batches, labels[chosen], config, hardware)
     fleet = make_fleet(
-        split_model, images, labels, partition.clients, config, augmentation, normalizer, hardware
+        split_model,
+        images,
+        labels,
+        partition.clients,
+        config,
+        augmentation,
+        normalizer,
+        hardware,
+        stop,
     )
     unlabeled = sum(len(shard) for shard in partition.clients)
     share = len(labeled) / (len(labeled) + unlabeled)
-    setup = Setup(config, split_model, fleet, labeled, len(data.classes), share, hardware)
+    setup = Setup(config, split_model, fleet, labeled, len(data.classes), share, hardware, stop)
     return Experiment(
         config,
         METHODS[config.method].make(setup),
         fleet,
         hardware,
+        stop,
         normalizer,
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),

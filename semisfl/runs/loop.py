@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from semisfl.engine.hardware import Stopped
 from semisfl.fleet.base import RoundAborted
 from semisfl.methods.base import Method
 from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
+from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
 Observer = Callable[[dict[str, Any]], None]

@@ -28,6 +28,7 @@ from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble, build_model, load_data
 from semisfl.runs.loop import Observer, Result, run_rounds
+from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,12 @@ def serve(
     device: str = "auto",
     insecure_loopback: bool = False,
     observe: Observer | None = None,
-    watch: Callable[[Hardware], object] = lambda hardware: None,
+    stop: StopFlag | None = None,
     listening: Callable[[int], object] = lambda port: None,
 ) -> Result:
     """Train with whoever joins. ``labeled`` holds train/<class>/* and test/<class>/*.
 
-    ``watch`` is given the hardware whose ``stopping`` ends the run (a second one once training
-    begins); ``listening`` is told the port. With ``resume`` the run in ``out`` goes on from its
+    ``stop`` ends the run when it is set; ``listening`` is told the port. With ``resume`` the run in ``out`` goes on from its
     last checkpoint, or from its start if it was killed before it had one.
     """
     # A round over a network is dear: a restarted server goes on from the start of the one it was in.
@@ -75,7 +75,6 @@ def serve(
             f"{labeled} holds no labelled images; it needs train/<class>/* and test/<class>/*"
         )
     hardware = Hardware(device, settings.runtime)
-    watch(hardware)
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
     fleet = NetworkFleet(
         Terms(settings, shape, len(data.classes), data.mean, data.std),
@@ -85,6 +84,7 @@ def serve(
         certificates=certificates,
         insecure_loopback=insecure_loopback,
         roster_path=out / "roster.json",
+        stop=stop,
     )
     finished = False
     try:
@@ -100,9 +100,9 @@ def serve(
             data,
             Partition(known, shards),
             device=device,
-            make_fleet=lambda *parts: fleet.attach(parts[-1]),
+            make_fleet=lambda *parts: fleet.attach(parts[-2]),
+            stop=stop,
         )
-        watch(experiment.hardware)
         state = last_state(directory) if resume else None
         result = run_rounds(experiment, directory, state=state, observe=observe)
         finished = not result.stopped

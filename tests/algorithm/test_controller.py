@@ -101,9 +101,10 @@ def test_normalised_divides_by_rate_and_by_steps() -> None:
 
 
 def test_raw_decides_every_round_with_floors() -> None:
-    """100 -> 66 -> 44 -> 32: floor(K/1.5) once a round from the hundredth on."""
-    steps = feed(controller("raw"), range(105), semi_falls)
-    assert steps[98:105] == [100, 66, 44, 32, 32, 32, 32]
+    """100 -> 66 -> 44 -> 32: floor(K/1.5) once per round, from the first with ten differences on."""
+    steps = feed(controller("raw"), range(115), semi_falls)
+    assert set(steps[:109]) == {100}
+    assert steps[108:115] == [100, 66, 44, 32, 32, 32, 32]
 
 
 def test_raw_looks_at_ten_differences_in_every_round() -> None:

@@ -203,7 +203,7 @@ def test_parts_are_the_batches_of_clients_side_by_side(budget: int) -> None:
     )
     steps = 0
     batches.start({name: side_by_side([view[name] for view in clients]) for name in clients[0]})
-    for parts in batches.apart(2):
+    for parts in batches.stretches(2):
         for part, client in zip(parts, clients, strict=True):
             alone.start(client)
             for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What only a GPU can show: recorded steps, fused kernels, working copies. Run with ``-m gpu``."""
+"""What only a GPU can show: captured steps, fused kernels, working copies. Run with ``-m gpu``."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def settings(*changes: str) -> Config:
 
 
 @pytest.mark.parametrize("model", [None, bn_model])
-def test_recorded_steps_equal_the_plain_twin(model: Any) -> None:
+def test_captured_steps_equal_the_plain_twin(model: Any) -> None:
     # Every label is kept: a confidence that falls on either side of a threshold would be a jump.
     options = settings(
         "data.augment.flip=true", "semisfl.confidence_threshold=0", "optimizer.lr=0.01"
@@ -92,7 +92,7 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
     directory = RunDirectory.create(tmp_path / "half", options)
 
     def stop(row: dict[str, Any]) -> None:
-        half.hardware.stopping = row["round"] == 2
+        half.stop.requested = row["round"] == 2
 
     assert run_rounds(half, directory, observe=stop).stopped
     resume(tmp_path / "half", data=data, device="cuda")
@@ -118,11 +118,11 @@ def test_working_copies_follow_their_masters() -> None:
 @pytest.mark.parametrize(
     "method", ["supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
 )
-def test_every_method_runs_recorded(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_method_runs_captured(method: str, caplog: pytest.LogCaptureFixture) -> None:
     options = settings(f"method={method}", "runtime.precision=bf16", "optimizer.lr=0.05")
     result = train(options, data=toy_data(side=28), device="cuda")
     assert result.accuracy > 0
-    assert "cannot be recorded" not in caplog.text
+    assert "cannot be captured" not in caplog.text
 
 
 def test_a_stack_computes_what_each_of_its_modules_does() -> None:
@@ -137,18 +137,20 @@ def test_a_stack_computes_what_each_of_its_modules_does() -> None:
             assert torch.equal(stack.parameters[0][slot], next(module.parameters()))
     x = torch.randn(12, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
     out = stack(x)
-    slope = torch.randn_like(out)
-    slopes = torch.autograd.grad(out, stack.parameters, slope)
+    gradient = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, stack.parameters, gradient)
     for slot, module in enumerate(stack.modules):
         share, weights = slice(4 * slot, 4 * slot + 4), list(module.parameters())
         alone = module(x[share])
-        own = torch.autograd.grad(alone, weights, slope[share])
+        own = torch.autograd.grad(alone, weights, gradient[share])
         # Both round, and differently: neither may be further from the exact result than the other.
         exact = clone(module)
         wanted = exact(x[share].float())
-        exact_slopes = torch.autograd.grad(wanted, list(exact.parameters()), slope[share].float())
+        exact_gradients = torch.autograd.grad(
+            wanted, list(exact.parameters()), gradient[share].float()
+        )
         pairs = [(out[share], alone, wanted)]
-        pairs += [(s[slot], o, e) for s, o, e in zip(slopes, own, exact_slopes, strict=True)]
+        pairs += [(s[slot], o, e) for s, o, e in zip(gradients, own, exact_gradients, strict=True)]
         for together, single, right in pairs:
             errors = [(t.float() - right).norm() / right.norm() for t in (together, single)]
             assert errors[0] < 1.5 * errors[1] + 0.005
@@ -158,20 +160,21 @@ def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
     hardware = Hardware("cuda")
     images = torch.randn(16, 3, 32, 32, device="cuda", dtype=torch.bfloat16)
     ends = []
-    for aside in (None, hardware.aside):
+    for streams in (None, hardware.streams):
         model = models.build("cnn", (3, 32, 32), 10, seed=2).cuda()
         student = hardware.working_copy(nn.Sequential(model.bottom, model.top))
         teacher = Teacher(student, 0.9)
-        sgd = SGD(student.parameters(), OptimizerConfig(), aside)
+        sgd = SGD(student.parameters(), OptimizerConfig(), streams, teacher.average)
         sgd.restart(0.05)
 
         def step() -> None:
             loss = F.cross_entropy(student(images).float(), torch.arange(16, device="cuda") % 10)  # noqa: B023
-            sgd.descend(loss, followed_by=teacher)  # noqa: B023
+            sgd.descend(loss)  # noqa: B023
+            teacher.update()  # noqa: B023
 
-        recorded = hardware.record(step)
+        captured = hardware.graphs.capture(step)
         for _ in range(8):
-            recorded()
+            captured()
         ends.append([*student.state_dict().values(), *teacher.model.state_dict().values()])
     for plain, early in zip(*ends, strict=True):
         torch.testing.assert_close(early, plain, rtol=1e-3, atol=1e-4)
@@ -184,4 +187,4 @@ def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
     result = train(options, data=toy_data(side=16), model=bn_model(), device="cuda")
     assert result.accuracy > 0
     assert "one by one" in caplog.text
-    assert "cannot be recorded" not in caplog.text
+    assert "cannot be captured" not in caplog.text

@@ -1,6 +1,6 @@
 """The fused kernels against plain PyTorch: on a GPU (``-m gpu``), or anywhere in Triton's interpreter.
 
-TRITON_INTERPRET=1 pytest tests/test_kernels.py
+TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py
 """
 
 import os
@@ -39,7 +39,7 @@ def channels_last(*shape: int) -> Tensor:
 @pytest.mark.parametrize("pool", [1, 2])
 @pytest.mark.parametrize("shape", [(8, 64, 12, 12), (3, 70, 7, 9), (5, 192, 6, 4)])
 def test_bias_relu_pooling(shape: tuple[int, ...], pool: int) -> None:
-    from semisfl.engine.kernels.library import bias_relu
+    from semisfl.engine.kernels.pooling import bias_relu
 
     x, bias = channels_last(*shape), random(shape[1], dtype=torch.float32)
     x.requires_grad_()
@@ -47,14 +47,14 @@ def test_bias_relu_pooling(shape: tuple[int, ...], pool: int) -> None:
     mine = bias_relu(x, bias, pool)
     plain = F.relu(F.max_pool2d(x.float(), pool) + bias.view(-1, 1, 1))
     near(mine, plain)
-    slope = torch.randn_like(mine)
-    got = torch.autograd.grad(mine, (x, bias), slope)
-    wanted = torch.autograd.grad(plain, (x, bias), slope.float())
+    upstream = torch.randn_like(mine)
+    got = torch.autograd.grad(mine, (x, bias), upstream)
+    wanted = torch.autograd.grad(plain, (x, bias), upstream.float())
     for a, b in zip(got, wanted, strict=True):
         near(a, b)
 
 
-@pytest.mark.parametrize("slope_of_images", [False, True])
+@pytest.mark.parametrize("gradient_of_images", [False, True])
 @pytest.mark.parametrize(
     ("channels", "out", "size", "kernel", "pad", "pool", "clients"),
     [
@@ -76,40 +76,40 @@ def test_convolutions_of_several_clients(
     pad: tuple[int, int],
     pool: int,
     clients: int,
-    slope_of_images: bool,
+    gradient_of_images: bool,
 ) -> None:
-    from semisfl.engine.kernels.library import conv_relu
+    from semisfl.engine.kernels.convolution import stacked_convolution
 
     images = 3
-    x = channels_last(clients * images, channels, *size).requires_grad_(slope_of_images)
+    x = channels_last(clients * images, channels, *size).requires_grad_(gradient_of_images)
     # As in a stack, clients' weights lie further apart than they are long.
     entries = kernel[0] * kernel[1] * channels
     room = random(clients, out * entries + 5) / entries**0.5
     weight = room[:, :-5].unflatten(1, (out, *kernel, channels)).movedim(-1, 2)
     weight = weight.detach().requires_grad_()
     bias = random(clients, out).requires_grad_()
-    mine = conv_relu(x, weight, bias, pad, pool)
+    mine = stacked_convolution(x, weight, bias, pad, pool)
     parts = [
         F.relu(F.max_pool2d(F.conv2d(share.float(), w.float(), b.float(), padding=pad), pool))
         for share, w, b in zip(x.chunk(clients), weight, bias, strict=True)
     ]
     near(mine, torch.cat(parts))
-    slope = torch.randn_like(mine)
-    leaves = [weight, bias, *([x] if slope_of_images else [])]
-    got = torch.autograd.grad(mine, leaves, slope)
-    wanted = torch.autograd.grad(torch.cat(parts), leaves, slope.float())
+    upstream = torch.randn_like(mine)
+    leaves = [weight, bias, *([x] if gradient_of_images else [])]
+    got = torch.autograd.grad(mine, leaves, upstream)
+    wanted = torch.autograd.grad(torch.cat(parts), leaves, upstream.float())
     for a, b in zip(got, wanted, strict=True):
         near(a, b)
 
 
 def test_a_convolution_does_not_hide_nan() -> None:
-    from semisfl.engine.kernels.library import conv_relu
+    from semisfl.engine.kernels.convolution import stacked_convolution
 
     x = channels_last(1, 3, 4, 4)
     x[0, 0, 1, 1] = float("nan")
     weight = random(1, 16, 3, 3, 3).movedim(-1, 2)
     for pool in (1, 2):
-        assert conv_relu(x, weight, random(1, 16), (1, 1), pool).isnan().any()
+        assert stacked_convolution(x, weight, random(1, 16), (1, 1), pool).isnan().any()
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
@@ -123,7 +123,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
 @pytest.mark.parametrize("count", [7, 1500])
 def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from semisfl.algorithm import losses
-    from semisfl.engine.kernels.library import contrast
+    from semisfl.engine.kernels.contrast import fused_contrast
 
     monkeypatch.setattr(losses, "fused", lambda: None)
     z = F.normalize(random(9, 8, dtype=torch.float32), dim=1).requires_grad_()
@@ -134,17 +134,17 @@ def test_contrast(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.rand(count, device=DEVICE) < 0.8,
     )
     labels = torch.arange(9, device=DEVICE) % 6  # two of them nobody else has
-    mine = contrast(z, labels, references, 0.1)
+    mine = fused_contrast(z, labels, references, 0.1)
     plain = losses.contrastive(z, labels, references, 0.1)
     torch.testing.assert_close(mine, plain)
     got, wanted = (torch.autograd.grad(2 * loss, z)[0] for loss in (mine, plain))
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
     nobody = references._replace(present=torch.zeros_like(references.present))
-    assert float(contrast(z.detach(), labels, nobody, 0.1)) == 0
+    assert float(fused_contrast(z.detach(), labels, nobody, 0.1)) == 0
 
 
 def test_a_row_of_images() -> None:
-    from semisfl.engine.kernels.library import normalized_row
+    from semisfl.engine.kernels.images import normalized_row
 
     views = torch.randint(0, 256, (4, 3, 3, 5, 6), dtype=torch.uint8, device=DEVICE)
     normalizer = Normalizer.of((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)).to(DEVICE)
@@ -157,26 +157,29 @@ def test_a_row_of_images() -> None:
 
 @pytest.mark.parametrize("followed", [False, True])
 def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
-    from semisfl.engine.kernels.library import sgd
+    from semisfl.engine.kernels.update import fused_sgd
 
     config = OptimizerConfig(nesterov=True)
     flat = [random(100, dtype=torch.float32) for _ in range(3)]
     master, momentum, teacher = flat
     work, teacher_work = (t.to(torch.bfloat16) for t in (master, teacher))
     gradient = random(3, 20, dtype=torch.float32)
-    lr, keep = torch.tensor(0.1, device=DEVICE), torch.tensor(0.7, device=DEVICE)
-    home = Home(None, 5, 20, rows=3, apart=30)  # type: ignore[arg-type]
+    lr, decay = torch.tensor(0.1, device=DEVICE), torch.tensor(0.7, device=DEVICE)
+    home = Home(None, 5, 20, rows=3, stride=30)  # type: ignore[arg-type]
     wanted = [t.clone() for t in flat]
     for row in range(3):
         place = slice(5 + 30 * row, 25 + 30 * row)
-        weight, speed, mine = (t[place] for t in wanted)
-        slope = gradient[row] + config.weight_decay * weight
-        speed.mul_(config.momentum).add_(slope)
-        weight.sub_(0.1 * (slope + config.momentum * speed))
+        weight, velocity, mine = (t[place] for t in wanted)
+        upstream = gradient[row] + config.weight_decay * weight
+        velocity.mul_(config.momentum).add_(upstream)
+        weight.sub_(0.1 * (upstream + config.momentum * velocity))
         if followed:
             mine.mul_(0.7).add_(0.3 * weight)
-    along = (home.of(teacher), home.of(teacher_work), keep) if followed else None
-    sgd(home.of(master), home.of(work), home.of(momentum), gradient, lr, config, along)
+    along = (home.of(teacher), home.of(teacher_work), decay) if followed else None
+    fused_sgd(
+        home.of(master), home.of(work), home.of(momentum), gradient, lr,
+        config.weight_decay, config.momentum, config.nesterov, along,
+    )  # fmt: skip
     for got, expected in zip(flat, wanted, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     for copy, of in ((work, master), (teacher_work, teacher)):

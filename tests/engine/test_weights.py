@@ -139,19 +139,21 @@ def test_steps_taken_as_gradients_come_are_the_same_steps() -> None:
     """As on a GPU, where a parameter is stepped, and its teacher moved, beside the backward pass."""
     used: list[torch.Tensor] = []
 
-    @contextmanager
-    def aside(*tensors: torch.Tensor) -> Iterator[None]:
-        used.extend(tensors)
-        yield
+    class OneStream:
+        @contextmanager
+        def side(self, *tensors: torch.Tensor) -> Iterator[None]:
+            used.extend(tensors)
+            yield
 
     def start() -> tuple[nn.Sequential, SGD, Teacher[nn.Sequential]]:
         torch.manual_seed(0)
         student = nn.Sequential(bn_model(), nn.Linear(7, 7))
         student[0][11].p = 0.0  # dropout would draw differently for each
         Weights(student, torch.bfloat16)
-        sgd = SGD(student.parameters(), OptimizerConfig(), aside)
+        teacher = Teacher(student, 0.9)
+        sgd = SGD(student.parameters(), OptimizerConfig(), OneStream(), teacher.average)  # type: ignore[arg-type]
         sgd.restart(0.1)
-        return student, sgd, Teacher(student, 0.9)
+        return student, sgd, teacher
 
     (late, late_sgd, late_teacher), (early, early_sgd, early_teacher) = start(), start()
     for _ in range(3):
@@ -159,15 +161,17 @@ def test_steps_taken_as_gradients_come_are_the_same_steps() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             # The last layer is not used: it has no gradient, but decay and momentum.
             losses = [student[0](images).float().square().mean() for student in (late, early)]
-        late_sgd.descend(losses[0], followed_by=late_teacher)
-        early_sgd._descend_early(losses[1], (), early_teacher, None)
+        late_sgd.descend(losses[0])
+        late_teacher.update()
+        early_sgd._descend_early(OneStream(), losses[1], early_sgd.parameters, None)  # type: ignore[arg-type]
+        early_teacher.update()
     assert len(used) == 3 * sum(hasattr(p, "home") for p in early.parameters())
     for late_one, early_one in ((late, early), (late_teacher.model, early_teacher.model)):
         for name, tensor in late_one.state_dict().items():
             torch.testing.assert_close(early_one.state_dict()[name], tensor)
     assert late_teacher.updates == early_teacher.updates == 3
     with pytest.raises(AssertionError):
-        early_teacher.follow_along(early_sgd._homes[1:])
+        early_teacher.average.begin(early_sgd._homes[1:], OneStream().side)
 
 
 @pytest.mark.parametrize("slots", [1, 3])

@@ -207,7 +207,7 @@ def test_stack_is_modules_whose_weights_lie_together() -> None:
         module.eval()
     expected = copy.deepcopy(template).eval()(images)
     torch.testing.assert_close(
-        stack(images, Hardware("cpu").side_by_side), expected, atol=1e-6, rtol=0
+        stack(images, Hardware("cpu").streams.side_by_side), expected, atol=1e-6, rtol=0
     )
     stack.tensors["0.weight"][1].zero_()
     assert not stack.modules[1].get_parameter("0.weight").any()

@@ -6,18 +6,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from semisfl.engine.hardware import Stopped
 from semisfl.fleet.base import ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
+from semisfl.stopping import Stopped
 from tests.toy import assemble
 
 STEPS = 500
 
 
-def in_step(self: FullModelClients, work: object, slots: list[Slot], _: list[bool]) -> None:
-    with self._hardware.a_core_each():
-        self._together(work, slots, slots[0].steps)  # type: ignore[arg-type]
+def in_step(
+    self: FullModelClients, work: object, slots: list[Slot], _: list[bool], between: None
+) -> None:
+    with self._hardware.streams.a_core_each():
+        self._together(work, slots, slots[0].steps, between)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("budget", [1, 256 * 2**20])
@@ -31,7 +33,7 @@ def test_own_pace_gives_what_steps_side_by_side_give(
     assert isinstance(apart.fleet, LocalFleet)
     apart.fleet.batches.budget = budget
     rows = [apart.method.round(index) for index in range(2)]
-    monkeypatch.setattr(FullModelClients, "_apart", in_step)
+    monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
     assert rows == [together.method.round(index) for index in range(2)]
     for one, other in zip(
         apart.method.tested().values(), together.method.tested().values(), strict=True
@@ -65,7 +67,7 @@ def test_a_stop_ends_every_client_after_its_step() -> None:
     experiment = assemble("semifl")
 
     def stop(client: ClientRuntime, step: int) -> None:
-        experiment.hardware.stopping = experiment.hardware.stopping or step == 3
+        experiment.stop.requested = experiment.stop.requested or step == 3
 
     work = Counting(stop)
     with pytest.raises(Stopped):

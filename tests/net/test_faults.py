@@ -468,12 +468,13 @@ import signal, sys
 from pathlib import Path
 from semisfl.runs import network
 from semisfl.config import parse, read
+from semisfl.stopping import StopFlag
 place, port, resume = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "resume"
-seen = []
-signal.signal(signal.SIGTERM, lambda *_: [setattr(hardware, "stopping", True) for hardware in seen])
+stop = StopFlag()
+signal.signal(signal.SIGTERM, lambda *_: stop.request())
 result = network.serve(parse(read(place / "run.toml")), place / "labeled", certificates=place / "certs",
     listen=f"localhost:{port}", out=place / "out", resume=resume, device="cpu",
-    watch=seen.append, listening=lambda port: print(port, flush=True),
+    stop=stop, listening=lambda port: print(port, flush=True),
     observe=lambda row: print("round", row["round"], flush=True))
 print("stopped" if result.stopped else "finished", flush=True)
 """

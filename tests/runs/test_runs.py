@@ -18,7 +18,7 @@ from semisfl import config, presets, seeds
 from semisfl.config import Config
 from semisfl.data import sources
 from semisfl.data.partition import Partition
-from semisfl.engine.hardware import Hardware
+from semisfl.methods.base import Setup
 from semisfl.runs import checkpoint
 from semisfl.runs import directory as run_directory
 from semisfl.runs.checkpoint import CheckpointError
@@ -160,19 +160,19 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run ends after its ``step``-th iteration, as if a signal had come during it."""
     seen = 0
-    recorded = Hardware.record
+    captured = Setup.capture
 
-    def record(self: Any, call: Callable[[], None], *args: Any, **more: Any) -> Callable[[], None]:
+    def capture(self: Setup, call: Callable[[], None], *more: Any) -> Callable[[], None]:
         def counted() -> None:
             nonlocal seen
             seen += 1
-            self.stopping = self.stopping or seen == step
+            self.stop.requested = self.stop.requested or seen == step
             call()
 
-        return recorded(self, counted, *args, **more)
+        return captured(self, counted, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Hardware, "record", record)
+        patch.setattr(Setup, "capture", capture)
         yield
 
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""The contrastive loss and its slope, a row of similarities at a time."""
+"""The contrastive loss and its gradient, a row of similarities at a time."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def _contrast(
     similarity, labels, keys_labels, positive, present, losses, rows, sharpness,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replaces a row of similarities by the slope of the mean loss with respect to them."""
+    """Replaces a row of similarities by the gradient of the mean loss with respect to them."""
     row = tl.program_id(0)
     similarity += row.to(tl.int64) * COUNT
     label = tl.load(labels + row)
@@ -61,9 +61,9 @@ def _contrast(
         value, there, same = _references(
             similarity, keys_labels, positive, present, label, sharpness, columns, COUNT
         )
-        slope = tl.where(there, tl.exp(value - log_sum), 0.0) - tl.where(same, share, 0.0)
-        slope = tl.where(found > 0, weight * slope, 0.0)
-        tl.store(similarity + columns, slope, mask=columns < COUNT)
+        gradient = tl.where(there, tl.exp(value - log_sum), 0.0) - tl.where(same, share, 0.0)
+        gradient = tl.where(found > 0, weight * gradient, 0.0)
+        tl.store(similarity + columns, gradient, mask=columns < COUNT)
 
 
 class _Contrast(torch.autograd.Function):
@@ -79,25 +79,25 @@ class _Contrast(torch.autograd.Function):
         present: Tensor,
         temperature: float,
     ) -> Tensor:
-        slopes = projections @ keys.T
-        rows, count = slopes.shape
-        losses = torch.empty(rows, device=slopes.device)
+        gradients = projections @ keys.T
+        rows, count = gradients.shape
+        losses = torch.empty(rows, device=gradients.device)
         _contrast[(rows,)](
-            slopes, labels, keys_labels, positive, present, losses, rows, 1 / temperature,
+            gradients, labels, keys_labels, positive, present, losses, rows, 1 / temperature,
             COUNT=count, BLOCK=BLOCK,
         )  # fmt: skip
-        ctx.save_for_backward(slopes, keys)
+        ctx.save_for_backward(gradients, keys)
         return losses.sum()
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes, keys = ctx.saved_tensors
-        return slopes @ keys * grad, None, None, None, None, None, None
+        gradients, keys = ctx.saved_tensors
+        return gradients @ keys * grad, None, None, None, None, None, None
 
 
-def contrast(
+def fused_contrast(
     projections: Tensor, labels: Tensor, references: tuple[Tensor, ...], temperature: float
 ) -> Tensor:
-    """`algorithm.losses.contrastive` on a GPU, for anchors from whom no reference is hidden."""
+    """`contrast` without a mask."""
     return _Contrast.apply(projections, labels, *references, temperature)

@@ -5,6 +5,7 @@ A client's batch fills a third of a large GPU at most; one launch for all of the
 bias, ReLU and pooling are done before anything is written.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -171,12 +172,10 @@ def _few_gradients(ctx: Any, x: Tensor, grad: Tensor, which: Tensor) -> tuple[Te
     return out.sum(0).movedim(-1, 2), sums.sum(0)
 
 
-def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, pad: tuple[int, int], pool: int) -> Tensor:
-    """relu(max_pool2d(conv2d(x, weight) + bias, pool)), stride 1, pool 1 or 2, client by client.
-
-    ``weight`` [clients, output, input, row, column], its values channels-last; ``bias`` [clients,
-    output]; the rows of ``x`` belong to the clients in equal shares. The result is channels-last.
-    """
+def stacked_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: Sequence[int], pool: int
+) -> Tensor:
+    """`stacked_conv_relu_pool`; the values of ``weight`` lie channels-last, and so do the result's."""
     keep = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
     x = x.contiguous(memory_format=torch.channels_last)
-    return _ConvRelu.apply(x, weight, bias, pad, pool, keep)
+    return _ConvRelu.apply(x, weight, bias, tuple(padding), pool, keep)

@@ -46,7 +46,7 @@ def _channels(x, image, row, column, k, known, H: tl.constexpr, W: tl.constexpr,
 
 @triton.jit
 def convolve(
-    x, weight, bias, out, which, weight_apart, bias_apart, images,
+    x, weight, bias, out, which, weight_stride, bias_stride, images,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     POOL: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr,
@@ -58,7 +58,7 @@ def convolve(
     count = images * ((OH // POOL) * (OW // POOL))
     chunks: tl.constexpr = (CI + BK - 1) // BK
     x += client * images * (H * W * CI)
-    weight += client * weight_apart
+    weight += client * weight_stride
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     image, window_row, window_column = _place(m, OH // POOL, OW // POOL)
@@ -95,7 +95,7 @@ def convolve(
         wins = (total > best) | (total != total)
         best = tl.where(wins, total, best)
         chosen = tl.where(wins, corner, chosen).to(tl.int8)
-    best += tl.load(bias + client * bias_apart + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
+    best += tl.load(bias + client * bias_stride + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
     is_open = (best > 0) | (best != best)
     target = client * count * CO + m[:, None] * CO + n[None, :]
     inside = (m < count)[:, None] & (n < CO)[None, :]
@@ -106,7 +106,7 @@ def convolve(
 
 @triton.jit
 def to_input(
-    grad, weight, out, weight_apart,
+    grad, weight, out, weight_stride,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -115,7 +115,7 @@ def to_input(
     client = tl.program_id(2).to(tl.int64)
     count: tl.constexpr = IMAGES * H * W
     grad += client * (IMAGES * OH * OW * CO)
-    weight += client * weight_apart
+    weight += client * weight_stride
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     image, row, column = _place(m, H, W)
@@ -201,9 +201,9 @@ def to_few_weights(
         pixel = (tl.program_id(0) + turn * PARTS) * BK + tl.arange(0, BK)
         inside = (pixel < count)[:, None] & (m < CO)[None, :]
         source = client * (count * CO) + pixel[:, None] * CO + m[None, :]
-        slope = tl.load(grad + source, mask=inside, other=0.0)
+        value = tl.load(grad + source, mask=inside, other=0.0)
         chosen = tl.load(which + source, mask=inside, other=CLOSED).to(tl.int32)
-        of_bias += tl.sum(tl.where(chosen == CLOSED, 0.0, slope.to(tl.float32)), axis=0)
+        of_bias += tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
         image, window_row, window_column = _place(pixel, OH // POOL, OW // POOL)
         for corner in range(POOL * POOL):
             row = window_row * POOL + corner // POOL - PAD_H
@@ -211,7 +211,7 @@ def to_few_weights(
             right = _gathered(
                 x, image, row, column, n, pixel < count, H, W, CI, KH, KW, PAD_H + PAD_W > 0
             )
-            left = tl.where(chosen == corner, slope, 0.0).to(right.dtype)
+            left = tl.where(chosen == corner, value, 0.0).to(right.dtype)
             total = tl.dot(tl.trans(left), right, total)
     part = tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
     tl.store(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-State = dict[str, Tensor]
+from semisfl.fleet.base import State
 
 
 def noise_image(shape: tuple[int, int, int], rng: np.random.Generator) -> Tensor:

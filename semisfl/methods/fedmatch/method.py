@@ -26,7 +26,6 @@ from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
 from semisfl.methods.fedmatch.sparse import SparseLinks
 from semisfl.methods.full_model import (
-    active_clients,
     count,
     given,
     read_counter,
@@ -67,7 +66,7 @@ class FedMatch:
         self.dropout = ServerDropout(setup)
         self.sgd = SGD(self.sigma.parameters(), config.optimizer)
         self.meter = Meter(setup.hardware)
-        self.supervised_step = setup.hardware.record(self._supervised_step)
+        self.supervised_step = setup.capture(self._supervised_step)
         self.work = FedMatchWork()
         self.helpers = Helpers()
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
@@ -104,7 +103,7 @@ class FedMatch:
 
     def _plan(self, round_index: int, lr: float) -> FullRound:
         config, settings = self.setup.config, self.setup.config.fedmatch
-        active = active_clients(self.setup, round_index)
+        active = self.setup.active(round_index)
         refresh = (round_index + 1) % settings.refresh == 0
         if refresh:
             self.helpers.choose(active, settings.helpers)
@@ -262,23 +261,23 @@ def regularisers(sigma: nn.Module, psi: nn.Module, l2: float, l1: float) -> Tens
 
 
 class _Regularisers(torch.autograd.Function):
-    """In few passes over all entries: the slope of ``psi`` is 2 l2 (psi - sigma) + l1 sign(psi)."""
+    """In few passes over all entries: the gradient of ``psi`` is 2 l2 (psi - sigma) + l1 sign(psi)."""
 
     @staticmethod
     def forward(ctx: Any, l2: float, l1: float, *tensors: Tensor) -> Tensor:
         psi, sigma = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
-        apart = torch._foreach_sub(psi, sigma)
-        ctx.save_for_backward(*psi, *apart)
+        difference = torch._foreach_sub(psi, sigma)
+        ctx.save_for_backward(*psi, *difference)
         ctx.weights = l2, l1
-        far = torch.stack(torch._foreach_norm(apart, 2)).square().sum()
+        far = torch.stack(torch._foreach_norm(difference, 2)).square().sum()
         return l2 * far + l1 * torch.stack(torch._foreach_norm(psi, 1)).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.saved_tensors) // 2
-        psi, apart = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        psi, difference = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         l2, l1 = ctx.weights
-        slopes = torch._foreach_mul(torch._foreach_sign(psi), l1)
-        torch._foreach_add_(slopes, apart, alpha=2 * l2)
-        torch._foreach_mul_(slopes, grad)
-        return None, None, *slopes, *[None] * count
+        gradients = torch._foreach_mul(torch._foreach_sign(psi), l1)
+        torch._foreach_add_(gradients, difference, alpha=2 * l2)
+        torch._foreach_mul_(gradients, grad)
+        return None, None, *gradients, *[None] * count

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-State = dict[str, Tensor]
+from semisfl.fleet.base import State
 
 
 def changed(

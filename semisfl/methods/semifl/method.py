@@ -20,7 +20,6 @@ from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
     SupervisedPhase,
-    active_clients,
     count,
     given,
     read_counter,
@@ -53,7 +52,7 @@ class SemiFL:
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         reported: dict[str, Any] = {}
         if round_index >= config.server.pretrain_rounds:
-            active = active_clients(self.setup, round_index)
+            active = self.setup.active(round_index)
             if round_index == 0:
                 self._recompute_statistics(round_index, active)
             # Distribute. With sBN the clients hold the model already; its statistics are new to them.
@@ -75,7 +74,7 @@ class SemiFL:
         loss = self.supervised.run(round_index, config.server.steps, lr)
         # Before the test and the next distribution, which see the same model.
         then = round_index + 1
-        coming = active_clients(self.setup, then) if then >= config.server.pretrain_rounds else ()
+        coming = self.setup.active(then) if then >= config.server.pretrain_rounds else ()
         self._recompute_statistics(round_index, coming)
         return MethodRow(
             learning_rate=lr,

@@ -10,14 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from semisfl.engine.hardware import Hardware, Stopped
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.net import messages
 from semisfl.net.client.connection import Connection, Received, Stream
-from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest, Watched
+from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
 from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame, Schema, WireError, decode, encode
 from semisfl.net.messages import Terms, joined, separated
+from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,9 @@ class Device:
         """Rounds this client did its part of to the end."""
         self._connection = connection
         self._images = images
-        self._works = {name: Watched(work) for name, work in works.items()}
+        self._works = works
         self._device = device
-        self.stopping = False
+        self._stop = StopFlag()
         self._member: Member | None = None
         self._stream: Stream | None = None
         self._expected: Mapping[str, Schema] = {}
@@ -58,7 +59,7 @@ class Device:
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
-        self.stopping = True
+        self._stop.request()
 
     def serve(self) -> None:
         """Returns once the run is over or `stop` was called; raises `Rejected` if refused."""
@@ -77,7 +78,9 @@ class Device:
             self._connection.close()
 
     def receive(self) -> Received:
-        while not self.stopping and not self._connection.over.is_set():
+        if self._member is not None:
+            self._member.hardware.streams.before_waiting()
+        while not self._stop.requested and not self._connection.over.is_set():
             received = self._connection.receive(0.2)
             if received is not None:
                 return received
@@ -153,7 +156,7 @@ class Device:
         self.answer(received, "ready", ready)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
-        self.member.enrol(frame.fields["client"])
+        self.member.enrol(frame.fields["client"], self._stop)
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
         )
@@ -181,7 +184,7 @@ class Device:
 
     def _send_features(self, received: Received) -> None:
         member, wire = self.member, self.member.config.wire
-        with member.hardware.arithmetic():
+        with member.hardware.step():
             features = member.fleet.forward()
         self.answer(
             received,
@@ -197,7 +200,7 @@ class Device:
         if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
             log.warning("gradients of another step were passed over")
             return
-        with member.hardware.arithmetic():
+        with member.hardware.step():
             member.fleet.backward(frame.tensors["gradients"].to(member.hardware.device))
         member.step += 1
         if member.step < member.plan.steps:
@@ -233,8 +236,7 @@ class Device:
             on_request=OnRequest(full_round, fields["on_request"]),
             settings=fields["settings"],
         )
-        work.full_round = full_round
         self.member.hold_whole_model()
-        (result,) = self.member.fleet.train(work, plan)
+        (result,) = self.member.fleet.train(work, plan, between=full_round.beat)
         full_round.upload(result.numbers, result.states)
         self.rounds += 1

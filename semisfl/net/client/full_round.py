@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from semisfl.engine.hardware import Stopped
-from semisfl.fleet.base import ClientRuntime, ClientWork, State
+from semisfl.fleet.base import State
 from semisfl.net import messages
 from semisfl.net.client.connection import Received
 from semisfl.net.client.member import Member
@@ -23,7 +22,7 @@ class Interrupted(Exception):
 
 
 class Asking(Protocol):
-    """What an full_round needs of its device."""
+    """What a full round needs of its device."""
 
     @property
     def member(self) -> Member: ...
@@ -44,9 +43,6 @@ class Asking(Protocol):
         tensors: Mapping[str, Tensor] | None = None,
         codecs: Mapping[str, str] | str = "fp32",
     ) -> None: ...
-
-    @property
-    def stopping(self) -> bool: ...
 
 
 class ClientFullRound:
@@ -94,9 +90,7 @@ class ClientFullRound:
             device.answer(self._last, "done", {"round": self._round, **done})
 
     def beat(self) -> None:
-        """Between two steps: stop if asked to, else let the server know of the progress."""
-        if self._device.stopping:
-            raise Stopped
+        """Between two steps: let the server know of the progress."""
         self._last.stream.beat(self._last.ticket)
 
 
@@ -115,23 +109,3 @@ class OnRequest(Mapping[str, State]):
 
     def __len__(self) -> int:
         return len(self._states)
-
-
-class Watched:
-    """A method's client half that tells the server after every step that it is at work."""
-
-    full_round: ClientFullRound
-
-    def __init__(self, work: ClientWork) -> None:
-        self.name = work.name
-        self._work = work
-
-    def start(self, client: ClientRuntime) -> bool:
-        return self._work.start(client)
-
-    def step(self, client: ClientRuntime) -> None:
-        self.full_round.beat()
-        self._work.step(client)
-
-    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        return self._work.finish(client)

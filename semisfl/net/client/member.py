@@ -13,6 +13,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.local import LocalFleet
 from semisfl.net.messages import Schemas, Shape, Terms
+from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Member:
         if any(tensor.is_meta for tensor in self.model.top.state_dict().values()):
             self.model.top.to_empty(device=self.hardware.device)
 
-    def enrol(self, client: int) -> None:
+    def enrol(self, client: int, stop: StopFlag) -> None:
         """Make the fleet of one; a client keeps its index for the whole run."""
         if client == self.client:
             return
@@ -88,4 +89,5 @@ class Member:
             ),
             Normalizer.of(terms.mean, terms.std).to(self.hardware.device),
             self.hardware,
+            stop,
         )

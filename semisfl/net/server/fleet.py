@@ -18,7 +18,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from semisfl.engine.hardware import Hardware, Stopped
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import (
     ClientResult,
     ClientWork,
@@ -40,6 +40,7 @@ from semisfl.net.server.full_round import Due, ServerFullRound, unbelievable
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
+from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class NetworkFleet:
         roster_path: Path | None = None,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
+        stop: StopFlag | None = None,
     ) -> None:
+        self._stop = stop or StopFlag()
         self.traffic = Traffic()
         self.config = terms.config
         self.roster = Roster(terms.config.clients.total, roster_path)
@@ -111,7 +114,7 @@ class NetworkFleet:
         self.port = self._listener.port
 
     def attach(self, hardware: Hardware) -> "NetworkFleet":
-        """Compute on ``hardware``, and stop when it is asked to."""
+        """Compute on ``hardware``."""
         self._hardware = hardware
         return self
 
@@ -152,8 +155,7 @@ class NetworkFleet:
                     break
                 self._listener.changed.wait(0.2)
             now = time.monotonic()
-            if self._hardware.stopping:
-                raise Stopped
+            self._stop.check()
             if seconds is not None and now - started > seconds:
                 return False
             if now - started > 1 and (not told or now - reminded > REMIND_SECONDS):
@@ -291,7 +293,7 @@ class NetworkFleet:
         """Every awaited client's answer, as they come, until nobody is awaited any more."""
         stop_at: float | None = None
         while self._awaited:
-            if self._hardware.stopping:
+            if self._stop.requested:
                 stop_at = stop_at or time.monotonic() + STOP_SECONDS
                 if time.monotonic() > stop_at:
                     raise Stopped

@@ -1,0 +1,113 @@
+"""One capture helper: a step runs a few times, is captured as a CUDA graph, and replayed from then on."""
+
+import gc
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from semisfl.engine.streams import FIRST
+
+log = logging.getLogger(__name__)
+
+# Real iterations run before a step is captured: lazy initialisation must be over by then.
+WARMUP_CALLS = 3
+
+Step = Callable[[], None]
+
+
+class Graphs:
+    """Captured steps of one device; they share memory and know the generators they may draw from."""
+
+    def __init__(
+        self, device: torch.device, capture: bool, whole: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """``whole`` surrounds every step: its arithmetic, and the end of what it left on side streams."""
+        self._device, self._capture, self._whole = device, capture, whole
+        self._pool: Any = None
+        self._generators: list[torch.Generator] = []
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A generator for device draws that captured steps may use; reseed it with ``manual_seed``."""
+        generator = torch.Generator(self._device).manual_seed(seed)
+        self._generators.append(generator)
+        return generator
+
+    def capture(self, step: Step, capturable: bool = True) -> Step:
+        """``step``, to be called once per iteration.
+
+        On a GPU it is captured after a few calls and replayed from then on: it must read and write
+        its state in place and decide nothing on the host.
+        """
+        return _Captured(self, step) if self._capture and capturable else self._plain(step)
+
+    def _plain(self, step: Step) -> Step:
+        def run() -> None:
+            with self._whole():
+                step()
+
+        return run
+
+
+class _Captured:
+    def __init__(self, graphs: Graphs, step: Step) -> None:
+        self._graphs = graphs
+        self._run = graphs._plain(step)
+        self._capturable = True
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        if self._capturable and self._calls >= WARMUP_CALLS and self._try_capture():
+            return
+        self._calls += 1
+        # Warm-up on a stream of its own, as graph capture asks for.
+        stream = torch.cuda.Stream(priority=FIRST)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._run()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _try_capture(self) -> bool:
+        graphs = self._graphs
+        graph = torch.cuda.CUDAGraph()
+        for generator in graphs._generators:
+            graph.register_generator_state(generator)
+        stream = torch.cuda.Stream(priority=FIRST)
+        try:
+            with _no_collection(), torch.cuda.graph(graph, graphs._pool, stream):
+                self._run()
+        except RuntimeError as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            log.warning(
+                "this step cannot be captured as a CUDA graph and runs slower: %s (%s, line %d)",
+                str(error).splitlines()[0],
+                where.filename,
+                where.lineno or 0,
+            )
+            self._capturable = False
+            torch.cuda.synchronize()
+            return False
+        graphs._pool = graphs._pool or graph.pool()
+        self._graph = graph
+        graph.replay()
+        return True
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Inside, no garbage is collected: an old graph among it, freed during a capture, ends that."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,20 @@
+"""How a run is asked to end: its owner sets a flag, and whatever takes long looks at it."""
+
+
+class Stopped(Exception):
+    """Somebody asked the run to end; raised between two iterations."""
+
+
+class StopFlag:
+    """Belongs to a run; may be set from a signal handler or another thread."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self) -> None:
+        self.requested = True
+
+    def check(self) -> None:
+        """Raise `Stopped` if the end was asked for."""
+        if self.requested:
+            raise Stopped
