@@ -310,7 +310,7 @@ def oracle(config: Config, *leaving: Leaving) -> Experiment:
     data, partition = toy_data(config.clients.total)
     fleet = Oracle(config, data, partition, *leaving)
     experiment = assemble(
-        config, data, partition, device="cpu", make_fleet=lambda *parts: fleet.attach(parts[-1])
+        config, data, partition, device="cpu", make_fleet=lambda *parts: fleet.attach(parts[-2])
     )
     run_rounds(experiment)
     return experiment
