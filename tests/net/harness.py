@@ -31,6 +31,7 @@ from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.stopping import StopFlag
 
 SIDE = 16
 CLASSES = 4
@@ -159,12 +160,13 @@ class Network:
         fleet = NetworkFleet(
             terms,
             model,
-            rest[-1],
+            rest[-2],
             listen=f"{host}:{port}",
             certificates=self.certificates,
             insecure_loopback=self.certificates is None,
             handshake_seconds=self._handshake_seconds,
             thread=loop_thread(),
+            stop=rest[-1],
         )
         prefix = "" if self.certificates else "plaintext:"
         fleet.roster.load_state_dict(
@@ -258,7 +260,7 @@ class Oracle:
             self._members[client] = Member(
                 terms, lambda _, shard=shard: (images[shard], 0), hardware
             )
-            self._members[client].enrol(client)
+            self._members[client].enrol(client, StopFlag())
         return self
 
     def wait_ready(self) -> None:
