@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from semisfl import models
 from semisfl.config import Config, ConfigError
@@ -35,15 +34,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def batchnorm_net(shape: models.Shape, classes: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 4, 5),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.MaxPool2d(4),
-        nn.Flatten(),
-        nn.Linear(36, classes),
-    )
+BATCHNORM = [
+    {"kind": "conv", "channels": 4, "kernel": 5},
+    *({"kind": "batchnorm"}, {"kind": "relu"}, {"kind": "pool", "size": 4}),
+    *({"kind": "flatten"}, {"kind": "linear"}),
+]
+WIDE = [{"kind": "conv", "channels": 28, "kernel": 5}, {"kind": "relu"}, {"kind": "flatten"}]
 
 
 def compare(config: Config, certificates: Path | None = None) -> tuple[Network, Experiment]:
@@ -80,9 +76,8 @@ def test_codecs_lose_the_same_on_both(method: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("teacher", [{"client": "ema"}, {"client_batchnorm": "running"}])
-def test_batchnorm_and_teacher_variants(teacher: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.MODELS, "batchnorm", batchnorm_net)
-    compare(tiny(model={"name": "batchnorm"}, teacher=teacher))
+def test_batchnorm_and_teacher_variants(teacher: dict) -> None:
+    compare(tiny(model={"layers": BATCHNORM}, teacher=teacher))
 
 
 def test_some_active_clients_over_mutual_tls(authority: Path) -> None:
@@ -90,16 +85,10 @@ def test_some_active_clients_over_mutual_tls(authority: Path) -> None:
 
 
 @pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
+def wide() -> dict[str, dict]:
     """Settings of a model whose features are as large as in earnest."""
-
-    def build(shape: models.Shape, classes: int) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Conv2d(1, 28, 5), nn.ReLU(), nn.Flatten(), nn.Linear(28 * 144, classes)
-        )
-
-    monkeypatch.setitem(models.MODELS, "wide", build)
-    return {"model": {"name": "wide"}, "clients": {"batch": 64, "steps": 4}}
+    layers = [*WIDE, {"kind": "linear"}]
+    return {"model": {"layers": layers}, "clients": {"batch": 64, "steps": 4}}
 
 
 def test_frames_larger_than_any_message(wide: dict[str, dict]) -> None:
