@@ -22,9 +22,13 @@ import numpy as np
 from semisfl import seeds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from semisfl.data.sources import Dataset
 
 Kind = Literal["iid", "dirichlet"]
+LONGEST_NAME = 32
+"""Letters of a class's name in a picture."""
 
 
 @dataclass(frozen=True)
@@ -172,18 +176,25 @@ def _fill_empty(held: list[np.ndarray]) -> None:
 
 
 def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
-    """A picture of who holds what: one column a holder, one row a class, area = images."""
+    """A picture of who holds what, as a file."""
+    picture(partition, labels, classes).savefig(path, dpi=120)
+
+
+def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Figure:
+    """Who holds what: one column per holder, one row per class, area = images."""
     from matplotlib.figure import Figure  # heavy, and only wanted here
 
     labels = np.asarray(labels)
-    rows = [*classes, *(["unknown"] if (labels < 0).any() else [])]
+    rows = [*map(_short, classes), *(["unknown"] if (labels < 0).any() else [])]
     holders = [partition.labeled, *partition.clients]
     counts = np.stack(
         [np.bincount(labels[held] % len(rows), minlength=len(rows)) for held in holders], axis=1
     )
-    width = float(np.clip(2.5 + 0.3 * len(holders), 5, 16))
+    # Inches: names of classes need about 0.1 per letter, and the grid is what is left of the width.
+    names_width = 0.1 * max(map(len, rows))
+    grid_width = float(np.clip(1.5 + 0.3 * len(holders), 3.5, 15))
     height = float(np.clip(2.2 + 0.3 * len(rows), 3.5, 24))
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(names_width + grid_width + 1, height), layout="constrained")
     totals, grid = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2, 0.3 * len(rows))])
 
     places = np.arange(len(holders)) + np.where(np.arange(len(holders)) > 0, 0.5, 0)
@@ -194,7 +205,7 @@ def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path:
 
     row, column = np.nonzero(counts)
     # The largest bubble fills its cell, whose side is 0.3 inch, or less on crowded pictures.
-    side = 72 * min(0.3, (height - 2) / len(rows), (width - 1) / len(holders))
+    side = 72 * min(0.3, (height - 2) / len(rows), grid_width / len(holders))
     area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
     grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
     every = max(1, len(partition.clients) // 40)
@@ -204,7 +215,12 @@ def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path:
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)
     grid.set_ylim(len(rows) - 0.4, -0.6)
-    grid.set_xlabel("server's labels (orange) and clients by number (blue)")
+    # Of the figure, not of the grid, which is narrower than these words if names are long.
+    figure.supxlabel("server's labels (orange) and clients by number (blue)", fontsize="medium")
     grid.grid(alpha=0.25)
     grid.set_axisbelow(True)
-    figure.savefig(path, dpi=120)
+    return figure
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

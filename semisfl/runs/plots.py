@@ -13,6 +13,7 @@ from semisfl.runs.report import Group, Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GIGA = 1e9
 Axis = Callable[[list[RoundRow]], list[float]]
@@ -61,6 +62,11 @@ PERCENT = ("mask_rate", "impurity")
 def draw(
     groups: Sequence[Group], path: Path, panels: Sequence[Panel] = ACCURACY + TRAINING
 ) -> None:
+    """The picture of some groups, as a file."""
+    picture(groups, panels).savefig(path, dpi=120)
+
+
+def picture(groups: Sequence[Group], panels: Sequence[Panel] = ACCURACY + TRAINING) -> "Figure":
     """Curves: the mean over seeds, and a band of one standard error where there are several."""
     from matplotlib.figure import Figure  # heavy, and only wanted here
     from matplotlib.lines import Line2D
@@ -80,7 +86,7 @@ def draw(
         axes.set_visible(False)
     handles = [Line2D([], [], color=f"C{place % 10}", lw=2) for place in range(len(groups))]
     figure.legend(handles, labels, loc="outside upper center", ncols=legend_columns, frameon=False)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def _legend(group: Group) -> str:

@@ -5,10 +5,12 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from matplotlib.text import Text
 from PIL import Image
 
-from semisfl.data.partition import Partition, by_folder, draw, split
+from semisfl.data.partition import Partition, by_folder, draw, picture, split
 from semisfl.data.sources import Dataset
+from tests.pictures import cut_off
 
 CIFAR = np.repeat(np.arange(10), 5000)
 # Class sizes of the SVHN training images and the labels §6 gives for 1,000 of them.
@@ -220,3 +222,15 @@ def test_draw_writes_a_picture(tmp_path):
     with Image.open(few) as one, Image.open(many) as other:
         assert one.width < other.width
         assert len(one.convert("RGB").getcolors(2**20) or []) > 20  # something is drawn
+
+
+@pytest.mark.parametrize("clients", [2, 10, 30, 100])
+@pytest.mark.parametrize("word", ["", " of an unusually long class name"])
+def test_no_words_of_a_picture_are_cut_off(clients, word):
+    labels = np.concatenate([CIFAR, np.full(100, -1)])
+    names = [f"class {number}{word}" for number in range(10)]
+    figure = picture(cut(labels, clients=clients), labels, names)
+    assert cut_off(figure) == 0
+    shown = {text.get_text() for text in figure.findobj(Text)}
+    assert {"images", "server", "unknown"} <= shown
+    assert any(name.startswith("class 7") for name in shown)

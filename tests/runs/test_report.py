@@ -15,6 +15,7 @@ from semisfl.cli.main import main
 from semisfl.methods import METHODS
 from semisfl.runs import plots, report
 from semisfl.titles import TITLES
+from tests.pictures import cut_off
 
 PNG = b"\x89PNG"
 RESULTS = Path(__file__).parents[2] / "results"
@@ -197,6 +198,12 @@ def test_committed_results_can_be_reported(
         assert result["accuracy"]["mean"] > 30 and not result["remark"]
         assert result["label"].split()[0] == TITLES[result["method"]]
     assert picture.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("name", ["codecs", "digits", "h200", "h200/svhn-ablation"])
+def test_no_words_of_a_picture_are_cut_off(name: str) -> None:
+    groups = report.group_runs(report.find_runs([RESULTS / name]))
+    assert cut_off(plots.picture(groups)) == 0
 
 
 def test_titles_are_those_of_the_methods() -> None:
