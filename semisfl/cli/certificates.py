@@ -103,9 +103,13 @@ def revoke(
     elif certificate is not None:
         whose, fresh = ledger.revoke_certificate(directory, certificate)
         count, what = int(fresh), f"of {whose}"
-    place = directory / "revoked.txt"
-    done = f"revoked {count} certificate(s) {what}" if count else f"{what}: revoked already"
-    print(f"{done}; a server that reads {place} obeys at once, elsewhere copy that file to it")
+    if not count:
+        print(f"nothing to do: what is {what} is in {directory / 'revoked.txt'} already")
+        return
+    print(
+        f"revoked {count} certificate(s) {what}; a server that reads {directory / 'revoked.txt'} obeys"
+        " at once, to any other copy that file"
+    )
 
 
 @certificates.command("list")
@@ -135,6 +139,9 @@ def _plain(row: Any) -> dict[str, Any]:
 
 
 def _made(issued: Any, place: Path) -> None:
-    print(
-        f"made {place}, valid until {issued.valid_until:%Y-%m-%d}, fingerprint {issued.fingerprint[:16]}"
-    )
+    from semisfl.net.certs import LEAF_LIFE
+
+    until = f"{issued.valid_until:%Y-%m-%d}"
+    print(f"made {place}, valid until {until}, fingerprint {issued.fingerprint[:16]}")
+    if issued.days_left < LEAF_LIFE.days - 2:
+        print("no longer, since the authority ends then; `semisfl certs init` makes another")

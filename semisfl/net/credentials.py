@@ -78,7 +78,7 @@ def identity(peer: Peer) -> str:
         uris = []
     if len(names) != 1 or uris != [CLIENT_URI + names[0]] or not CLIENT_NAME.fullmatch(names[0]):
         raise CertError(
-            f"certificate of {names!r:.100} is not a client's: make one with make_client"
+            f"certificate of {names!r:.100} is not a client's: make one with `semisfl certs client`"
         )
     return names[0]
 

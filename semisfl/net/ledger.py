@@ -16,6 +16,8 @@ from semisfl.net.credentials import identity, read_certificate, was_signed_by
 from semisfl.net.x509_parts import CertError, append_line, is_missing, read_file
 
 SHORTEST_PREFIX = 8
+LEAST_DIGITS = 30
+"""Of a whole serial: 159 random bits that begin with more zeros do not occur."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
     if not re.fullmatch(r"[0-9a-f]+", digits):
         raise CertError(f"serial {text!r} is not hexadecimal: `semisfl certs list` shows serials")
     if is_missing(directory / "issued.txt"):
+        if len(digits) < LEAST_DIGITS:
+            raise CertError(
+                f"serial {text!r} is cut short: where there is no issued.txt give all of its"
+                " digits, about 40, as in the server's log or `semisfl certs list --json`"
+            )
         return int(digits, 16), _turn_away(directory, int(digits, 16), "by serial")
     found = [
         entry
@@ -146,6 +153,10 @@ def is_revoked(directory: str | Path, serial: int) -> bool:
 def revoked_serials(directory: str | Path) -> frozenset[int]:
     """The serials of revoked.txt. A list that is missing, empty or damaged is an error, never "none"."""
     path = Path(directory) / "revoked.txt"
+    if is_missing(path):
+        raise CertError(
+            f"{path} cannot be read: it is missing; copy it from the authority's folder"
+        )
     content = read_file(path)
     if not content:
         # `certs init` begins the list with a comment: nothing at all is a copy that was cut short.

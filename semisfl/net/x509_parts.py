@@ -148,9 +148,12 @@ def _why(error: OSError, path: Path) -> str:
         except OSError:
             continue
         owner, user = _user(found.st_uid), _user(os.geteuid())
+        fix = f"`chown {user} {place}`, or run it as {owner}"
+        if owner == user:
+            fix = f"`chmod u+rwX {place}`"
         return (
             f"{reason}; {place} belongs to {owner} with mode {stat.S_IMODE(found.st_mode):04o} and"
-            f" this runs as {user}: `chown {user} {place}`, or run it as {owner}"
+            f" this runs as {user}: {fix}"
         )
     return reason
 

@@ -1,0 +1,197 @@
+"""``semisfl certs`` where the authority is and where it is not: what is done, and what is said."""
+
+import json
+import os
+import pwd
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.net import certs
+from semisfl.net.certs import CertError
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> tuple[Path, Path]:
+    """The authority's folder, and the server's as the documentation sets it up."""
+    home, server = tmp_path / "home", tmp_path / "server"
+    certs.make_authority(home)
+    certs.make_server(home, ["localhost"])
+    for name in ("cam-1", "cam-2"):
+        certs.make_client(home, name)
+    server.mkdir()
+    for name in ("authority.crt", "server.crt", "server.key", "revoked.txt"):
+        (server / name).write_bytes((home / name).read_bytes())
+    return home, server
+
+
+def semisfl(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    """A command's exit status and all it says, in one line."""
+    status = main([str(word) for word in words])
+    said = capsys.readouterr()
+    return status, " ".join((said.out + said.err).split())
+
+
+def test_revoking_on_the_server(
+    deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, server = deployed
+    serials = {entry.name: entry.serial for entry in certs.listing(home)}
+    revoke = ("certs", "revoke", "--dir", server)
+    status, said = semisfl(capsys, *revoke, "--name", "cam-1")
+    assert status == 2
+    assert "issued.txt is not there" in said and "--serial HEX or --certificate FILE" in said
+
+    status, said = semisfl(capsys, *revoke, "--serial", f"{serials['cam-1']:X}")
+    assert (status, certs.is_revoked(server, serials["cam-1"])) == (0, True), said
+    assert not certs.is_revoked(server, serials["cam-2"])
+    file = home / "clients" / "cam-2" / "client.crt"
+    status, said = semisfl(capsys, *revoke, "--certificate", file)
+    assert (status, certs.is_revoked(server, serials["cam-2"])) == (0, True), said
+    assert "of cam-2" in said and str(server / "revoked.txt") in said
+
+    before = (server / "revoked.txt").read_text()
+    assert semisfl(capsys, *revoke, "--certificate", file)[1].startswith("nothing to do")
+    for words, reason in [
+        (["--serial", "abcd"], "cut short"),
+        (["--serial", "xyz"], "not hexadecimal"),
+        (["--certificate", server / "server.crt"], "is not a client's"),
+        (["--certificate", server / "server.key"], "not a certificate in PEM"),
+        ([], "wants one of --name NAME, --serial HEX, --certificate FILE"),
+        (["--name", "cam-1", "--serial", "abcd"], "wants one of"),
+    ]:
+        status, said = semisfl(capsys, *revoke, *words)
+        assert status == 2 and reason in said, said
+    assert (server / "revoked.txt").read_text() == before
+
+
+def test_a_list_that_is_lost_is_not_begun_anew(
+    deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With one line it would let in all who were revoked before."""
+    _, server = deployed
+    (server / "revoked.txt").unlink()
+    status, said = semisfl(capsys, "certs", "revoke", "--dir", server, "--serial", "a" * 40)
+    assert status == 2 and "revoked.txt cannot be read: it is missing" in said
+    assert not (server / "revoked.txt").exists()
+
+
+def test_another_authority_s_certificate_is_not_revoked_here(
+    deployed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    certs.make_authority(tmp_path / "other")
+    certs.make_client(tmp_path / "other", "cam-1")
+    with pytest.raises(CertError, match="was not signed by"):
+        certs.revoke_certificate(deployed[1], tmp_path / "other/clients/cam-1/client.crt")
+
+
+def test_revoking_one_of_several_by_its_first_digits(deployed: tuple[Path, Path]) -> None:
+    home, _ = deployed
+    old = certs.listing(home)[2]
+    new = certs.renew_client(home, "cam-1")
+    assert certs.revoke_serial(home, f"0x{old.serial:X}"[:14]) == (old.serial, True)
+    assert certs.revoke_serial(home, f"{old.serial:x}") == (old.serial, False)
+    assert not certs.is_revoked(home, new.serial)
+    for digits in ("1234567", f"{new.serial:x}"[:7], "f" * 40):
+        with pytest.raises(CertError, match="0 issued certificates"):
+            certs.revoke_serial(home, digits)
+    with pytest.raises(CertError, match="is the server's: only clients"):
+        certs.revoke_serial(home, f"{certs.listing(home)[1].serial:x}")
+
+
+def test_a_list_edited_by_hand_keeps_its_last_line(deployed: tuple[Path, Path]) -> None:
+    home, _ = deployed
+    (home / "revoked.txt").write_text("# without an end\nab")
+    (serial,) = certs.revoke(home, "cam-1")
+    assert certs.is_revoked(home, 0xAB) and certs.is_revoked(home, serial)
+
+
+def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    home, server = deployed
+    folder = home / "clients" / "cam-1"
+    before = certs.load_client_credentials(folder)
+    status, said = semisfl(capsys, "certs", "renew", "--dir", home, "--name", "cam-1")
+    assert status == 0 and "the old certificate stays valid until" in said
+    after = certs.load_client_credentials(folder)
+    assert after.key != before.key and certs.identity(after.certificate) == "cam-1"
+    status, said = semisfl(capsys, "certs", "renew", "--dir", home, "--server")
+    assert status == 0 and "to the server" in said
+    certs.load_server_credentials(home)
+    assert [entry.name for entry in certs.listing(home)].count("localhost") == 2
+    assert not any(entry.revoked for entry in certs.listing(home))
+    certs.revoke(home, "cam-2")
+    for words, reason in [
+        ([], "wants --name NAME of a device, or --server"),
+        (["--name", "cam-1", "--server"], "wants --name NAME of a device, or --server"),
+        (["--name", "cam-3"], "never issued a certificate; those that were: cam-1, cam-2"),
+        (["--name", "cam-2"], "every certificate of 'cam-2' is revoked"),
+        (["--name", "../cam-1"], "client name '../cam-1'"),
+    ]:
+        status, said = semisfl(capsys, "certs", "renew", "--dir", home, *words)
+        assert status == 2 and reason in said, said
+    status, said = semisfl(capsys, "certs", "renew", "--dir", server, "--server")
+    assert status == 2 and "authority.key is not there" in said
+    (home / "server.crt").unlink()
+    with pytest.raises(CertError, match=r"server.crt is not there.*certs server --name"):
+        certs.renew_server(home)
+
+
+def test_a_certificate_that_ends_with_its_authority_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certs.make_authority(tmp_path, valid_until=NOW + timedelta(days=20))
+    status, said = semisfl(capsys, "certs", "client", "--dir", tmp_path, "--name", "cam-1")
+    assert status == 0 and "since the authority ends then" in said
+
+
+def test_the_list_shows_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certs.make_authority(tmp_path, valid_from=NOW - timedelta(days=30))
+    certs.make_client(
+        tmp_path, "old", valid_from=NOW - timedelta(days=9), valid_until=NOW - timedelta(days=1)
+    )
+    certs.make_client(tmp_path, "gone", valid_until=NOW + timedelta(days=50, hours=1))
+    certs.make_client(tmp_path, "new", valid_until=NOW + timedelta(days=40, hours=1))
+    certs.revoke(tmp_path, "gone")
+    status, said = semisfl(capsys, "certs", "list", "--dir", tmp_path, "--json")
+    rows = json.loads(said)
+    assert [row["state"] for row in rows] == ["valid", "expired", "revoked", "valid"]
+    assert [row["days_left"] for row in rows[2:]] == [50, 40] and rows[1]["days_left"] < 0
+    assert [int(row["serial_hex"], 16) for row in rows] == [row["serial"] for row in rows]
+    status, table = semisfl(capsys, "certs", "list", "--dir", tmp_path)
+    assert status == 0 and f"40 valid {rows[3]['serial_hex'][:16]}" in table
+
+
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_a_file_that_may_not_be_read_is_told_with_its_owner_and_ours(closed: str) -> None:
+    """As nobody, since root may read everything; without root, in a folder closed to oneself."""
+    root = os.geteuid() == 0
+    user = pwd.getpwuid(65534 if root else os.geteuid()).pw_name
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name) / "certs"
+        certs.make_authority(place)
+        certs.make_client(place, "cam-1")
+        folder = place / "clients" / "cam-1"
+        for path in (Path(name), place, place / "clients", folder):
+            path.chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        culprit = folder / "client.key" if closed == "file" else folder
+        culprit.chmod(0o200)
+        if root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(CertError) as caught:
+                certs.load_client_credentials(folder)
+        finally:
+            if root:
+                os.seteuid(0)
+            culprit.chmod(0o700)
+    reason = str(caught.value)
+    assert f"{culprit} belongs to {owner} with mode 0200 and this runs as {user}" in reason
+    assert (f"`chown {user} {culprit}`" if root else f"`chmod u+rwX {culprit}`") in reason
