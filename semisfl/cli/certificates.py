@@ -56,6 +56,10 @@ def client(name: Name, directory: Directory = Path("certs")) -> None:
 def renew(
     name: Annotated[str | None, typer.Option("--name", help="The device's name.")] = None,
     for_server: Annotated[bool, typer.Option("--server", help="The server's instead.")] = False,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="With --server: a further host name or address; repeatable."),
+    ] = None,
     directory: Directory = Path("certs"),
 ) -> None:
     """Make a new certificate before the old one expires, for the same name or hosts."""
@@ -63,8 +67,10 @@ def renew(
         from semisfl.net import certs
     if (name is None) != for_server:
         raise ValueError("certs renew wants --name NAME of a device, or --server")
+    if hosts and not for_server:
+        raise ValueError("certs renew takes --host only with --server: a device has a name")
     if name is None:
-        _made(certs.renew_server(directory), directory / "server.crt")
+        _made(certs.renew_server(directory, hosts or []), directory / "server.crt")
         print(
             f"copy {directory}/server.key and server.crt to the server; a running one takes them for"
             " its next connections, and the old certificate stays valid until it expires"

@@ -156,15 +156,17 @@ def renew_client(directory: str | Path, name: str) -> Issued:
     return make_client(directory, name, overwrite=True)
 
 
-def renew_server(directory: str | Path) -> Issued:
-    """A new key and certificate for the server, for the same hosts; the old one stays valid too."""
+def renew_server(directory: str | Path, more_hosts: Sequence[str] = ()) -> Issued:
+    """A new key and certificate for the server, for the same hosts and ``more_hosts``; the old
+    certificate stays valid too."""
     path = Path(directory) / "server.crt"
     if is_missing(path):
         raise CertError(
             f"{path} is not there to tell the hosts: copy it here,"
             " or name them with `semisfl certs server --name HOST`"
         )
-    return make_server(directory, hosts(read_certificate(path)), overwrite=True)
+    names = dict.fromkeys([*hosts(read_certificate(path)), *more_hosts])
+    return make_server(directory, list(names), overwrite=True)
 
 
 def _make_leaf(

@@ -117,10 +117,10 @@ def early(credentials: Credentials) -> str | None:
 
 
 def soon(credentials: Credentials) -> str | None:
-    """A warning if they expire within SOON."""
+    """A warning if they are not expired but will be within SOON."""
     end = ending(credentials)
     left = end - datetime.now(UTC)
-    if left > SOON:
+    if not timedelta(0) < left <= SOON:
         return None
     days = "today" if left < timedelta(days=1) else f"in {left.days} days"
     return f"{credentials.label} expires {days}, on {moment(end)}: {remedy(credentials)}"

@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from semisfl.cli.main import main
 from semisfl.net import certs
 from semisfl.net.certs import CertError
+from semisfl.net.credentials import hosts
 
 NOW = datetime.now(UTC)
 
@@ -124,8 +126,13 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     certs.load_server_credentials(home)
     assert [entry.name for entry in certs.listing(home)].count("localhost") == 2
     assert not any(entry.revoked for entry in certs.listing(home))
+    more = ("--host", "192.0.2.7", "--host", "localhost")
+    assert semisfl(capsys, "certs", "renew", "--dir", home, "--server", *more)[0] == 0
+    shown = x509.load_pem_x509_certificate((home / "server.crt").read_bytes())
+    assert hosts(shown) == ["localhost", "192.0.2.7"]
     certs.revoke(home, "cam-2")
     for words, reason in [
+        (["--name", "cam-1", "--host", "a"], "--host only with --server"),
         ([], "wants --name NAME of a device, or --server"),
         (["--name", "cam-1", "--server"], "wants --name NAME of a device, or --server"),
         (["--name", "cam-3"], "never issued a certificate; those that were: cam-1, cam-2"),

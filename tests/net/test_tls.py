@@ -5,6 +5,8 @@ import logging
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,12 +124,15 @@ def end_of(address: str, credentials: Credentials) -> str:
     return str(caught.value)
 
 
-def test_a_client_whose_own_certificate_expired_ends_and_says_so(tmp_path: Path) -> None:
+def test_a_client_whose_own_certificate_expired_ends_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = authority(tmp_path, client=PAST)
     with server(place) as address:
         reason = end_of(address, own(place))
     assert f"client.crt expired on {PAST['valid_until']:%Y-%m-%d}" in reason
     assert "semisfl certs renew --name client-0" in reason
+    assert not lines(caplog, "expires today")
 
 
 def test_a_server_whose_certificate_expired_is_named(tmp_path: Path) -> None:
@@ -230,6 +235,18 @@ def test_a_service_that_hangs_up_at_once_is_waited_for(
     with answering(b"") as address, connecting(address, own(place)) as joining:
         until(lambda: caplog.text.count("next attempt") >= MANY, 30)
         assert joining.receive(0.01) is None
+
+
+def test_join_ends_with_one_line(tmp_path: Path) -> None:
+    """The command itself, in a process of its own: nothing else is on the screen."""
+    ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
+    device = ours / "clients" / "client-0"
+    with server(theirs) as address:
+        words = ["-m", "semisfl", "join", address, "--data", str(tmp_path), "--certs", str(device)]
+        ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: the certificate of {address} is signed by")
 
 
 # --- a running server ----------------------------------------------------------------------------

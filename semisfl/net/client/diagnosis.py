@@ -106,8 +106,8 @@ async def _bad_server(
         host = split_address(address)[0]
         return Finding(
             f"the certificate of {address} is for {', '.join(own.hosts(shown)) or 'no host'}, not"
-            f" for {host}: join by a name it has, or make it anew with `semisfl certs server`"
-            f" and --name {host}",
+            f" for {host}: join by a name it has, or give it one more where the authority is,"
+            f" `semisfl certs renew --server --host {host}`",
             1,
         )
     if code in OTHER_AUTHORITY:
