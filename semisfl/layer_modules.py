@@ -110,7 +110,7 @@ def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
     )
     if shared:
         raise ValueError("a layer with weights is used twice; a table would make two of it")
-    return [layer.model_dump() for layer in parse_layers(rows)]
+    return [layer.model_dump(mode="json") for layer in parse_layers(rows)]
 
 
 def _rows(model: nn.Sequential) -> list[dict[str, Any]]:

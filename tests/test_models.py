@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from semisfl import models, seeds
 from semisfl.engine.weights import batchnorms
-from semisfl.layers import Dropout, NotFused, conv_blocks, use_generator
+from semisfl.layers import Dropout, NotFused, Residual, conv_blocks, use_generator
 from semisfl.models import Shape, SplitModel, build, parameter_count, split
 from tests.twin import bn_model
 
@@ -80,10 +80,29 @@ def small_alexnet() -> nn.Sequential:
     return models._stack(thin)
 
 
+def residual_model() -> nn.Sequential:
+    body = OrderedDict(conv1=nn.Conv2d(4, 4, 3, padding=1), relu1=nn.ReLU())
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(1, 4, 3, stride=2),
+            block=Residual(nn.Sequential(body)),
+            down=Residual(
+                nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, 2, 1)),
+                nn.Sequential(OrderedDict(narrow=nn.Conv2d(4, 6, 1, 2))),
+            ),
+            relu=nn.ReLU(),
+            mean=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(6, 3),
+        )
+    )
+
+
 WHOLES = {
     "cnn": (lambda: models.uncut("cnn", (1, 16, 16), 3), (1, 16, 16)),
     "alexnet": (small_alexnet, (1, 8, 8)),
     "own": (bn_model, (1, 16, 16)),
+    "residual": (residual_model, (1, 16, 16)),
 }
 
 
@@ -229,6 +248,42 @@ def test_layers_may_be_called_like_those_that_the_cut_adds() -> None:
     images = torch.randn(2, 1, 8, 8)
     expected = whole(images)
     torch.testing.assert_close(split(whole, (1, 8, 8), cut=1)(images), expected)
+
+
+def test_a_layer_that_is_used_twice_stays_in_both_places() -> None:
+    relu = nn.ReLU()
+    layers = (nn.Conv2d(1, 2, 3), relu, nn.Conv2d(2, 2, 3), relu, nn.Flatten(), nn.Linear(32, 3))
+    whole = nn.Sequential(*layers)
+    images = torch.randn(4, 1, 8, 8)
+    model = split(whole, (1, 8, 8))
+    assert len(model.bottom) == 5
+    torch.testing.assert_close(model(images), whole(images))
+
+
+@pytest.mark.parametrize(
+    ("cut", "block"),
+    [
+        ("block.body.conv1", "block"),
+        ("block.body", "block"),
+        ("conv1", "block"),
+        ("down.shortcut.narrow", "down"),
+        ("narrow", "down"),
+    ],
+)
+def test_a_cut_inside_a_residual_block_is_refused(cut: str, block: str) -> None:
+    with pytest.raises(ValueError) as error:
+        split(residual_model(), (1, 16, 16), cut)
+    said = f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; set"
+    assert said in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(
+        ValueError, match=r"'row' is no layer of the model; its layers: stem, block"
+    ):
+        split(residual_model(), (1, 16, 16), "row")
+
+
+def test_the_reason_why_residual_blocks_are_not_stacked_is_one_line() -> None:
+    with pytest.raises(NotFused, match=r"^a residual block$"):
+        conv_blocks(split(residual_model(), (1, 16, 16), "block").bottom[1:])
 
 
 def test_own_sequential_is_split_where_asked() -> None:

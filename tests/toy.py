@@ -16,6 +16,30 @@ from semisfl.data.sources import Dataset
 from semisfl.runs import experiment
 
 CLASSES = 4
+# Residual blocks with what can be computed as one (convolution, ReLU, pooling) and with BatchNorm.
+RESIDUAL = """[
+    {kind = "conv", channels = 6, stride = 2},
+    {kind = "batchnorm"},
+    {kind = "residual", body = [
+        {kind = "conv", channels = 6, padding = 1},
+        {kind = "relu"},
+        {kind = "conv", channels = 6, padding = 1, bias = false},
+        {kind = "batchnorm"},
+    ]},
+    {kind = "relu"},
+    {kind = "residual", body = [
+        {kind = "conv", channels = 8, padding = 1},
+        {kind = "relu"},
+        {kind = "pool"},
+    ], shortcut = [
+        {kind = "pool"},
+        {kind = "conv", channels = 8, kernel = 1},
+    ]},
+    {kind = "flatten"},
+    {kind = "linear", features = 16},
+    {kind = "relu"},
+    {kind = "linear"},
+]"""
 
 
 def dataset(count: int = 200, tests: int = 120, seed: int = 5) -> Dataset:

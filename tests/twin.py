@@ -84,6 +84,15 @@ def bn_model(channels: int = 1, classes: int = 3, side: int = 16) -> nn.Sequenti
         )
 
 
+def plain(module: nn.Module) -> nn.Module:
+    """``module`` with PyTorch's own Sequential for every one of the package, blocks' bodies included."""
+    for name, child in module.named_children():
+        setattr(module, name, plain(child))
+    if not isinstance(module, nn.Sequential):
+        return module
+    return nn.Sequential(OrderedDict(module.named_children()))
+
+
 class PlainQueue:
     """Lists of what was pushed, cut to the capacity. ``single`` starts full and is refilled with zeros."""
 
@@ -143,8 +152,7 @@ class PlainTwin:
         self.config, self.data, self.partition = config, data, partition
         self.student = copy.deepcopy(model)
         for part in ("bottom", "top"):
-            layers = getattr(self.student, part).named_children()
-            setattr(self.student, part, nn.Sequential(OrderedDict(layers)))
+            setattr(self.student, part, plain(getattr(self.student, part)))
         for tensor in (*self.student.parameters(), *self.student.buffers()):
             tensor.data = tensor.data.contiguous()
         self.teacher = copy.deepcopy(self.student).eval().requires_grad_(False)

@@ -31,15 +31,20 @@ def test_every_name_of_the_configuration_has_a_method() -> None:
     assert sorted(works) == ["batchnorm-statistics", "fedmatch", "fedswitch", "semifl"]
 
 
+@pytest.mark.parametrize("own_table", [False, True])
 @pytest.mark.parametrize("method", NAMES)
-def test_learns_a_toy_set(method: str) -> None:
+def test_learns_a_toy_set(method: str, own_table: bool) -> None:
     data = toy.dataset()
     rest = np.arange(16, len(data.images))
     even = Partition(np.arange(16), tuple(rest[start::3] for start in range(3)))
-    settings = toy.values(
-        method, "rounds=16", "optimizer.lr=0.1", "server.steps=10", "semisfl.labeled_view=weak"
+    if own_table:
+        model, settings = None, [f"model.layers={toy.RESIDUAL}", "optimizer.lr=0.03"]
+    else:
+        model, settings = toy.network(), ["optimizer.lr=0.1"]
+    chosen = toy.values(
+        method, "rounds=16", "server.steps=10", "semisfl.labeled_view=weak", *settings
     )
-    result = train(settings, data=data, partition=even, model=toy.network(), device="cpu")
+    result = train(chosen, data=data, partition=even, model=model, device="cpu")
     assert result.rounds[0]["accuracy"] < 80
     assert result.accuracy > 90
 

@@ -15,6 +15,7 @@ from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
+from tests.toy import RESIDUAL
 from tests.twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
 DATA = toy_data()
@@ -77,6 +78,17 @@ CASES: dict[str, tuple[bool, list[str]]] = {
     "bn ema running": (True, ["teacher.client=ema", "teacher.client_batchnorm=running"]),
     "bn single": (True, ["semisfl.queue=single"]),
     "bn, dropout on the clients": (True, ["model.cut=12"]),
+    "residual blocks": (False, [f"model.layers={RESIDUAL}"]),
+    "residual blocks on both sides": (
+        False,
+        [
+            f"model.layers={RESIDUAL}",
+            "model.cut=residual1",
+            "model.projector=linear",
+            # BatchNorm's variances grow with the weights, and rounding errors with them.
+            "optimizer.lr=0.02",
+        ],
+    ),
 }
 
 

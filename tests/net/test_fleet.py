@@ -39,6 +39,18 @@ BATCHNORM = [
     *({"kind": "batchnorm"}, {"kind": "relu"}, {"kind": "pool", "size": 4}),
     *({"kind": "flatten"}, {"kind": "linear"}),
 ]
+RESIDUAL = [
+    *BATCHNORM[:3],
+    {
+        "kind": "residual",
+        "body": [
+            {"kind": "conv", "channels": 6, "stride": 2, "padding": 1, "bias": False},
+            {"kind": "batchnorm"},
+        ],
+        "shortcut": [{"kind": "conv", "channels": 6, "kernel": 1, "stride": 2}],
+    },
+    *({"kind": kind} for kind in ("relu", "avgpool", "flatten", "linear")),
+]
 WIDE = [{"kind": "conv", "channels": 28, "kernel": 5}, {"kind": "relu"}, {"kind": "flatten"}]
 
 
@@ -78,6 +90,14 @@ def test_codecs_lose_the_same_on_both(method: str, codec: str) -> None:
 @pytest.mark.parametrize("teacher", [{"client": "ema"}, {"client_batchnorm": "running"}])
 def test_batchnorm_and_teacher_variants(teacher: dict) -> None:
     compare(tiny(model={"layers": BATCHNORM}, teacher=teacher))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "semifl"])
+def test_a_table_of_ones_own_crosses_the_network(method: str) -> None:
+    """Not with SemiFL, which over a network sends again what clients of a simulation still hold."""
+    _, local = compare(tiny(method=method, model={"layers": RESIDUAL}))
+    names = {key.split("/")[-1] for key in weights(local)}
+    assert any(name.endswith("residual1.body.conv1.weight") for name in names), names
 
 
 def test_some_active_clients_over_mutual_tls(authority: Path) -> None:
