@@ -31,12 +31,13 @@ from torch import nn
 from semisfl.config import Config, parse
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
+from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.models import SplitModel
 from semisfl.net import certs, chunks
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.frames import decode, encode
-from semisfl.net.messages import Schemas, Terms
+from semisfl.net.messages import Schemas
 from semisfl.net.server.fleet import NetworkFleet
 
 BATCH, FEATURES = 64, 4096  # student and teacher features 2 MiB, gradients 1 MiB
@@ -57,10 +58,6 @@ def model() -> SplitModel:
     return SplitModel(bottom, nn.Sequential(nn.Linear(1, 1)), nn.Identity(), FEATURES)
 
 
-def terms(clients: int) -> Terms:
-    return Terms(configuration(clients), (1, 8, 8), 10, (0.5,), (0.5,))
-
-
 def authority(folder: Path, clients: int) -> None:
     certs.make_authority(folder)
     certs.make_server(folder, ["localhost", "127.0.0.1"])
@@ -69,9 +66,19 @@ def authority(folder: Path, clients: int) -> None:
 
 
 def server(folder: Path, clients: int, port: int = 0) -> NetworkFleet:
-    return NetworkFleet(
-        terms(clients), model(), Hardware("cpu"), listen=f"localhost:{port}", certificates=folder
+    setup = FleetSetup(
+        configuration(clients),
+        model(),
+        Hardware("cpu"),
+        (1, 8, 8),
+        10,
+        (0.5,),
+        (0.5,),
+        network=NetworkOptions(f"localhost:{port}", folder),
     )
+    fleet = NetworkFleet(setup)
+    fleet.open(None)
+    return fleet
 
 
 # --- an iteration ---------------------------------------------------------------------------------

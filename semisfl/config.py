@@ -251,6 +251,13 @@ class NetworkConfig(Section):
     quorum: int = Field(1, ge=1, description="fewest clients a round goes on with")
 
 
+class FleetConfig(Section):
+    kind: Literal["local", "network"] = Field(
+        "local",
+        description="where clients live: in this process, or on other machines (`semisfl serve`)",
+    )
+
+
 class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
@@ -279,6 +286,7 @@ class Config(Section):
     fedmatch: FedMatchConfig = FedMatchConfig()
     fedswitch: FedSwitchConfig = FedSwitchConfig()
     wire: WireConfig = WireConfig()
+    fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

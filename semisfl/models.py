@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from semisfl import seeds
+from semisfl.config import Config
 from semisfl.layer_modules import modules_of
 from semisfl.layer_shapes import Shape as Shape
 from semisfl.layer_tables import Layer
@@ -200,3 +202,33 @@ def _adopt_dropout(module: nn.Module) -> None:
 
 def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def build_model(
+    config: Config,
+    shape: Shape,
+    classes: int,
+    own: nn.Sequential | None = None,
+    *,
+    projector: Projector | None = None,
+) -> SplitModel:
+    """The model a configuration names, or one's ``own``, cut as it says; the same on every machine.
+
+    ``projector`` replaces the configuration's: a client needs none.
+    """
+    settings = config.model
+    projector = projector or settings.projector
+    seed = seeds.derive(config.seed, "model")
+    if own is None:
+        return build(
+            settings.table,
+            shape,
+            classes,
+            cut=settings.cut,
+            projector=projector,
+            projection=settings.projection,
+            seed=seed,
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return split(own, shape, settings.cut, projector, settings.projection)

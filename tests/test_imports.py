@@ -83,6 +83,7 @@ SETTINGS = ("seeds", "config", "presets", "rows", "titles", "stopping")
 ALLOWED = {
     "seeds": (),
     "config": ("layer_tables",),
+    "files": (),
     "layer_tables": (),
     "layer_shapes": ("layer_tables",),
     "named_models": ("layer_tables", "layer_shapes"),
@@ -90,8 +91,11 @@ ALLOWED = {
     "toml": ("config",),
     "engine": ("engine", "layers", "config"),
     "layers": ("engine.kernels",),
-    "models": ("layers", "layer_tables", "layer_shapes", "layer_modules", "named_models"),
-    "data": ("data", "seeds", "config", "engine.kernels"),
+    "models": (
+        *("layers", "layer_tables", "layer_shapes", "layer_modules", "named_models"),
+        *("seeds", "config"),
+    ),
+    "data": ("data", "seeds", "config", "files", "engine.kernels"),
     "algorithm": ("algorithm", "config", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "data", *SETTINGS),
     # `fleet.codec` says how many bytes a tensor is; the engines themselves stay out of sight.
@@ -99,7 +103,7 @@ ALLOWED = {
         *("methods", "algorithm", "models", "layers", "data", *SETTINGS),
         *("fleet.base", "fleet.codec", "engine"),
     ),
-    "net": ("net", "fleet", "models", "data", "engine.hardware", *SETTINGS),
+    "net": ("net", "fleet", "models", "data", "files", "engine.hardware", *SETTINGS),
 }
 
 

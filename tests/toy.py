@@ -115,8 +115,7 @@ def shown(
     client: int,
 ) -> torch.Tensor:
     """What a client sees of its images at ``places``: the draws are a function of these arguments."""
-    data, augment = dataset(), settings.data.augment
-    augmentation = Augmentation(augment.flip, augment.pad, augment.operations, augment.cutout)
+    data, augmentation = dataset(), Augmentation.of(settings.data.augment)
     indices = partition(data).clients[client][places]
     planned = draw_view(
         augmentation, view, indices, (12, 12), settings.seed, purpose, round_index, client

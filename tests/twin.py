@@ -168,17 +168,11 @@ class PlainTwin:
         unlabeled = sum(len(shard) for shard in partition.clients)
         share = len(partition.labeled) / (len(partition.labeled) + unlabeled)
         self.controller = Controller(
-            config.controller, config.server.steps, config.clients.steps, share
+            config.controller, config.server.steps, config.clients.steps, lambda: share
         )
-        settings = config.data.augment
-        self.augmentation = Augmentation(
-            flip=settings.flip,
-            pad=settings.pad,
-            num_ops=settings.operations,
-            cutout=settings.cutout,
-        )
+        self.augmentation = Augmentation.of(config.data.augment)
         self.normalizer = Normalizer.of(data.mean, data.std)
-        self.size = (data.images.shape[2], data.images.shape[3])
+        self.size = data.shape[1:]
         self.seconds: dict[str, list[float]] = defaultdict(list)
         """How long each step took, by phase; drawing and augmenting images not included."""
 

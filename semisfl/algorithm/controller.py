@@ -1,5 +1,6 @@
 """How many supervised steps a round has: K_s of Eq. (8), adapted to how fast the two losses fall."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +36,22 @@ class Controller:
         config: ControllerConfig,
         supervised_steps: int,
         cross_entity_steps: int,
-        labeled_share: float,
+        labeled_share: Callable[[], float],
     ) -> None:
+        """``labeled_share``: |D_l| / |D| as it is known by now; clients may still join."""
         self.config = config
         self.supervised_steps = supervised_steps
         self.cross_entity_steps = cross_entity_steps
-        self.min_supervised_steps = config.min_steps_factor * cross_entity_steps * labeled_share
+        self._labeled_share = labeled_share
         self.semi_faster_share = 0.0
         self._rounds: list[_Round] = []
         self._seen = 0
+
+    @property
+    def min_supervised_steps(self) -> float:
+        """K_min."""
+        factor = self.config.min_steps_factor
+        return factor * self.cross_entity_steps * self._labeled_share()
 
     def observe(self, supervised: float, semi: float, lr: float) -> None:
         """Take in a round's mean losses f_s and f_u and set the next round's steps."""

@@ -38,36 +38,31 @@ def serve(
 ) -> None:
     """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
     with needs_network():
-        from semisfl.runs import network
+        from semisfl.net.server.fleet import NetworkFleet
     from semisfl import config
-    from semisfl.cli.training import StopSignals
+    from semisfl.cli import training
+    from semisfl.fleet.setup import NetworkOptions
+    from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
+    from semisfl.runs.experiment import load_images
 
-    place = (
-        resume or out or Path("runs") / f"{name_of(preset)}-served-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    place = resume or out or training.free_directory(f"{name_of(preset)}-served")
     options = (
         RunDirectory.open(resume).config() if resume else config.parse(values_of(preset, settings))
     )
     _show_log()
-    with (
-        StopSignals() as signals,
-        console.progress(options.method, 0, options.rounds, quiet) as observe,
-    ):
-        signals.running = True
-        result = network.serve(
-            options,
-            labeled,
-            certificates=None if insecure_loopback else certs,
-            listen=listen,
-            out=place,
-            resume=resume is not None,
-            device=device,
-            insecure_loopback=insecure_loopback,
-            observe=observe,
-            stop=signals.flag,
-            listening=lambda port: console.say(f"listening on port {port}; waiting for clients"),
-        )
+    means: start.Means = {
+        "data": load_images(str(labeled), options),
+        "device": device,
+        "network": NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback),
+    }
+    signals = training.StopSignals()
+    means["stop"] = signals.flag
+    begun = start.go_on(place, **means) if resume else start.begin(options, out=place, **means)
+    with signals, begun as run:
+        assert isinstance(run.experiment.fleet, NetworkFleet)
+        console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
+        result = training.rounds(run, signals, quiet=quiet)
     if result.stopped:
         print(f"stopped; continue with: semisfl serve --resume {place} --labeled {labeled} ...")
     else:
@@ -89,17 +84,20 @@ def join(
 ) -> None:
     """Take part with this device's images until the run ends; reconnects by itself."""
     with needs_network():
+        from semisfl.net.client import join as client
         from semisfl.net.client.connection import Rejected
-        from semisfl.runs import network
+    from semisfl.methods import WORKS
+
     if certs is None and not insecure_loopback:
         raise ValueError(
             "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
         )
     _show_log()
     try:
-        network.join(
+        client.join(
             address,
             data,
+            WORKS,
             certificates=certs,
             device=device,
             insecure_loopback=insecure_loopback,
@@ -118,13 +116,15 @@ def demo_network(
 ) -> None:
     """A server and four devices on this machine: real TLS, the embedded digits, under two minutes."""
     with needs_network():
-        from semisfl.runs import network
-    place = out or Path("runs") / f"demo-network-{time.strftime('%Y%m%d-%H%M%S')}"
+        from semisfl.cli import demo
+    from semisfl.cli import training
+
+    place = out or training.free_directory("demo-network")
     if place.exists():
         raise ValueError(f"{place} exists already; choose another --out")
     started = time.monotonic()
-    with console.progress("network", 0, int(str(network.DEMO["rounds"])), quiet) as observe:
-        result = network.demo_network(place, observe=observe, device=device)
+    with training.StopSignals() as signals:
+        result = demo.demo_network(place, signals, device=device, quiet=quiet)
     sent = console.amount(result.rounds[-1]["bytes_total"])
     print(
         f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds with four devices, {sent} sent "

@@ -1,11 +1,9 @@
 """One run from the command line: started or continued, watched, stopped by a signal."""
 
-import contextlib
 import importlib.util
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,10 +13,10 @@ from semisfl.config import Config
 from semisfl.data import partition as partitions
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.runs import checkpoint
+from semisfl.runs import start as runs
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import assemble, load_data
-from semisfl.runs.loop import Result, run_rounds
+from semisfl.runs.experiment import load_data
+from semisfl.runs.loop import Result
 from semisfl.stopping import StopFlag
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -63,16 +61,13 @@ def start(
     title: str | None = None,
 ) -> Result:
     """A new run in ``out``. If it cannot begin, ``out`` is left as it was found."""
-    directory = RunDirectory.create(out, config)
-    with _undone_on_error(directory):
-        data, partition = load_data(config)
-        experiment = assemble(config, data, partition, device=device, stop=signals.flag)
-    _picture(data, partition, out / "partition.png")
-    signals.running = True
-    with console.progress(title or config.method, 0, config.rounds, quiet) as observe:
-        result = run_rounds(experiment, directory, observe=observe)
-    _check_saved(directory)
-    return result
+    RunDirectory.check_free(out)
+    data, partition = load_data(config)
+    with runs.begin(
+        config, out=out, data=data, partition=partition, device=device, stop=signals.flag
+    ) as run:
+        _picture(data, partition, out / "partition.png")
+        return rounds(run, signals, quiet=quiet, title=title)
 
 
 def carry_on(
@@ -84,45 +79,25 @@ def carry_on(
     title: str | None = None,
 ) -> Result:
     """Continue the run in a directory from its latest checkpoint, or from the checkpoint named."""
-    chosen = path if path.suffix == ".safetensors" else path / "latest.safetensors"
-    directory = RunDirectory.open(chosen.parent)
-    config = directory.config()
-    if chosen.exists() or chosen == path:
-        state = checkpoint.read(chosen)
-    else:
-        # Killed before its first checkpoint: every draw follows from the seed, so nothing is lost
-        # by beginning again.
-        state = None
-        directory.keep_metrics_before(0)
-        console.say(f"{path} has no checkpoint yet: beginning at round 1")
-    experiment = assemble(config, device=device, stop=signals.flag)
+    with runs.go_on(path, device=device, stop=signals.flag) as run:
+        return rounds(run, signals, quiet=quiet, title=title)
+
+
+def rounds(
+    run: runs.Run, signals: StopSignals, *, quiet: bool = False, title: str | None = None
+) -> Result:
+    """A run's rounds, watched, stopped by signals; an error if its end could not be saved."""
+    config, directory = run.experiment.config, run.directory
+    assert directory is not None
     signals.running = True
-    first = state["round"] if state else 0
-    with console.progress(title or config.method, first, config.rounds, quiet) as observe:
-        result = run_rounds(experiment, directory, state=state, observe=observe)
-    _check_saved(directory)
-    return result
-
-
-@contextlib.contextmanager
-def _undone_on_error(directory: RunDirectory) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for name in ("config.toml", "environment.json"):
-            (directory.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it held other files before
-            directory.path.rmdir()
-        raise
-
-
-def _check_saved(directory: RunDirectory) -> None:
+    with console.progress(title or config.method, run.first, config.rounds, quiet) as observe:
+        result = run.go(observe)
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "
-            f"{directory.path}; make room, then `semisfl run --resume {directory.path}` "
-            "repeats what is missing"
+            f"{directory.path}; make room, then --resume {directory.path} repeats what is missing"
         )
+    return result
 
 
 def _picture(data: Dataset, partition: Partition, path: Path) -> None:

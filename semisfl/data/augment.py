@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisfl.config import AugmentConfig
 from semisfl.data.operations import MAX_LEVEL, OPERATIONS, identity, to_device
 
 GREY = 127
@@ -82,6 +83,10 @@ class Augmentation:
     pad: int | None = None
     num_ops: int = 2
     cutout: int = 16
+
+    @classmethod
+    def of(cls, config: AugmentConfig) -> Self:
+        return cls(config.flip, config.pad, config.operations, config.cutout)
 
     def __post_init__(self) -> None:
         for name in ("pad", "num_ops", "cutout"):

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ import torch
 
 from semisfl.data import decode, folder, hub, npz
 from semisfl.data.decode import Decoded, Source
+from semisfl.files import write_whole
 
 CACHE_FORMAT = 1  # raise it when decoding changes: older cached copies are then passed over
 
@@ -61,6 +61,12 @@ class Dataset:
                 "channels, std above 0"
             )
         self._check_clients()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image: channels, height, width."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
 
     def _check_labels(self, field: str, labels: torch.Tensor, count: int, lowest: int) -> None:
         if labels.dtype != torch.int64 or labels.shape != (count,):
@@ -256,20 +262,16 @@ def _write_cache(file: Path, found: Decoded) -> None:
     """All or nothing: a run that is killed here leaves no half-written cache behind."""
     about = {field: getattr(found, field) for field in ("trains", "classes", "holders", "notes")}
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            np.savez(
-                out,
-                images=found.images,
-                labels=found.labels,
-                holder=found.holder,
-                about=np.array(json.dumps(about)),
-            )
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(
+        file,
+        lambda out: np.savez(
+            out,
+            images=found.images,
+            labels=found.labels,
+            holder=found.holder,
+            about=np.array(json.dumps(about)),
+        ),
+    )
 
 
 def _searched() -> str:

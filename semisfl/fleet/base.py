@@ -9,6 +9,7 @@ names those who did, and everything downstream follows from that.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -220,11 +221,29 @@ class RoundAborted(Exception):
 
 
 class Fleet(Protocol):
-    """The clients, as a method sees them."""
+    """The clients, as a method sees them. It is made of a `FleetSetup`, then opened, then closed."""
 
     traffic: Traffic
     capturable: bool
     """Whether a step may be captured and replayed (clients in this process, on a GPU)."""
+
+    def open(self, directory: Path | None) -> None:
+        """Let clients in. What must outlast this process goes to the run's ``directory``."""
+        ...
+
+    def close(self, finished: bool) -> None:
+        """The end: of the run if ``finished``, else of this process, and clients wait for another."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restarted run must know of its clients; traffic is saved by itself."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def image_counts(self) -> Mapping[int, int]:
+        """How many images each client holds, of all that were ever here."""
+        ...
 
     def present(self) -> Sequence[int]:
         """Who is there."""

@@ -1,17 +1,16 @@
 """Every client in this process: the simulation engine."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.config import Config
-from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
-from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms, clone
@@ -27,39 +26,30 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
 from semisfl.fleet.local_full import FullModelClients
+from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
-from semisfl.models import SplitModel
-from semisfl.stopping import StopFlag
 
 
 class LocalFleet:
-    """Clients as index lists into one data set on the device; the active ones' weights stacked.
+    """Clients as index lists into one data set on the device; the active ones' weights stacked."""
 
-    ``labels`` are the true labels, used for statistics only (-1: unknown).
-    """
-
-    def __init__(
-        self,
-        model: SplitModel,
-        images: Tensor,
-        labels: Tensor,
-        shards: Sequence[np.ndarray],
-        config: Config,
-        augmentation: Augmentation,
-        normalizer: Normalizer,
-        hardware: Hardware,
-        stop: StopFlag | None = None,
-    ) -> None:
+    def __init__(self, setup: FleetSetup) -> None:
+        assert setup.images is not None and setup.labels is not None, "clients' images are here"
+        config, model, hardware = setup.config, setup.model, setup.hardware
         self.config = config
         self.hardware = hardware
         self.traffic = Traffic()
         self.capturable = True
-        self.shards = [np.asarray(shard) for shard in shards]
-        self.labels = labels
+        self.shards = [np.asarray(shard) for shard in setup.shards]
+        self.labels = setup.labels
         self.batches = RoundBatches(
-            images, augmentation, normalizer, hardware.dtype, whole=hardware.capture
+            setup.images,
+            setup.augmentation,
+            setup.normalizer,
+            hardware.dtype,
+            whole=hardware.capture,
         )
-        self._size = (images.shape[2], images.shape[3])
+        self._size = setup.shape[1:]
         self._bottom = clone(model.bottom)
         self._teacher_per_client = (
             any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
@@ -69,8 +59,24 @@ class LocalFleet:
         self._features = model.features
         whole = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
         self._full = FullModelClients(
-            whole, self.shards, config, hardware, self.batches, self.traffic, stop or StopFlag()
+            whole, self.shards, config, hardware, self.batches, self.traffic, setup.stop
         )
+
+    def open(self, directory: Path | None) -> None:
+        """Everybody is here from the start."""
+
+    def close(self, finished: bool) -> None:
+        """Clients end with this process."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: whatever a round draws follows from its number."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert not state, "the state of another kind of fleet"
+
+    def image_counts(self) -> Mapping[int, int]:
+        return {client: len(shard) for client, shard in enumerate(self.shards)}
 
     def present(self) -> Sequence[int]:
         return range(len(self.shards))

@@ -62,3 +62,6 @@ METHODS: dict[str, Entry] = {
         "a reconstruction: FedSwitch's rule, decided on the server",
     ),
 }
+
+WORKS = {work.name: work for entry in METHODS.values() for work in entry.works}
+"""The client halves, by the names that servers ask for them with."""

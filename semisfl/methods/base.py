@@ -30,8 +30,6 @@ class Setup:
     fleet: Fleet
     labeled: "LabeledImages"
     classes: int
-    labeled_share: float
-    """|D_l| / |D|."""
     hardware: Hardware
     stop: StopFlag
 
@@ -51,6 +49,11 @@ class Setup:
             captured()
 
         return stoppable
+
+    def labeled_share(self) -> float:
+        """|D_l| / |D|, over the images of every client that was ever here."""
+        labeled = len(self.labeled)
+        return labeled / (labeled + sum(self.fleet.image_counts().values()))
 
 
 class Method(Protocol):

@@ -34,7 +34,7 @@ from torch import Tensor
 from semisfl.config import Config
 from semisfl.fleet.base import State
 from semisfl.fleet.codec import CODECS
-from semisfl.models import SplitModel
+from semisfl.models import Shape, SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError, encode
 
 SMALL = 64 * 1024
@@ -66,7 +66,6 @@ FETCH = Schema({"round": int, "name": str}, max_bytes=SMALL)
 DONE = Schema({"round": int, "numbers": dict, "states": dict}, max_bytes=4 * SMALL)
 UPLOAD = Schema({"round": int}, max_bytes=SMALL)
 
-Shape = tuple[int, int, int]
 Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 

@@ -1,8 +1,6 @@
 """What certificates are made of: X.509 parts, PEM, and files that nobody else may read."""
 
-import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,6 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from semisfl.files import write_whole
 
 
 class CertError(ValueError):
@@ -113,25 +113,24 @@ def read_file(path: Path) -> bytes:
 
 def write_file(path: Path, content: bytes) -> None:
     """The whole file or none of it, and never a moment in which others could read a key."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _flush(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, content)
-        os.replace(partial, path)
+        write_whole(path, content, private=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise CertError(f"{path} cannot be written: {_why(error, path.parent)}") from None
 
 
 def append_line(path: Path, line: str) -> None:
     """One write at the end: two commands at once cannot lose each other's line."""
+    flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An editor may have left the last line without its end.
         whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
         text = line if whole else f"\n{line}"
-        _flush(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, text.encode())
+        with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+            file.write(text.encode())
+            os.fsync(file.fileno())
     except OSError as error:
         raise CertError(f"{path} cannot be written: {_why(error, path)}") from None
 
@@ -165,9 +164,3 @@ def _user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"user {number}"
-
-
-def _flush(path: Path, flags: int, content: bytes) -> None:
-    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-        file.write(content)
-        os.fsync(file.fileno())

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from semisfl import config, presets
 from semisfl.config import METHODS, Config
 from semisfl.data.sources import Dataset
-from semisfl.runs.experiment import assemble, build_model
+from semisfl.models import build_model
+from semisfl.runs.experiment import assemble
 
 SHAPES = {"digits": (1, 28, 28), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
 # The first rounds compile, choose convolution algorithms and record steps.
@@ -68,7 +69,7 @@ def operations(module: nn.Module, shape: tuple[int, ...]) -> int:
 
 def round_operations(options: Config, shape: tuple[int, int, int]) -> float:
     """Of one SemiSFL round: a backward pass counts as two forward passes."""
-    model = build_model(options, None, shape, 10)
+    model = build_model(options, shape, 10)
     bottom = operations(model.bottom, shape)
     top, head = (operations(part, (model.features,)) for part in (model.top, model.projector))
     cross = (

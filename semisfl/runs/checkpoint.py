@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from semisfl.files import write_whole
 
 FORMAT = 1
 
@@ -73,15 +74,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
         "state": json.dumps(plain, sort_keys=True),
         "digest": digest(state),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(save(tensors, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, save(tensors, metadata))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -91,9 +84,7 @@ def read(path: Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"there is no checkpoint {path}; the run ended before its first one, start it anew elsewhere"
-        ) from error
+        raise CheckpointError(f"there is no checkpoint {path}") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     if metadata.get("format") != str(FORMAT):

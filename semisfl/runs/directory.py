@@ -1,7 +1,7 @@
 """A run's directory: its configuration, environment, metrics, log and checkpoints."""
 
 import contextlib
-import errno
+import fcntl
 import json
 import logging
 import os
@@ -15,7 +15,9 @@ import torch
 
 from semisfl import __version__, config
 from semisfl.config import Config
+from semisfl.files import remove_temporary, write_whole
 from semisfl.runs import checkpoint
+from semisfl.runs.metrics import append_whole, read_metrics
 from semisfl.toml import to_toml
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ class RunDirectory:
         self.path = path
         self._unwritten: list[str] = []
         self._unsaved: set[str] = set()
+        self._made: list[Path] = []
+        self._before: set[Path] = set()
+        self._lock: int | None = None
 
     @property
     def unsaved(self) -> list[str]:
@@ -37,28 +42,51 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, run_config: Config) -> "RunDirectory":
         """A new directory; never one that holds a run already."""
-        taken = (
-            f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
-        )
-        if (path / "config.toml").exists():
-            raise ValueError(taken)
+        cls.check_free(path)
+        directory = cls(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            # "x": of two runs started at once, one is refused.
-            with open(path / "config.toml", "x", encoding="utf-8") as file:
-                file.write(to_toml(run_config))
-            (path / "environment.json").write_text(
-                json.dumps(environment(), indent=2) + "\n", encoding="utf-8"
+            directory._fill(run_config)
+        except BaseException as failure:
+            directory.undo()
+            if isinstance(failure, OSError):
+                reason = failure.strerror or failure
+                raise ValueError(
+                    f"cannot write to {path}: {reason}; choose another --out"
+                ) from failure
+            raise
+        return directory
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a place that `create` would refuse, before anything costly is done."""
+        if (path / "config.toml").exists():
+            raise ValueError(
+                f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
             )
-        except FileExistsError as error:
-            raise ValueError(
-                taken if path.is_dir() else f"{path} is a file; choose another --out"
-            ) from error
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to {path}: {error.strerror or error}; choose another --out"
-            ) from error
-        return cls(path)
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; choose another --out")
+
+    def _fill(self, run_config: Config) -> None:
+        for folder in (self.path, *self.path.parents):
+            if folder.exists():
+                break
+            self._made.append(folder)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._before = set(self.path.iterdir())
+        self.lock()
+        self.check_free(self.path)  # of two runs started at once, one is refused
+        content = json.dumps(environment(), indent=2) + "\n"
+        write_whole(self.path / "environment.json", content.encode())
+        write_whole(self.path / "config.toml", to_toml(run_config).encode())
+
+    def undo(self) -> None:
+        """Leave the place as `create` found it."""
+        self.unlock()
+        for file in set(self.path.iterdir()) - self._before if self.path.is_dir() else ():
+            file.unlink()
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -68,19 +96,60 @@ class RunDirectory:
             )
         return cls(path)
 
+    def lock(self) -> None:
+        """Nobody else may run here until `unlock` or this process's end, however it comes."""
+        path = self.path / "run.lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise ValueError(
+                f"{self.path} is in use by {path.read_text().strip() or 'another process'}; "
+                "stop it first, or choose another directory"
+            ) from error
+        os.truncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
+        self._lock = handle
+        remove_temporary(self.path)
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def config(self) -> Config:
         return config.parse(config.read(self.path / "config.toml"))
+
+    def warn_of_changes(self) -> None:
+        """Say what of the environment differs from the one the run began in, where it matters."""
+        try:
+            before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            log.warning("cannot read the environment the run began in: %s", error)
+            return
+        now = environment()
+        # Sums that are split over other threads differ in the last bits, and a run in all of them.
+        if now["gpu"] is None and before.get("threads", now["threads"]) != now["threads"]:
+            log.warning(
+                "the run began with %d threads and goes on with %d: it will not be bit-identical; "
+                "OMP_NUM_THREADS=%d makes it so",
+                before["threads"],
+                now["threads"],
+                before["threads"],
+            )
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
 
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds that a resumed run is going to repeat."""
-        rows = [row for row in self.metrics() if row["round"] < round_index]
-        temporary = self.path / ".metrics.tmp"
+        path = self.path / "metrics.jsonl"
+        rows = [row for row in read_metrics(path) if row["round"] < round_index]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         try:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            os.replace(temporary, self.path / "metrics.jsonl")
+            if path.exists():
+                write_whole(path, text.encode())
         except OSError as error:
             raise ValueError(
                 f"cannot write to {self.path}: {error.strerror or error}; make room or allow it, then --resume again"
@@ -91,7 +160,7 @@ class RunDirectory:
         """One line of metrics; lines a full disk refuses are kept and tried again with the next."""
         self._unwritten.append(json.dumps(row) + "\n")
         try:
-            _append_whole(self.path / "metrics.jsonl", "".join(self._unwritten).encode())
+            append_whole(self.path / "metrics.jsonl", "".join(self._unwritten).encode())
             self._unwritten.clear()
         except OSError as error:
             log.warning("cannot write metrics to %s: %s; will try again", self.path, error)
@@ -118,33 +187,8 @@ class RunDirectory:
         return handler
 
 
-def _append_whole(path: Path, data: bytes) -> None:
-    """All of ``data`` or nothing: half a line would spoil the next one too."""
-    with open(path, "ab", buffering=0) as file:
-        start = file.tell()
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(start)
-            raise
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line cut off by a crash is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            log.warning("%s: line %d is not JSON and is left out", path, number)
-    return rows
-
-
 def environment() -> dict[str, Any]:
+    """What else than its configuration a run's numbers may depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "semisfl": __version__,
@@ -153,5 +197,6 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "gpu": gpu,
     }

@@ -1,29 +1,32 @@
 """A configuration's pieces, put together: data, model, clients and method."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl import models, seeds
-from semisfl.config import Config
+from semisfl.config import Config, ConfigError
 from semisfl.data import partition as partitions
 from semisfl.data import sources
-from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.augment import Normalizer
 from semisfl.data.batches import RoundBatches
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
+from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods import METHODS
 from semisfl.methods.base import LabeledImages, Method, Setup
+from semisfl.models import build_model
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
-TEST_BATCH = 500
 
 
 @dataclass
@@ -39,38 +42,64 @@ class Experiment:
     test_images: Tensor
     test_labels: Tensor
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Test accuracy in percent of each tested model."""
         accuracies = {}
         for name, model in self.method.tested().items():
-            mode = model.training
-            model.eval()
-            hits = torch.zeros((), device=self.hardware.device)
             with self.hardware.arithmetic():
-                for images, labels in zip(
-                    self.test_images.split(TEST_BATCH),
-                    self.test_labels.split(TEST_BATCH),
-                    strict=True,
-                ):
-                    hits += (
-                        model(self.normalizer(images, self.hardware.dtype)).argmax(1) == labels
-                    ).sum()
-            model.train(mode)
+                chosen = [
+                    logits.argmax(1) for logits in outputs(model, self.test_images, self._prepare)
+                ]
+            hits = (torch.cat(chosen) == self.test_labels).sum()
             accuracies[name] = 100 * float(hits) / len(self.test_labels)
         return accuracies
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        return self.normalizer(images, self.hardware.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next round depends on, and what the rounds so far have cost."""
+        return {
+            "method": self.method.state_dict(),
+            "fleet": self.fleet.state_dict(),
+            "traffic": self.fleet.traffic.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.undo_round(state)
+        # Checkpoints of versions before fleets had a state of their own lack it.
+        self.fleet.load_state_dict(state.get("fleet", {}))
+
+    def undo_round(self, before: Mapping[str, Any]) -> None:
+        """Back to the state ``before`` a round, except that clients who came since are here."""
+        self.method.load_state_dict(before["method"])
+        self.fleet.traffic.load_state_dict(before["traffic"])
 
 
 def load_data(config: Config) -> tuple[Dataset, Partition]:
     """The images a configuration names and who holds which."""
-    data = sources.load(config.data.name, size=config.data.size)
+    data = load_images(config.data.name, config)
+    return data, divide(config, data)
+
+
+def load_images(name: str, config: Config) -> Dataset:
+    """Images by name or path, at the size the configuration asks for."""
+    data = sources.load(name, size=config.data.size)
     for note in data.notes:
         log.warning("%s", note)
-    return data, divide(config, data)
+    return data
 
 
 def divide(config: Config, data: Dataset) -> Partition:
     """Labelled images for the server, the others for the clients."""
+    if config.fleet.kind == "network":
+        # The clients have images of their own: all that is here is the server's.
+        known = np.flatnonzero(data.labels.numpy() >= 0)
+        if not known.size:
+            raise ConfigError(
+                f"{data.name} holds no labelled images; it needs train/<class>/* and test/<class>/*"
+            )
+        return Partition(known, ())
     kind = config.data.partition.kind
     if kind == "folders" or data.clients is not None:
         return partitions.by_folder(data, labeled=config.data.labeled, seed=config.seed)
@@ -85,81 +114,84 @@ def divide(config: Config, data: Dataset) -> Partition:
     )
 
 
+def _network_fleet(setup: FleetSetup) -> Fleet:
+    # Imported when chosen: clients in this process need no network packages.
+    from semisfl.net.server.fleet import NetworkFleet
+
+    return NetworkFleet(setup)
+
+
+FLEETS: dict[str, Callable[[FleetSetup], Fleet]] = {
+    "local": LocalFleet,
+    "network": _network_fleet,
+}
+
+
 def assemble(
     config: Config,
     data: Dataset | None = None,
     partition: Partition | None = None,
     model: nn.Sequential | None = None,
     device: str = "auto",
-    make_fleet: Callable[..., Fleet] = LocalFleet,
+    network: NetworkOptions | None = None,
+    make_fleet: Callable[[FleetSetup], Fleet] | None = None,
     stop: StopFlag | None = None,
 ) -> Experiment:
-    """Everything a run needs. ``data``, ``partition`` and ``model`` replace what the configuration names."""
+    """Everything a run needs.
+
+    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names.
+    """
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
     if data is None:
         data, loaded = load_data(config)
         partition = partition or loaded
-    elif partition is None:
-        partition = divide(config, data)
-    if len(partition.clients) != config.clients.total:
+    partition = partition or divide(config, data)
+    elsewhere = config.fleet.kind == "network"
+    if not elsewhere and len(partition.clients) != config.clients.total:
         raise ValueError(
             f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
-    shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
-    split_model = build_model(config, model, shape, len(data.classes)).to(hardware.device)
-    images, labels = data.images.to(hardware.device), data.labels.to(hardware.device)
-    augment = config.data.augment
-    augmentation = Augmentation(
-        flip=augment.flip, pad=augment.pad, num_ops=augment.operations, cutout=augment.cutout
-    )
-    normalizer = Normalizer.of(data.mean, data.std).to(hardware.device)
-    chosen = torch.from_numpy(partition.labeled).to(hardware.device)
-    batches = RoundBatches(
-        images[chosen], augmentation, normalizer, hardware.dtype, whole=hardware.capture
-    )
-    labeled = LabeledImages(batches, labels[chosen], config, hardware)
-    fleet = make_fleet(
-        split_model,
-        images,
-        labels,
-        partition.clients,
+    classes = len(data.classes)
+    split_model = build_model(config, data.shape, classes, model).to(hardware.device)
+    setup = FleetSetup(
         config,
-        augmentation,
-        normalizer,
+        split_model,
         hardware,
-        stop,
+        data.shape,
+        classes,
+        data.mean,
+        data.std,
+        images=None if elsewhere else data.images.to(hardware.device),
+        labels=None if elsewhere else data.labels.to(hardware.device),
+        shards=partition.clients,
+        network=network,
+        stop=stop,
     )
-    unlabeled = sum(len(shard) for shard in partition.clients)
-    share = len(labeled) / (len(labeled) + unlabeled)
-    setup = Setup(config, split_model, fleet, labeled, len(data.classes), share, hardware, stop)
+    chosen = torch.from_numpy(partition.labeled)
+    batches = RoundBatches(
+        data.images[chosen].to(hardware.device),
+        setup.augmentation,
+        setup.normalizer,
+        hardware.dtype,
+        whole=hardware.capture,
+    )
+    labeled = LabeledImages(batches, data.labels[chosen].to(hardware.device), config, hardware)
+    fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
+    try:
+        method = METHODS[config.method].make(
+            Setup(config, split_model, fleet, labeled, classes, hardware, stop)
+        )
+    except BaseException:
+        fleet.close(finished=False)
+        raise
     return Experiment(
         config,
-        METHODS[config.method].make(setup),
+        method,
         fleet,
         hardware,
         stop,
-        normalizer,
+        setup.normalizer,
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
     )
-
-
-def build_model(
-    config: Config, model: nn.Sequential | None, shape: models.Shape, classes: int
-) -> models.SplitModel:
-    settings = config.model
-    seed = seeds.derive(config.seed, "model")
-    if model is None:
-        return models.build(
-            settings.table,
-            shape,
-            classes,
-            cut=settings.cut,
-            projector=settings.projector,
-            projection=settings.projection,
-            seed=seed,
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return models.split(model, shape, settings.cut, settings.projector, settings.projection)

@@ -39,33 +39,17 @@ def run_rounds(
     experiment: Experiment,
     directory: RunDirectory | None = None,
     *,
-    state: dict[str, Any] | None = None,
+    first: int = 0,
+    best: float = 0.0,
     observe: Observer | None = None,
 ) -> Result:
-    """Do the rounds that are left after ``state`` (none: all of them)."""
-    config, method, fleet, hardware = (
-        experiment.config,
-        experiment.method,
-        experiment.fleet,
-        experiment.hardware,
-    )
-    history: list[dict[str, Any]] = []
-    first, best = 0, 0.0
+    """Do the rounds from ``first`` on; ``best`` is the highest accuracy of those before."""
+    config, method, fleet = experiment.config, experiment.method, experiment.fleet
+    history = directory.keep_metrics_before(first) if directory is not None else []
     best_state: dict[str, Any] | None = None
-    if state is not None:
-        method.load_state_dict(state["method"])
-        fleet.traffic.load_state_dict(state["traffic"])
-        first, best = state["round"], state["best"]
-        if directory is not None:
-            history = directory.keep_metrics_before(first)
 
     def full_state(next_round: int) -> dict[str, Any]:
-        return {
-            "round": next_round,
-            "best": best,
-            "method": method.state_dict(),
-            "traffic": fleet.traffic.state_dict(),
-        }
+        return {"round": next_round, "best": best, **experiment.state_dict()}
 
     with ExitStack() as stack:
         if directory is not None:
@@ -77,9 +61,8 @@ def run_rounds(
                 root.setLevel(logging.INFO)
             stack.callback(root.removeHandler, handler)
             stack.callback(handler.close)
-        log.info(
-            "%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, hardware.device
-        )
+        device = experiment.hardware.device
+        log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
         round_index = first
         while round_index < config.rounds:
             # A stopped or aborted round is undone: the checkpoint is always a round's start.
@@ -91,8 +74,7 @@ def run_rounds(
                 reported = method.round(round_index)
             except RoundAborted as aborted:
                 log.warning("round %d is repeated: %s", round_index, aborted)
-                method.load_state_dict(before["method"])
-                fleet.traffic.load_state_dict(before["traffic"])
+                experiment.undo_round(before)
                 continue
             except Stopped:
                 if directory is not None:

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from semisfl.rows import RoundRow
+from semisfl.runs.metrics import read_metrics
 from semisfl.titles import title_of
 
 log = logging.getLogger(__name__)
@@ -105,19 +106,8 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
-    return Run(path, config, _read_rows(path / "metrics.jsonl"))
-
-
-def _read_rows(path: Path) -> list[RoundRow]:
-    rows = []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(RoundRow.from_dict(json.loads(line)))
-        except ValueError as error:
-            if number < len(lines):  # a last line may be cut off by a crash
-                raise ValueError(f"{path}, line {number} is damaged: {error}") from error
-    return rows
+    file = path / "metrics.jsonl"
+    return Run(path, config, [RoundRow.from_dict(row) for row in read_metrics(file)])
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:

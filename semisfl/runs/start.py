@@ -1,39 +1,148 @@
-"""Starting a run, and going on with one."""
+"""Starting a run, and going on with one: the way of the library, of every command and of a server.
 
+Whatever can be wrong is found before a run's directory is made; if anything fails until the first
+round, the directory is left as it was found.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from torch import nn
 
 from semisfl.config import Config
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import assemble
+from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import Observer, Result, run_rounds
+from semisfl.stopping import StopFlag
+
+log = logging.getLogger(__name__)
+
+
+class Means(TypedDict, total=False):
+    """What a run is done with; ``data``, ``partition`` and ``model`` replace the configuration's."""
+
+    data: Dataset | None
+    partition: Partition | None
+    model: nn.Sequential | None
+    device: str
+    stop: StopFlag | None
+    network: NetworkOptions | None
+    """Clients live on other machines and come here; ``data`` is then the server's own."""
+
+
+class Run:
+    """A run that can begin. `begin` and `go_on` let its clients in and tell them how it ended."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory | None,
+        first: int = 0,
+        best: float = 0.0,
+    ) -> None:
+        self.experiment = experiment
+        self.directory = directory
+        self.first = first
+        """The round it begins with."""
+        self.started = self.finished = False
+        self._best = best
+
+    def go(self, observe: Observer | None = None) -> Result:
+        """Do the rounds that are left."""
+        self.started = True
+        result = run_rounds(
+            self.experiment, self.directory, first=self.first, best=self._best, observe=observe
+        )
+        self.finished = not result.stopped
+        return result
+
+
+@contextmanager
+def begin(
+    config: Config, *, out: Path | str | None = None, **means: Unpack[Means]
+) -> Iterator[Run]:
+    """A new run, whose directory is ``out`` if one is wanted."""
+    place = Path(out) if out is not None else None
+    if place is not None:
+        RunDirectory.check_free(place)
+    config = _where_clients_live(config, means)
+    experiment = assemble(config, **means)
+    with ExitStack() as stack:
+        run = Run(experiment, None)
+        stack.callback(lambda: experiment.fleet.close(run.finished))
+        if place is not None:
+            run.directory = RunDirectory.create(place, config)
+            stack.callback(run.directory.unlock)
+        try:
+            experiment.fleet.open(place)
+            yield run
+        finally:
+            if run.directory is not None and not run.started:
+                run.directory.undo()
+
+
+@contextmanager
+def go_on(path: Path | str, **means: Unpack[Means]) -> Iterator[Run]:
+    """The run in a directory from its latest checkpoint, or from the checkpoint named."""
+    chosen = Path(path)
+    if chosen.suffix != ".safetensors":
+        chosen = chosen / "latest.safetensors"
+    directory = RunDirectory.open(chosen.parent)
+    config = _where_clients_live(directory.config(), means)
+    with ExitStack() as stack:
+        directory.lock()
+        stack.callback(directory.unlock)
+        if chosen.exists() or chosen == Path(path):
+            state = checkpoint.read(chosen)
+        else:
+            # Killed before its first checkpoint: every draw follows from the seed, so nothing is
+            # lost by beginning again.
+            log.warning("%s has no checkpoint yet: beginning at round 1", directory.path)
+            state = None
+        directory.warn_of_changes()
+        experiment = assemble(config, **means)
+        run = Run(experiment, directory)
+        stack.callback(lambda: experiment.fleet.close(run.finished))
+        if state is not None:
+            experiment.load_state_dict(state)
+            run = Run(experiment, directory, state["round"], state["best"])
+        # Only now: whoever comes is given the place it had.
+        experiment.fleet.open(directory.path)
+        yield run
+
+
+def _where_clients_live(config: Config, means: Means) -> Config:
+    if means.get("network") is None:
+        return config
+    # A round over a network is dear: a restarted server goes on from the start of the one it was in.
+    return config.model_copy(
+        update={
+            "fleet": config.fleet.model_copy(update={"kind": "network"}),
+            "runtime": config.runtime.model_copy(update={"checkpoint_every": 1}),
+        }
+    )
 
 
 def train(
     config: Config,
     *,
-    data: Dataset | None = None,
-    partition: Partition | None = None,
-    model: nn.Sequential | None = None,
-    device: str = "auto",
     out: Path | str | None = None,
     observe: Observer | None = None,
+    **means: Unpack[Means],
 ) -> Result:
     """Train as ``config`` says; with ``out``, keep a run directory there."""
-    experiment = assemble(config, data, partition, model, device)
-    # Only now: a mistake found above leaves no directory behind to stand in the next try's way.
-    directory = RunDirectory.create(Path(out), config) if out is not None else None
-    return run_rounds(experiment, directory, observe=observe)
+    with begin(config, out=out, **means) as run:
+        return run.go(observe)
 
 
-def resume(
-    path: Path | str, *, device: str = "auto", observe: Observer | None = None, **own: Any
-) -> Result:
-    """Continue the run in ``path`` from its latest checkpoint; ``own`` data and model as in `train`."""
-    directory = RunDirectory.open(Path(path))
-    experiment = assemble(directory.config(), device=device, **own)
-    return run_rounds(experiment, directory, state=directory.load("latest"), observe=observe)
+def resume(path: Path | str, *, observe: Observer | None = None, **means: Unpack[Means]) -> Result:
+    """Continue the run in ``path`` from its latest checkpoint, or from the checkpoint named."""
+    with go_on(path, **means) as run:
+        return run.go(observe)

@@ -5,11 +5,9 @@ from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
 from semisfl.data.sources import Dataset
+from semisfl.engine.inference import outputs
 
-BATCH = 500
 
-
-@torch.no_grad()
 def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
     """Class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
     if images.dtype != torch.uint8 or images.shape[1:] != data.images.shape[1:]:
@@ -19,12 +17,8 @@ def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
         )
     device = next(model.parameters()).device
     normalize = Normalizer.of(data.mean, data.std).to(device)
-    mode = model.training
-    model.eval()
-    try:
-        parts = [model(normalize(part.to(device))).softmax(1).cpu() for part in images.split(BATCH)]
-    finally:
-        model.train(mode)
+    answers = outputs(model, images, lambda part: normalize(part.to(device)))
+    parts = [logits.softmax(1).cpu() for logits in answers]
     return torch.cat(parts) if parts else torch.empty(0, len(data.classes))
 
 

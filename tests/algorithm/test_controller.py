@@ -15,7 +15,9 @@ Series = Callable[[int], tuple[float, float]]
 def controller(
     kind: str = "normalised", steps: int = 100, share: float = CIFAR, **settings: object
 ) -> Controller:
-    return Controller(ControllerConfig.model_validate({"kind": kind, **settings}), steps, 50, share)
+    return Controller(
+        ControllerConfig.model_validate({"kind": kind, **settings}), steps, 50, lambda: share
+    )
 
 
 def feed(subject: Controller, rounds: range, series: Series, lr: float = 0.02) -> list[int]:

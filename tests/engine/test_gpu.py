@@ -95,6 +95,7 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
         half.stop.requested = row["round"] == 2
 
     assert run_rounds(half, directory, observe=stop).stopped
+    directory.unlock()
     resume(tmp_path / "half", data=data, device="cuda")
     states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "half")]
     assert checkpoint.digest(states[0]) == checkpoint.digest(states[1])

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from semisfl import config, models, seeds
 from semisfl.config import Config
-from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.base import SplitRound, Traffic, mean_state
 from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 from tests.twin import bn_model, follow, largest_difference, plain_mean, toy_data
@@ -27,21 +27,25 @@ DATA = toy_data(60, 9)
 
 
 def settings(*assignments: str) -> Config:
-    values = {"clients": {"total": 4, "active": 3, "batch": BATCH, "steps": STEPS}, "seed": 2}
+    clients = {"total": 4, "active": 3, "batch": BATCH, "steps": STEPS}
+    values = {"clients": clients, "seed": 2, "data": {"augment": {"cutout": 4}}}
     return config.parse(config.override(values, list(assignments)))
 
 
 def make_fleet(model: SplitModel, chosen: Config, data: Dataset = DATA) -> LocalFleet:
-    return LocalFleet(
-        model,
-        data.images,
-        data.labels,
-        np.array_split(np.arange(len(data.images)), 4),
+    setup = FleetSetup(
         chosen,
-        Augmentation(flip=True, pad=None, num_ops=2, cutout=4),
-        Normalizer.of(data.mean, data.std),
+        model,
         Hardware("cpu", chosen.runtime),
+        data.shape,
+        len(data.classes),
+        data.mean,
+        data.std,
+        images=data.images,
+        labels=data.labels,
+        shards=np.array_split(np.arange(len(data.images)), 4),
     )
+    return LocalFleet(setup)
 
 
 def split_model(name: str) -> SplitModel:

@@ -5,7 +5,7 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,8 @@ from torch import Tensor
 from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, Features, SplitRound, State, Traffic, mean_state
+from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net import certs
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.connection import Connection
@@ -31,7 +31,6 @@ from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.stopping import StopFlag
 
 SIDE = 16
 CLASSES = 4
@@ -136,43 +135,33 @@ class Network:
         works: Mapping[str, ClientWork] | None = None,
         handshake_seconds: float = 10.0,
     ) -> None:
-        self.config, self.data, self.partition = config, data, partition
+        fleet = config.fleet.model_copy(update={"kind": "network"})
+        self.config = config.model_copy(update={"fleet": fleet})
+        self.data, self.partition = data, partition
         self.certificates, self.works = certificates, works
         self.clients: dict[int, Client] = {}
         self._handshake_seconds = handshake_seconds
         self.start_server(port)
 
     def start_server(self, port: int = 0) -> None:
+        host = "localhost" if self.certificates else "127.0.0.1"
         self.experiment = assemble(
             self.config,
             self.data,
             self.partition,
             device="cpu",
-            make_fleet=functools.partial(self._fleet, port),
+            network=NetworkOptions(f"{host}:{port}", self.certificates, self.certificates is None),
+            make_fleet=functools.partial(
+                NetworkFleet, handshake_seconds=self._handshake_seconds, thread=loop_thread()
+            ),
         )
         self.fleet: NetworkFleet = self.experiment.fleet  # type: ignore[assignment]
-        self.port = self.fleet.port
-
-    def _fleet(self, port: int, model: Any, images: Tensor, *rest: Any) -> NetworkFleet:
-        shape = (images.shape[1], images.shape[2], images.shape[3])
-        terms = Terms(self.config, shape, len(self.data.classes), self.data.mean, self.data.std)
-        host = "localhost" if self.certificates else "127.0.0.1"
-        fleet = NetworkFleet(
-            terms,
-            model,
-            rest[-2],
-            listen=f"{host}:{port}",
-            certificates=self.certificates,
-            insecure_loopback=self.certificates is None,
-            handshake_seconds=self._handshake_seconds,
-            thread=loop_thread(),
-            stop=rest[-1],
-        )
         prefix = "" if self.certificates else "plaintext:"
-        fleet.roster.load_state_dict(
+        self.fleet.roster.load_state_dict(
             {f"{prefix}client-{i}": i for i in range(self.config.clients.total)}
         )
-        return fleet
+        self.fleet.open(None)
+        self.port = self.fleet.port
 
     @property
     def address(self) -> str:
@@ -197,7 +186,7 @@ class Network:
             client.device.stop()
         for client in self.clients.values():
             client.join(10)
-        self.fleet.close()
+        self.fleet.close(finished=False)
 
 
 @contextmanager
@@ -243,25 +232,33 @@ class Oracle:
 
     capturable = False
 
-    def __init__(
-        self, net_config: Config, data: Dataset, partition: Partition, *leaving: Leaving
-    ) -> None:
+    def __init__(self, setup: FleetSetup, *, leaving: Sequence[Leaving] = ()) -> None:
         self.traffic = Traffic()
-        self._config, self._data, self._shards = net_config, data, partition.clients
         self._leaving = leaving
         self._members: dict[int, Member] = {}
         self._round = 0
+        terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        assert setup.images is not None
+        for client, shard in enumerate(setup.shards):
+            images = setup.images[shard]
+            member = Member(terms, lambda _, images=images: (images, 0), setup.hardware)
+            member.enrol(client, setup.stop)
+            self._members[client] = member
 
-    def attach(self, hardware: Hardware) -> "Oracle":
-        images = self._data.images
-        shape = (images.shape[1], images.shape[2], images.shape[3])
-        terms = Terms(self._config, shape, len(self._data.classes), self._data.mean, self._data.std)
-        for client, shard in enumerate(self._shards):
-            self._members[client] = Member(
-                terms, lambda _, shard=shard: (images[shard], 0), hardware
-            )
-            self._members[client].enrol(client, StopFlag())
-        return self
+    def open(self, directory: Path | None) -> None:
+        pass
+
+    def close(self, finished: bool) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def image_counts(self) -> dict[int, int]:
+        return {client: len(member.images) for client, member in self._members.items()}
 
     def wait_ready(self) -> None:
         pass
@@ -310,10 +307,8 @@ class Oracle:
 def oracle(config: Config, *leaving: Leaving) -> Experiment:
     """The run without a network in which ``leaving`` clients leave; done."""
     data, partition = toy_data(config.clients.total)
-    fleet = Oracle(config, data, partition, *leaving)
-    experiment = assemble(
-        config, data, partition, device="cpu", make_fleet=lambda *parts: fleet.attach(parts[-2])
-    )
+    make_fleet = functools.partial(Oracle, leaving=leaving)
+    experiment = assemble(config, data, partition, device="cpu", make_fleet=make_fleet)
     run_rounds(experiment)
     return experiment
 

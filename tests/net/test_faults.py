@@ -1,6 +1,7 @@
 """What networks, devices and people do to a run, and what it does then."""
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -16,12 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
+from semisfl.methods import WORKS
 from semisfl.net import certs, chunks
 from semisfl.net.client.connection import Connection, Rejected, Stream
 from semisfl.net.client.device import Device
 from semisfl.net.frames import Frame
-from semisfl.runs import checkpoint
-from semisfl.runs import network as networks
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -132,7 +132,7 @@ def test_a_death_in_a_full_model_round() -> None:
         if frame.kind == "upload":
             client.die()
 
-    with network(config, works=networks.WORKS) as net:
+    with network(config, works=WORKS) as net:
         for client in range(3):
             net.join(client, break_at=at if client == 2 else None)
         assert net.fleet.wait_for(3, 20)
@@ -178,7 +178,7 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
     try:
         crash_after(net, rng.randrange(moments))
         if rng.random() < 0.3:
-            monkeypatch.setattr(checkpoint.os, "replace", _crash_once(checkpoint.os.replace))
+            monkeypatch.setattr(os, "replace", _crash_once(os.replace))
         try:
             run_rounds(net.experiment, directory)
         except Crash:
@@ -186,13 +186,22 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
             net.fleet.kill()
             monkeypatch.undo()
             net.start_server(port)
-            run_rounds(net.experiment, directory, state=networks.last_state(directory))
+            go_on(net, directory)
         assert_same(net.experiment, undisturbed)
         assert net.fleet.traffic.counts == undisturbed.fleet.traffic.counts
         assert [row["round"] for row in directory.metrics()] == [0, 1, 2]
     finally:
         monkeypatch.undo()
         net.close()
+
+
+def go_on(net: Network, directory: RunDirectory) -> None:
+    if not (directory.path / "latest.safetensors").exists():
+        run_rounds(net.experiment, directory)
+        return
+    state = directory.load()
+    net.experiment.load_state_dict(state)
+    run_rounds(net.experiment, directory, first=state["round"], best=state["best"])
 
 
 def _crash_once(function: Callable) -> Callable:
@@ -412,7 +421,7 @@ def test_impossible_values_are_dropped_before_they_are_used(
 
 def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch) -> None:
     spoiling(monkeypatch, "states", float("nan"), times=5)
-    with network(tiny(3, method="fedswitch"), works=networks.WORKS) as net:
+    with network(tiny(3, method="fedswitch"), works=WORKS) as net:
         net.join_all()
         run_rounds(net.experiment)
         for key, value in weights(net.experiment).items():
@@ -466,24 +475,30 @@ def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 SERVER = """
 import signal, sys
 from pathlib import Path
-from semisfl.runs import network
 from semisfl.config import parse, read
+from semisfl.data import sources
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.runs import start
 from semisfl.stopping import StopFlag
 place, port, resume = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "resume"
 stop = StopFlag()
 signal.signal(signal.SIGTERM, lambda *_: stop.request())
-result = network.serve(parse(read(place / "run.toml")), place / "labeled", certificates=place / "certs",
-    listen=f"localhost:{port}", out=place / "out", resume=resume, device="cpu",
-    stop=stop, listening=lambda port: print(port, flush=True),
-    observe=lambda row: print("round", row["round"], flush=True))
+means = dict(data=sources.load(str(place / "labeled")), device="cpu", stop=stop,
+    network=NetworkOptions(f"localhost:{port}", place / "certs"))
+config, out = parse(read(place / "run.toml")), place / "out"
+with start.go_on(out, **means) if resume else start.begin(config, out=out, **means) as run:
+    print(run.experiment.fleet.port, flush=True)
+    result = run.go(lambda row: print("round", row["round"], flush=True))
 print("stopped" if result.stopped else "finished", flush=True)
 """
 CLIENT = """
 import sys
 from pathlib import Path
-from semisfl.runs import network
+from semisfl.methods import WORKS
+from semisfl.net.client.join import join
 place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-network.join(f"localhost:{port}", place / name, certificates=place / "certs" / "clients" / name, device="cpu")
+credentials = place / "certs" / "clients" / name
+join(f"localhost:{port}", place / name, WORKS, certificates=credentials, device="cpu")
 """
 
 

@@ -10,13 +10,15 @@ from PIL import Image
 
 from semisfl import models
 from semisfl.config import Config, ConfigError
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.methods import WORKS
 from semisfl.net import certs, chunks, messages
 from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
 from semisfl.net.client.connection import Connection
+from semisfl.net.client.join import load_images
 from semisfl.net.frames import decode
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.roster import Roster
-from semisfl.runs import network as networks
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import CLASSES, SIDE, Network, Proxy, network, tiny, toy_data, weights
@@ -59,7 +61,7 @@ def compare(config: Config, certificates: Path | None = None) -> tuple[Network, 
     data, partition = toy_data(config.clients.total)
     local = assemble(config, data, partition, device="cpu")
     expected = run_rounds(local)
-    with network(config, certificates=certificates, works=networks.WORKS) as net:
+    with network(config, certificates=certificates, works=WORKS) as net:
         net.join_all()
         got = run_rounds(net.experiment)
         for ours, theirs in zip(got.rounds, expected.rounds, strict=True):
@@ -165,8 +167,8 @@ def test_a_client_sends_features_weights_and_counts_only(
     monkeypatch.setattr(Connection, "_send", recording)
     for method in METHODS:
         config = tiny(1, method=method, rounds=1)
-        images, _ = networks.load_images(tmp_path / "secret-folder", (1, SIDE, SIDE))
-        with network(config, works=networks.WORKS) as net:
+        images, _ = load_images(tmp_path / "secret-folder", (1, SIDE, SIDE))
+        with network(config, works=WORKS) as net:
             net.data.images[net.partition.clients[0]] = images
             net.join_all()
             run_rounds(net.experiment)
@@ -212,13 +214,13 @@ def test_images_of_another_size_are_resized_and_corrupt_ones_counted(
     paths = image_folder(tmp_path / "images", 9, side=40)
     paths[2].write_bytes(b"no image at all")
     paths[5].write_bytes(paths[4].read_bytes()[:60])
-    images, skipped = networks.load_images(tmp_path / "images", (3, SIDE, SIDE))
+    images, skipped = load_images(tmp_path / "images", (3, SIDE, SIDE))
     assert (images.shape, images.dtype, skipped) == ((7, 3, SIDE, SIDE), torch.uint8, 2)
     with network(tiny(1)) as net:
         with caplog.at_level("INFO", logger="semisfl"):
-            net.join(0, load=lambda shape: networks.load_images(tmp_path / "images", shape))
+            net.join(0, load=lambda shape: load_images(tmp_path / "images", shape))
             assert net.fleet.wait_for(1, 10)
-        assert net.fleet.images() == {0: 7}
+        assert net.fleet.image_counts() == {0: 7}
     assert "client-0 skipped 2 images it could not read" in caplog.text
     assert "the bottom model twice" in caplog.text
 
@@ -227,22 +229,29 @@ def test_a_folder_without_readable_images_is_said(tmp_path: Path) -> None:
     for path in image_folder(tmp_path / "images", 2):
         path.write_bytes(b"")
     with pytest.raises(ConfigError, match="none of the 2 images"):
-        networks.load_images(tmp_path / "images", (1, SIDE, SIDE))
+        load_images(tmp_path / "images", (1, SIDE, SIDE))
 
 
 # --- who is who -----------------------------------------------------------------------------------
 
 
 def test_roster_survives_a_restart_and_never_changes_an_index(tmp_path: Path) -> None:
-    first = Roster(2, tmp_path / "roster.json")
-    assert [first.enrol(name) for name in ("b", "a", "b", "c")] == [0, 1, 0, None]
-    second = Roster(2, tmp_path / "roster.json")
-    assert second.enrol("a") == 1 and second.state_dict() == {"b": 0, "a": 1}
+    first = Roster(2)
+    first.keep_in(tmp_path / "roster.json")
+    assert [first.enrol(name, 5) for name in ("b", "a", "b", "c")] == [0, 1, 0, None]
+    assert first.enrol("b", 7) == 0
+    second = Roster(2)
+    second.keep_in(tmp_path / "roster.json")
+    assert second.enrol("a", 5) == 1 and second.index == {"b": 0, "a": 1}
+    assert second.images == {0: 7, 1: 5}
     fresh = Roster(2)
     fresh.load_state_dict(first.state_dict())
-    assert fresh.enrol("b") == 0
+    assert fresh.enrol("b", 7) == 0
+    older = Roster(2)
+    older.load_state_dict({"b": 0, "a": 1})  # as files were before they held numbers of images
+    assert older.index == first.index and not older.images
     fresh = Roster(2)
-    fresh.enrol("a")
+    fresh.enrol("a", 5)
     with pytest.raises(ValueError, match="a is client 0 here and client 1 in the checkpoint"):
         fresh.load_state_dict(first.state_dict())
     with pytest.raises(ValueError, match=r"does not fit clients\.total = 1"):
@@ -260,11 +269,11 @@ def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
     with pytest.raises(ConfigError, match="not a loopback address"):
         Connection("192.0.2.1:99", None, insecure_loopback=True)
     with pytest.raises(ConfigError, match="needs certificates"):
-        networks.NetworkFleet(
-            Terms(tiny(), (1, SIDE, SIDE), 4, (0.5,), (0.5,)),
-            models.build("cnn", (1, SIDE, SIDE), 4),
-            networks.Hardware("cpu"),
-            listen="127.0.0.1:0",
+        assemble(
+            tiny(fleet={"kind": "network"}),
+            toy_data()[0],
+            device="cpu",
+            network=NetworkOptions("127.0.0.1:0", None),
         )
 
 

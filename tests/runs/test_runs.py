@@ -286,9 +286,18 @@ def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 def test_resume_wants_a_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         resume(tmp_path)
-    RunDirectory.create(tmp_path / "run", small())
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*start it anew"):
-        resume(tmp_path / "run", data=DATA)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*other.safetensors"):
+        train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+        resume(tmp_path / "run" / "other.safetensors", data=DATA)
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    whole = train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
+    for name in ("latest", "best"):
+        (tmp_path / "run" / f"{name}.safetensors").unlink()
+    again = resume(tmp_path / "run", data=DATA, device="cpu")
+    assert plain(again.rounds) == plain(whole.rounds)
+    assert plain(RunDirectory.open(tmp_path / "run").metrics()) == plain(whole.rounds)
 
 
 # --- damage and full disks ---------------------------------------------------------------------------
@@ -376,12 +385,12 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def append(path: Path, data: bytes, really: Any = run_directory._append_whole) -> None:
+    def append(path: Path, data: bytes, really: Any = run_directory.append_whole) -> None:
         fsync(0)
         really(path, data)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(run_directory, "_append_whole", append)
+    monkeypatch.setattr(run_directory, "append_whole", append)
 
     def fill(row: dict[str, Any]) -> None:
         nonlocal full

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl import models, seeds
-from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.local import LocalFleet
-from semisfl.net.messages import Schemas, Shape, Terms
+from semisfl.fleet.setup import FleetSetup
+from semisfl.models import Shape, build_model
+from semisfl.net.messages import Schemas, Terms
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -32,15 +32,8 @@ class Member:
         self.client = -1
         self.run = terms.run
         self._terms = terms
-        settings = terms.config.model
-        self.model = models.build(
-            settings.table,
-            terms.shape,
-            terms.classes,
-            cut=settings.cut,
-            projector="none",
-            seed=seeds.derive(terms.config.seed, "model"),
-        ).to(hardware.device)
+        built = build_model(terms.config, terms.shape, terms.classes, projector="none")
+        self.model = built.to(hardware.device)
         self.schemas = Schemas.of(terms.config, self.model)
         # Split rounds need no top, and a device may not have the room for one.
         self.model.top.to("meta")
@@ -72,22 +65,19 @@ class Member:
         if client == self.client:
             return
         self.client = client
-        terms, augment = self._terms, self.config.data.augment
         nobody = np.empty(0, dtype=np.int64)
-        shards = [nobody] * client + [np.arange(len(self.images))]
-        self.fleet = LocalFleet(
-            self.model,
-            self.images.to(self.hardware.device),
-            torch.full((len(self.images),), -1, device=self.hardware.device),
-            shards,
+        terms, device = self._terms, self.hardware.device
+        setup = FleetSetup(
             self.config,
-            Augmentation(
-                flip=augment.flip,
-                pad=augment.pad,
-                num_ops=augment.operations,
-                cutout=augment.cutout,
-            ),
-            Normalizer.of(terms.mean, terms.std).to(self.hardware.device),
+            self.model,
             self.hardware,
-            stop,
+            terms.shape,
+            terms.classes,
+            terms.mean,
+            terms.std,
+            images=self.images.to(device),
+            labels=torch.full((len(self.images),), -1, device=device),
+            shards=[nobody] * client + [np.arange(len(self.images))],
+            stop=stop,
         )
+        self.fleet = LocalFleet(setup)

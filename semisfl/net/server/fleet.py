@@ -18,7 +18,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from semisfl.engine.hardware import Hardware
+from semisfl.config import ConfigError
 from semisfl.fleet.base import (
     ClientResult,
     ClientWork,
@@ -31,7 +31,7 @@ from semisfl.fleet.base import (
     Traffic,
     mean_state,
 )
-from semisfl.models import SplitModel
+from semisfl.fleet.setup import FleetSetup
 from semisfl.net.chunks import LoopThread, Parts
 from semisfl.net.frames import Frame, Schema, WireError, decode, encode, payload_bytes
 from semisfl.net.messages import Schemas, Terms, joined, separated
@@ -40,7 +40,7 @@ from semisfl.net.server.full_round import Due, ServerFullRound, unbelievable
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
-from semisfl.stopping import StopFlag, Stopped
+from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
@@ -77,46 +77,42 @@ class NetworkFleet:
 
     def __init__(
         self,
-        terms: Terms,
-        model: SplitModel,
-        hardware: Hardware,
+        setup: FleetSetup,
         *,
-        listen: str,
-        certificates: Path | None = None,
-        insecure_loopback: bool = False,
-        roster_path: Path | None = None,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
-        stop: StopFlag | None = None,
     ) -> None:
-        self._stop = stop or StopFlag()
+        """Takes its port, so that a wrong one is found; clients come in once it is opened."""
+        if setup.network is None:
+            raise ConfigError(
+                "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
+            )
+        self._stop = setup.stop
         self.traffic = Traffic()
-        self.config = terms.config
-        self.roster = Roster(terms.config.clients.total, roster_path)
-        self._hardware = hardware
-        self._shapes = Schemas.of(terms.config, model)
+        self.config = setup.config
+        self.roster = Roster(setup.config.clients.total)
+        self._hardware = setup.hardware
+        self._shapes = Schemas.of(setup.config, setup.model)
         self._inbox: queue.SimpleQueue[tuple[Session, int, bytearray | None]] = queue.SimpleQueue()
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
         self._settled = False
         self._listener = Listener(
-            terms,
+            Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std),
             self._shapes,
             self.roster,
             lambda session, ticket, data: self._inbox.put((session, ticket, data)),
             lambda session: self._inbox.put((session, 0, None)),
-            listen=listen,
-            certificates=certificates,
-            insecure_loopback=insecure_loopback,
+            network=setup.network,
             handshake_seconds=handshake_seconds,
             thread=thread,
         )
         self.port = self._listener.port
 
-    def attach(self, hardware: Hardware) -> "NetworkFleet":
-        """Compute on ``hardware``."""
-        self._hardware = hardware
-        return self
+    def open(self, directory: Path | None) -> None:
+        if directory is not None:
+            self.roster.keep_in(directory / "roster.json")
+        self._listener.start()
 
     # --- who is there ----------------------------------------------------------------------------
 
@@ -124,9 +120,8 @@ class NetworkFleet:
         with self._listener.changed:
             return sorted(self._listener.sessions)
 
-    def images(self) -> dict[int, int]:
-        """How many images each client said it holds; the sum is the unlabelled part of |D|."""
-        return dict(self._listener.images)
+    def image_counts(self) -> Mapping[int, int]:
+        return dict(self.roster.images)
 
     def wait_ready(self) -> None:
         """Until a round can be started: a quorum is there.
@@ -378,13 +373,14 @@ class NetworkFleet:
         return {"roster": self.roster.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.roster.load_state_dict(state["roster"])
+        if "roster" in state:
+            self.roster.load_state_dict(state["roster"])
 
     def stream_bytes(self) -> tuple[int, int]:
         """Bytes sent and received on all streams, framing included: what the overhead is measured by."""
         return self._listener.bytes_moved()
 
-    def close(self, finished: bool = False) -> None:
+    def close(self, finished: bool) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""
         code = grpc.StatusCode.OK if finished else grpc.StatusCode.UNAVAILABLE
         self._listener.close(

@@ -5,13 +5,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from semisfl.config import ConfigError
+from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import Assembler, LoopThread, Violation
 from semisfl.net.frames import Frame, WireError, decode, encode
@@ -46,19 +46,15 @@ class Listener:
         deliver: Callable[[Session, int, bytearray], None],
         gone: Callable[[Session], None],
         *,
-        listen: str,
-        certificates: Path | None,
-        insecure_loopback: bool = False,
+        network: NetworkOptions,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
-        if certificates is None and not insecure_loopback:
+        if network.certificates is None and not network.insecure_loopback:
             raise ConfigError("a server needs certificates; make them with `semisfl certs`")
-        if insecure_loopback:
-            chunks.require_loopback(listen)
+        if network.insecure_loopback:
+            chunks.require_loopback(network.listen)
         self.sessions: dict[int, Session] = {}
-        self.images: dict[int, int] = {}
-        """How many images each client said it holds."""
         self.changed = threading.Condition()
         """Notified whenever a client came or went."""
         self.sent = self.received = 0
@@ -66,18 +62,28 @@ class Listener:
         self._terms, self._shapes, self._roster = terms, schemas, roster
         self._welcome_text, self._run = terms.to_json(), terms.run
         self._deliver, self._gone = deliver, gone
-        self._trust = None if insecure_loopback or certificates is None else Trust(certificates)
+        insecure, folder = network.insecure_loopback, network.certificates
+        self._trust = None if insecure or folder is None else Trust(folder)
         self._handshake_seconds = handshake_seconds
         self._streams: dict[str, Session] = {}
         self._epochs: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
         self._thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
-        self.port = self._thread.call(self._start(listen))
+        try:
+            self.port = self._thread.call(self._bind(network.listen))
+        except BaseException:
+            if self._owns_thread:
+                self._thread.stop()
+            raise
+
+    def start(self) -> None:
+        """Let clients in."""
+        self._thread.call(self._server.start())
 
     # --- listening -------------------------------------------------------------------------------
 
-    async def _start(self, listen: str) -> int:
+    async def _bind(self, listen: str) -> int:
         self._handshakes = Handshakes(self._handshake_seconds)
         handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
         self._server = grpc.aio.server(
@@ -97,7 +103,6 @@ class Listener:
             raise ConfigError(
                 f"cannot listen on {listen}: {error}; choose another address or port"
             ) from error
-        await self._server.start()
         return port
 
     def _credentials(self, trust: Trust) -> grpc.ServerCredentials:
@@ -202,7 +207,7 @@ class Listener:
 
     def _enrol(self, session: Session, ready: Frame) -> None:
         check_ready(ready.fields, self._shapes)
-        client = self._roster.enrol(session.identity)
+        client = self._roster.enrol(session.identity, ready.fields["images"])
         if client is None:
             raise no_place(self._roster, session.identity)
         if ready.fields["skipped"]:
@@ -219,7 +224,6 @@ class Listener:
         session.client = client
         with self.changed:
             self.sessions[client] = session
-            self.images[client] = ready.fields["images"]
             self.changed.notify_all()
 
     def _close(self, session: Session) -> None:

@@ -1,45 +1,59 @@
-"""Who is which client: identity -> index, given once and never again changed."""
+"""Who is which client, given once and never again changed, and how many images it holds."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from semisfl.files import write_whole
 
 
 class Roster:
     """Indices 0..total-1 in order of first arrival.
 
-    With ``path`` every enrolment is on disk before the client hears of it: a server killed before
+    With a file every enrolment is on disk before the client hears of it: a server killed before
     its first checkpoint still gives every client the index its draws follow from.
     """
 
-    def __init__(self, total: int, path: Path | None = None) -> None:
+    def __init__(self, total: int) -> None:
         self.total = total
         self.index: dict[str, int] = {}
-        self._path = path
-        if path is not None and path.exists():
-            self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        self.images: dict[int, int] = {}
+        """What each client last said it holds; the sum is the unlabelled part of |D|."""
+        self._path: Path | None = None
 
-    def enrol(self, identity: str) -> int | None:
+    def keep_in(self, path: Path) -> None:
+        """Take over what is in the file, and keep every change there from now on."""
+        if path.exists():
+            self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        self._path = path
+
+    def enrol(self, identity: str, images: int) -> int | None:
         """This identity's index; None if every place is taken by others."""
-        if identity not in self.index:
-            if len(self.index) >= self.total:
-                return None
-            self.index[identity] = len(self.index)
-            self._save()
-        return self.index[identity]
+        if identity not in self.index and len(self.index) >= self.total:
+            return None
+        client = self.index.get(identity, len(self.index))
+        if (self.index.get(identity), self.images.get(client)) != (client, images):
+            self.index[identity], self.images[client] = client, images
+            if self._path is not None:
+                write_whole(self._path, json.dumps(self.state_dict()).encode())
+        return client
 
     def name(self, client: int) -> str:
         return next(
             (name for name, index in self.index.items() if index == client), f"client {client}"
         )
 
-    def state_dict(self) -> dict[str, int]:
-        return dict(self.index)
+    def state_dict(self) -> dict[str, Any]:
+        return {"index": dict(self.index), "images": {str(c): n for c, n in self.images.items()}}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over ``state``; identities enrolled meanwhile must not disagree with it."""
-        merged = {str(name): int(index) for name, index in state.items()}
+        if not isinstance(
+            state.get("index"), Mapping
+        ):  # as files were before they held the numbers of images
+            state = {"index": state, "images": {}}
+        merged = {str(name): int(index) for name, index in state["index"].items()}
         for name, index in self.index.items():
             if merged.setdefault(name, index) != index:
                 raise ValueError(
@@ -52,14 +66,4 @@ class Roster:
                 f"clients.total = {self.total}; indices must be 0, 1, 2, ... below it"
             )
         self.index = dict(sorted(merged.items(), key=lambda item: item[1]))
-
-    def _save(self) -> None:
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_suffix(".tmp")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(self.index, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        self.images = {int(c): int(n) for c, n in state["images"].items()} | self.images

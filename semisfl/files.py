@@ -1,0 +1,38 @@
+"""Files that are written whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY = ".tmp"
+
+
+def write_whole(
+    path: Path, content: bytes | Callable[[BinaryIO], object], *, private: bool = False
+) -> None:
+    """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was.
+
+    ``content`` is what to write, or writes it to the file it is given. ``private``: there is no
+    moment in which others could read it.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    try:
+        with open(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Clear away what processes that were killed while writing left; nobody may be writing now."""
+    for left in folder.glob(f".*{TEMPORARY}"):
+        left.unlink(missing_ok=True)

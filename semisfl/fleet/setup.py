@@ -1,0 +1,53 @@
+"""What a fleet is made of, whichever kind it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from semisfl.config import Config
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.engine.hardware import Hardware
+from semisfl.models import Shape, SplitModel
+from semisfl.stopping import StopFlag
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Where the clients of a run over the network find its server, and who may come in."""
+
+    listen: str
+    """HOST:PORT; port 0 takes a free one."""
+    certificates: Path | None
+    """The authority's folder; None only with ``insecure_loopback``."""
+    insecure_loopback: bool = False
+
+
+@dataclass(frozen=True)
+class FleetSetup:
+    config: Config
+    model: SplitModel
+    hardware: Hardware
+    shape: Shape
+    """Of an image: channels, height, width."""
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    images: Tensor | None = None
+    """On the hardware's device; None where clients keep their own elsewhere."""
+    labels: Tensor | None = None
+    """The true ones of ``images``, used for statistics only (-1: unknown)."""
+    shards: Sequence[np.ndarray] = ()
+    """Which of ``images`` each client holds."""
+    network: NetworkOptions | None = None
+    stop: StopFlag = field(default_factory=StopFlag)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation.of(self.config.data.augment)
+
+    @property
+    def normalizer(self) -> Normalizer:
+        return Normalizer.of(self.mean, self.std).to(self.hardware.device)

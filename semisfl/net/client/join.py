@@ -1,0 +1,71 @@
+"""Taking part in a run with the images of a folder."""
+
+import logging
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from semisfl.config import ConfigError
+from semisfl.data import decode, folder
+from semisfl.fleet.base import ClientWork
+from semisfl.models import Shape
+from semisfl.net import certs
+from semisfl.net.client.connection import Connection
+from semisfl.net.client.device import Device
+
+log = logging.getLogger(__name__)
+
+
+def join(
+    address: str,
+    data: Path,
+    works: Mapping[str, ClientWork],
+    *,
+    certificates: Path | None,
+    device: str = "auto",
+    insecure_loopback: bool = False,
+    name: str = "",
+) -> None:
+    """Take part with the images in ``data`` until the run is finished, SIGTERM or Ctrl-C.
+
+    ``works`` are the client halves a server may ask for (`semisfl.methods.WORKS`). Raises
+    `semisfl.net.client.connection.Rejected` with the server's reason if it refuses this client.
+    """
+    credentials = (
+        None if insecure_loopback else certs.load_client_credentials(certificates or Path())
+    )
+    if not data.is_dir():
+        raise ConfigError(f"{data} is no folder; --data wants a folder of images")
+    connection = Connection(address, credentials, name=name, insecure_loopback=insecure_loopback)
+    client = Device(connection, lambda shape: load_images(data, shape), works, device)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda *_: client.stop())
+    try:
+        client.serve()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def load_images(root: Path, shape: Shape) -> tuple[torch.Tensor, int]:
+    """Every readable image under ``root``, brought to ``shape``, and how many are not readable."""
+    rows = folder.source(root).rows()
+    channels, height, width = shape
+    read = [decode.decoded(rows, row, (width, height), channels) for row in range(len(rows.names))]
+    kept = [pixels for pixels in read if pixels is not None]
+    if not kept:
+        raise ConfigError(
+            f"none of the {len(read)} images in {root} can be read; formats: {', '.join(decode.FORMATS)}"
+        )
+    if len(kept) < len(read):
+        log.warning(
+            "%d of %d images in %s could not be read and are skipped",
+            len(read) - len(kept),
+            len(read),
+            root,
+        )
+    return torch.from_numpy(np.stack(kept)), len(read) - len(kept)
