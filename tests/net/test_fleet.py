@@ -334,7 +334,7 @@ def test_a_frame_above_the_limit_is_never_stored() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_mutated_chunks_never_crash_or_change_meaning(seed: int) -> None:
-    """Damage is a Violation, or passed over, or in the body, where the frame's checksum finds it."""
+    """Damage is a Violation, or passed over, or in the body, which the frame's schema judges."""
     rng = np.random.default_rng(seed)
     body = rng.bytes(500)
     (whole,) = cut([body], 3, 5)

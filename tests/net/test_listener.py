@@ -22,7 +22,7 @@ from semisfl.net import chunks as transport
 from semisfl.net.certs import Credentials
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.connection import Rejected
-from semisfl.net.frames import encode
+from semisfl.net.frames import PROTOCOL, encode
 from tests.net.harness import Network, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0
@@ -140,7 +140,7 @@ def knock(
 
 def good_hello(**changes: object) -> list[bytes]:
     fields = {
-        "protocol": 1,
+        "protocol": PROTOCOL,
         "run": "",
         "name": "",
         "codecs": ["bf16", "fp16", "fp32", "int8"],
@@ -259,8 +259,8 @@ DOOR_REFUSALS = {
         "all clients.total = 2 places are taken",
     ),
     "another protocol": (
-        lambda net, folder: {"chunks": good_hello(protocol=2)},
-        "protocol 2 but 1 here",
+        lambda net, folder: {"chunks": good_hello(protocol=1)},
+        "protocol 1 but 2 here",
     ),
     "another frame version": (
         lambda net, folder: {"chunks": [_other_version(good_hello()[0])]},

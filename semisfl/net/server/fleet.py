@@ -330,7 +330,8 @@ class NetworkFleet:
         client = item.session.client
         self._awaited.pop(client)
         try:
-            frame = decode(data, item.expected)
+            # Features are put together, so copied, before this client is asked anything else.
+            frame = decode(data, item.expected, copy=kind != "features")
             for name, value in item.fields.items():
                 if frame.fields[name] != value:
                     raise WireError(
