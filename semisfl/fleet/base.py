@@ -6,8 +6,9 @@ client half (`ClientWork`) and answers with tensors. Clients may fail to answer:
 names those who did, and everything downstream follows from that.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -131,6 +132,37 @@ class ClientResult:
     numbers: Mapping[str, float]
 
 
+def every_tensor(name: str) -> bool:
+    """For `Answers.states`: a whole model."""
+    return True
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All that a method's client half ever answers with.
+
+    A server that cannot trust its clients takes exactly this and nothing else: the method's server
+    half may rely on every state, tensor and number being there.
+    """
+
+    states: Mapping[str, Callable[[str], bool]]
+    """Named states, and by name which of a full model's tensors each holds."""
+    numbers: Mapping[str, tuple[float, float]]
+    """Named numbers, with the least and the greatest that each can be."""
+    may_decline: bool = False
+    """Whether a client may have nothing to contribute: then it answers no state and no number."""
+
+    def outline(self, tensors: Iterable[str]) -> dict[str, list[str]]:
+        """For each state the names of those of a full model's ``tensors`` that it holds."""
+        names = sorted(tensors)
+        return {state: list(filter(holds, names)) for state, holds in self.states.items()}
+
+    def within(self, name: str, value: float) -> float:
+        """``value`` as number ``name`` can be said; what is no number becomes the greatest."""
+        least, greatest = self.numbers[name]
+        return greatest if math.isnan(value) else min(max(value, least), greatest)
+
+
 class ClientRuntime(Protocol):
     """What a method's client half may use; the same on a device and in a simulation.
 
@@ -204,6 +236,11 @@ class ClientWork(Protocol):
     """A method's client half."""
 
     name: str
+
+    @property
+    def answers(self) -> Answers:
+        """What `finish` returns, declared beforehand."""
+        ...
 
     def start(self, client: ClientRuntime) -> bool:
         """Prepare the round; False: this client has nothing to contribute."""

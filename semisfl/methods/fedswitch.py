@@ -16,9 +16,17 @@ from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher, follow
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
+from semisfl.fleet.base import (
+    Answers,
+    ClientRuntime,
+    FullRound,
+    State,
+    every_tensor,
+    mean_state,
+)
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
+    COUNTED,
     SupervisedPhase,
     count,
     given,
@@ -99,6 +107,7 @@ class FedSwitchWork:
     """
 
     name = "fedswitch"
+    answers = Answers({"student": every_tensor}, {**COUNTED, "by_teacher": (0.0, 1.0)})
 
     def start(self, client: ClientRuntime) -> bool:
         sent = given(client, "student")

@@ -77,6 +77,8 @@ def given(client: ClientRuntime, name: str) -> State:
 
 
 # A client counts on its device and reads once per round: [steps, loss, images, kept images].
+COUNTED = {"loss": (-1e6, 1e6), "coverage": (0.0, 1.0)}
+"""What `read_counter` gives, for `Answers.numbers`."""
 
 
 def start_counter(client: ClientRuntime) -> None:

@@ -22,11 +22,16 @@ PREFIX = struct.Struct("<4sIIQ")  # magic, epoch, ticket, bytes that follow
 MAGIC = b"SSF1"
 LARGEST_FRAME = 1 << 32
 KEPT_BUFFER = 8 * 1024 * 1024
+LARGEST_MESSAGE = 16 * CHUNK
+"""Of a message over CHUNK bytes up to here the receiver learns, and can say who sent it; gRPC ends
+the stream on a larger one, without a word to the receiver."""
 BEAT_SECONDS = 10.0
-"""Between two heartbeats of the server, which a client answers at once."""
+"""Between two heartbeats of the server, which a client answers as soon as its link is free."""
 SILENCE_SECONDS = 25.0
-"""After so long without any chunk, each side takes the other for gone. A link must carry one chunk
-in this time, so 170 kbit/s."""
+"""After so long without any chunk, each side takes the other for gone."""
+LOWEST_RATE = 50_000.0
+"""Bytes a second (0.4 Mbit/s) that a link must carry in each direction. At this rate a chunk takes
+10.5 s, well within the silence that is borne, and every frame gets the time it needs."""
 
 T = TypeVar("T")
 Parts = Sequence[bytes | memoryview]
@@ -46,7 +51,7 @@ def options() -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", 2**31 - 1),
         ("grpc.http2.ping_timeout_ms", 600_000),
-        ("grpc.max_receive_message_length", CHUNK),
+        ("grpc.max_receive_message_length", LARGEST_MESSAGE),
         ("grpc.max_metadata_size", 8 * 1024),
         # Every client has its own connection and back-off, also where many share a process.
         ("grpc.use_local_subchannel_pool", 1),
@@ -83,9 +88,12 @@ class Assembler:
         """Frames skipped so far that nobody could have been waiting for."""
         self.beats = 0
         """Heartbeats so far: empty frames of ticket 0."""
+        self.signs = 0
+        """Signs of work so far: empty frames of a ticket that is, or was, awaited."""
         self._in_order = in_order
         self._last = 0
         self._abandoned: set[int] = set()
+        self._owed = 0
         self._buffer: bytearray | None = None
         self.ticket = self._filled = self._left = 0
         self._room = CHUNK
@@ -101,10 +109,18 @@ class Assembler:
         """Wait for nothing; an answer that is on its way is skipped."""
         if self.awaited is not None:
             self._abandoned.add(self.awaited)
+            self._owed = self.limit
         self.awaited = self._buffer = None
+
+    @property
+    def late(self) -> int:
+        """The most bytes of an earlier answer that may still come before the next."""
+        return self.limit if self.awaited is not None else self._owed
 
     def feed(self, chunk: bytes) -> tuple[bool, tuple[int, bytearray] | None]:
         """Whether this chunk is progress; ticket and bytes of the awaited frame, if now complete."""
+        if len(chunk) > CHUNK:
+            raise Violation(f"a message of {len(chunk)} bytes exceeds the {CHUNK} of a chunk")
         if not self._left:
             return self._begin(chunk)
         return self._go_on(memoryview(chunk))
@@ -132,6 +148,7 @@ class Assembler:
             self.passed_over += 1
         if length == 0:
             # No answer, only a sign that its sender is at work on it.
+            self.signs += ours or late
             return ours, None
         self.ticket, self._left, self._filled, self._late = ticket, length, 0, late
         self._buffer = self._room_for(length) if ours else None
@@ -163,7 +180,9 @@ class Assembler:
         progress = self._buffer is not None or self._late
         if self._left:
             return progress, None
-        self._abandoned.discard(self.ticket)
+        if self._late:
+            self._abandoned.discard(self.ticket)
+            self._owed = 0
         frame, self._buffer = self._buffer, None
         if frame is None:
             return progress, None

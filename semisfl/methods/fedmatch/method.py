@@ -21,11 +21,20 @@ from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import batchnorms
-from semisfl.fleet.base import ClientResult, ClientRuntime, FullRound, State, mean_state
+from semisfl.fleet.base import (
+    Answers,
+    ClientResult,
+    ClientRuntime,
+    FullRound,
+    State,
+    every_tensor,
+    mean_state,
+)
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
 from semisfl.methods.fedmatch.sparse import SparseLinks
 from semisfl.methods.full_model import (
+    COUNTED,
     count,
     given,
     read_counter,
@@ -182,6 +191,7 @@ class FedMatchWork:
     """The client's half."""
 
     name = "fedmatch"
+    answers = Answers({"psi": every_tensor}, COUNTED)
 
     def start(self, client: ClientRuntime) -> bool:
         sigma, psi = client.model("sigma"), client.model("psi")

@@ -16,9 +16,17 @@ from torch.nn import functional as F
 
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
+from semisfl.fleet.base import (
+    Answers,
+    ClientRuntime,
+    FullRound,
+    State,
+    every_tensor,
+    mean_state,
+)
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
+    COUNTED,
     SupervisedPhase,
     count,
     given,
@@ -31,6 +39,7 @@ from semisfl.methods.full_model import (
 from semisfl.methods.semifl.static_batchnorm import (
     SBN_BATCH,
     combine,
+    is_statistic,
     recompute_statistics,
     statistics_of,
 )
@@ -126,6 +135,7 @@ class SemiFLWork:
     """The client's half."""
 
     name = "semifl"
+    answers = Answers({"model": every_tensor}, COUNTED, may_decline=True)
 
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")
@@ -193,6 +203,7 @@ class StatisticsWork:
     """What a client does for sBN: no step, only its images' statistics under the model it is sent."""
 
     name = "batchnorm-statistics"
+    answers = Answers({"statistics": is_statistic}, {"batches": (1.0, 1e6)})
 
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")

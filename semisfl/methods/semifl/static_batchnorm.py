@@ -21,6 +21,11 @@ def statistics_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def is_statistic(name: str) -> bool:
+    """Whether the tensor of this name in a model's state is one of `statistics_of` it."""
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
     """Give ``model`` the cumulative averages of its BatchNorm inputs over ``batches``; how many there were.

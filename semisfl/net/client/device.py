@@ -238,5 +238,8 @@ class Device:
         )
         self.member.hold_whole_model()
         (result,) = self.member.fleet.train(work, plan, between=full_round.beat)
-        full_round.upload(result.numbers, result.states)
+        # A loss that is no number any more is said as the greatest there can be: the server must
+        # hear of it, and frames carry finite numbers only.
+        numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
+        full_round.upload(numbers, result.states)
         self.rounds += 1

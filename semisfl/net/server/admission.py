@@ -14,6 +14,11 @@ from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.roster import Roster
 
 HANDSHAKE_SECONDS = 10.0
+MOST_IMAGES = 10_000_000
+"""That a client may say it holds, or could not read: more do not fit a device's memory, and a claim
+must not spoil |D_l| / |D|, or become memory here."""
+AUDIT_LINES, AUDIT_SECONDS = 20, 60.0
+"""So many failed handshakes leave a line of their own in so much time; the others are counted."""
 
 _audit = logging.getLogger("semisfl.audit")
 
@@ -63,6 +68,12 @@ def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
         raise Refused(
             grpc.StatusCode.FAILED_PRECONDITION, "the client has no images; at least 1 is needed"
         )
+    for name in ("images", "skipped"):
+        if not 0 <= fields[name] <= MOST_IMAGES:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the client says {name} = {fields[name]}; at most {MOST_IMAGES} are believed",
+            )
 
 
 def no_place(roster: Roster, identity: str) -> Refused:
@@ -84,6 +95,7 @@ class Handshakes:
         self._loop = asyncio.get_running_loop()
         self._begun: deque[float] = deque()
         self._peers: Counter[str] = Counter()
+        self._written = self._unwritten = 0
 
     def begins(self) -> None:
         """Called by gRPC in a thread of its own; None: the configuration stays."""
@@ -96,7 +108,27 @@ class Handshakes:
     def _check(self) -> None:
         while self._begun and self._begun[0] <= time.monotonic() - self._seconds:
             self._begun.popleft()
+            self._failed()
+
+    def _failed(self) -> None:
+        """Anybody can fail a handshake, any number of times: the log must not fill a disk."""
+        if not self._written:
+            self._loop.call_later(AUDIT_SECONDS, self._sum_up)
+        if self._written < AUDIT_LINES:
+            self._written += 1
             audit("?", "?", "TLS: not TLS, or no valid certificate of this authority; or it left")
+        else:
+            self._unwritten += 1
+
+    def _sum_up(self) -> None:
+        if self._unwritten:
+            audit(
+                "?",
+                "?",
+                f"TLS: {self._unwritten} more failed handshakes in the last {AUDIT_SECONDS:g} s "
+                "have no line of their own",
+            )
+        self._written = self._unwritten = 0
 
     def stream_opened(self, peer: str) -> None:
         """The first stream of a connection proves that its handshake succeeded."""

@@ -9,7 +9,7 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.setup import FleetSetup
 from semisfl.net.chunks import LoopThread, Parts
-from semisfl.net.frames import Frame, Schema, WireError, decode, encode, payload_bytes
+from semisfl.net.frames import Frame, WireError, decode, encode, payload_bytes
 from semisfl.net.messages import Schemas, Terms, joined, separated
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
-from semisfl.net.server.full_round import Due, ServerFullRound, unbelievable
+from semisfl.net.server.full_round import Due, ServerFullRound
 from semisfl.net.server.listener import Listener
+from semisfl.net.server.plausible import unbelievable
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
 from semisfl.stopping import Stopped
@@ -65,9 +66,7 @@ class Awaited:
     session: Session
     ticket: int
     parcel: Parcel
-    expected: Mapping[str, Schema]
-    fields: Mapping[str, Any]
-    """Values the answer's fields must have: it is about this round and step."""
+    due: Due
 
 
 class NetworkFleet:
@@ -209,15 +208,14 @@ class NetworkFleet:
         self._check_quorum(len(self._awaited))
 
     def _features_due(self) -> Due:
+        about = {"round": self._plan.index}
         if self._step < self._plan.steps:
-            return {"features": self._shapes.features_frame}, {
-                "round": self._plan.index,
-                "step": self._step,
-            }
-        return {"bottom": self._shapes.bottom_frame}, {"round": self._plan.index}
+            return Due({"features": self._shapes.features_frame}, {**about, "step": self._step})
+        return Due({"bottom": self._shapes.bottom_frame}, about)
 
     def forward(self) -> Features:
-        answers = dict(self._answers("features"))
+        answers: dict[int, Frame] = {}
+        self._collect("features", answers.__setitem__)
         self._check_quorum(len(answers))
         clients = tuple(sorted(answers))
         student, teacher = (
@@ -240,7 +238,8 @@ class NetworkFleet:
             self._ask(client, frame, sizes, due)
 
     def finish_round(self) -> State:
-        answers = dict(self._answers("model"))
+        answers: dict[int, Frame] = {}
+        self._collect("model", answers.__setitem__)
         self._check_quorum(len(answers))
         states = [
             separated(answers[client].tensors, ["bottom"])["bottom"] for client in sorted(answers)
@@ -253,13 +252,10 @@ class NetworkFleet:
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
         self._awaited.clear()
-        full_round = ServerFullRound(
-            self._shapes, work, plan, self._hardware.device, self._ask, self._leave_out
-        )
+        full_round = ServerFullRound(self._shapes, work, plan, self._hardware.device, self._ask)
         for client in plan.active:
             full_round.begin(client)
-        for client, frame in self._answers("model"):
-            full_round.go_on(client, frame)
+        self._collect("model", full_round.go_on)
         self._check_quorum(len(full_round.results))
         return [full_round.results[client] for client in sorted(full_round.results)]
 
@@ -278,24 +274,30 @@ class NetworkFleet:
         if session is None or (before is not None and before.session is not session):
             log.warning("%s is not here and is left out of this round", self.roster.name(client))
             return
-        limit = max(schema.limit for schema in due[0].values())
         parcel = Parcel(client, sizes)
-        copy = len(frame) > 1 or not isinstance(frame[0], bytes)
-        ticket = session.ask(frame, limit, lambda: self._crossed.append(parcel), copy=copy)
-        self._awaited[client] = Awaited(session, ticket, parcel, *due)
+        ticket = session.ask(
+            frame,
+            max(schema.limit for schema in due.frames.values()),
+            lambda: self._crossed.append(parcel),
+            copy=len(frame) > 1 or not isinstance(frame[0], bytes),
+            deadline=self.config.network.deadline,
+            steps=due.steps,
+        )
+        self._awaited[client] = Awaited(session, ticket, parcel, due)
 
-    def _answers(self, kind: Kind) -> Iterator[tuple[int, Frame]]:
-        """Every awaited client's answer, as they come, until nobody is awaited any more."""
+    def _collect(self, kind: Kind, take: Callable[[int, Frame], None]) -> None:
+        """Every awaited client's answer, as they come, until nobody is awaited any more.
+
+        ``take`` is given each, and may ask its client for more. What it, or the frame's schema,
+        does not accept (WireError) costs that client its place in the round, and a strike.
+        """
         stop_at: float | None = None
         while self._awaited:
             if self._stop.requested:
                 stop_at = stop_at or time.monotonic() + STOP_SECONDS
                 if time.monotonic() > stop_at:
                     raise Stopped
-            overdue = (
-                min(item.session.progress for item in self._awaited.values())
-                + self.config.network.deadline
-            )
+            overdue = min(item.session.patience.ends for item in self._awaited.values())
             try:
                 wait = min(0.5, max(0.0, overdue - time.monotonic()))
                 session, ticket, data = self._inbox.get(timeout=wait)
@@ -308,48 +310,49 @@ class NetworkFleet:
             if data is None:
                 self._leave_out(session.client, "its connection was lost")
             elif ticket == item.ticket:
-                frame = self._checked(item, data, kind)
-                if frame is not None:
-                    yield session.client, frame
+                self._take(item, data, kind, take)
+            self._leave_out_overdue()
         while self._crossed:
             self._count(self._crossed.popleft())
 
     def _leave_out_overdue(self) -> None:
-        now, deadline = time.monotonic(), self.config.network.deadline
+        now = time.monotonic()
         for client, item in list(self._awaited.items()):
-            if now - item.session.progress >= deadline:
+            if now >= item.session.patience.ends:
                 item.session.abandon()
-                self._leave_out(client, f"no progress for network.deadline = {deadline:g} s")
+                self._leave_out(client, item.session.patience.reason())
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
         log.warning("%s is left out of this round: %s", self.roster.name(client), reason)
 
-    def _checked(self, item: Awaited, data: bytearray, kind: Kind) -> Frame | None:
-        """The answer if it may reach the caller. Its client is no longer awaited either way."""
-        client = item.session.client
+    def _take(
+        self, item: Awaited, data: bytearray, kind: Kind, take: Callable[[int, Frame], None]
+    ) -> None:
+        """Hand an answer on if it may be used. Its client is no longer awaited either way."""
+        client, due = item.session.client, item.due
         self._awaited.pop(client)
         try:
             # Features are put together, so copied, before this client is asked anything else.
-            frame = decode(data, item.expected, copy=kind != "features")
-            for name, value in item.fields.items():
+            frame = decode(data, due.frames, copy=kind != "features")
+            for name, value in due.fields.items():
                 if frame.fields[name] != value:
                     raise WireError(
                         f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}"
                     )
+            self._count(item.parcel)
+            if frame.tensors:
+                self.traffic.add(kind, "up", client, payload_bytes(due.frames[frame.kind]))
+            fault = unbelievable(frame.tensors)
+            if fault is None:
+                take(client, frame)
         except WireError as error:
             self._leave_out(client, str(error))
             self._listener.offend(item.session, str(error))
-            return None
-        self._count(item.parcel)
-        if frame.tensors:
-            self.traffic.add(kind, "up", client, payload_bytes(item.expected[frame.kind]))
-        fault = unbelievable(frame.tensors)
-        if fault:
+            return
+        if fault is not None:
             self._leave_out(client, fault)
             self._listener.strike(item.session, fault)
-            return None
-        return frame
 
     def _count(self, parcel: Parcel) -> None:
         """An answer proves that what it answers has crossed, even if the loop did not say so yet."""

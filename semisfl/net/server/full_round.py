@@ -1,10 +1,11 @@
-"""The server's side of a full-model round, with every client at its own pace; and what is believed."""
+"""The server's side of a full-model round, with every client at its own pace."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, Kind, State
 from semisfl.net import messages
@@ -12,32 +13,38 @@ from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, Schema, WireError, encode, payload_bytes
 from semisfl.net.messages import Schemas, joined, outline, separated
 
-Due = tuple[Mapping[str, Schema], Mapping[str, Any]]
-"""The frames a client may answer with, and the values that their fields must have."""
-Ask = Callable[[int, Parts, Mapping[Kind, int], Due], None]
-LeaveOut = Callable[[int, str], None]
 
-ABSURD = 1e6
-"""No feature, weight or statistic of a working model is anywhere near this large."""
+@dataclass(frozen=True)
+class Due:
+    """What a client owes: one of these frames, with these values in its fields."""
+
+    frames: Mapping[str, Schema]
+    fields: Mapping[str, Any]
+    steps: int = 1
+    """Of work that the answer takes: each may take `network.deadline`."""
+
+
+Ask = Callable[[int, Parts, Mapping[Kind, int], Due], None]
 
 
 class ServerFullRound:
-    """What `NetworkFleet.train` says to each client: see `semisfl.net.messages`."""
+    """What `NetworkFleet.train` says to each client: see `semisfl.net.messages`.
+
+    What a client answers is held against what the method's client half declares (`Answers`);
+    anything else is a WireError, and reaches no method.
+    """
 
     def __init__(
-        self,
-        schemas: Schemas,
-        work: ClientWork,
-        plan: FullRound,
-        device: torch.device,
-        ask: Ask,
-        leave_out: LeaveOut,
+        self, schemas: Schemas, work: ClientWork, plan: FullRound, device: torch.device, ask: Ask
     ) -> None:
         self.results: dict[int, ClientResult] = {}
         self._shapes, self._work, self._plan, self._device = schemas, work, plan, device
-        self._ask_client, self._leave_out = ask, leave_out
+        self._ask_client = ask
         self._codec = schemas.config.wire.models
+        self._outline = work.answers.outline(schemas.full)
+        self._upload = schemas.states(self._outline)
         self._numbers: dict[int, dict[str, float]] = {}
+        self._fetched: defaultdict[int, set[str]] = defaultdict(set)
         self._stages: Mapping[str, Callable[[int, Frame], None]] = {
             "accept": self._send_states,
             "fetch": self._send_fetched,
@@ -67,9 +74,14 @@ class ServerFullRound:
         self._stages[frame.kind](client, frame)
 
     def _ask(
-        self, client: int, frame: Parts, sizes: Mapping[Kind, int], expected: Mapping[str, Schema]
+        self,
+        client: int,
+        frame: Parts,
+        sizes: Mapping[Kind, int],
+        expected: Mapping[str, Schema],
+        steps: int = 1,
     ) -> None:
-        self._ask_client(client, frame, sizes, (expected, {"round": self._plan.index}))
+        self._ask_client(client, frame, sizes, Due(expected, {"round": self._plan.index}, steps))
 
     def _send(self, client: int, states: Mapping[str, State]) -> None:
         sizes: dict[Kind, int] = {}
@@ -79,10 +91,12 @@ class ServerFullRound:
                 self._shapes.states(outline({name: state}))
             )
         frame = encode("states", {"round": self._plan.index}, joined(states), self._codec)
-        expected = {"done": messages.DONE} | (
-            {"fetch": messages.FETCH} if self._plan.on_request else {}
-        )
-        self._ask(client, frame, sizes, expected)
+        expected = {"done": messages.DONE}
+        # A client keeps what it has fetched for the round: each state crosses at most once.
+        if self._plan.on_request.keys() - self._fetched[client]:
+            expected["fetch"] = messages.FETCH
+        # Besides its steps, the work may look at every image before the first.
+        self._ask(client, frame, sizes, expected, self._plan.steps + 1)
 
     def _send_states(self, client: int, _: Frame) -> None:
         self._send(client, self._states(client))
@@ -90,50 +104,45 @@ class ServerFullRound:
     def _send_fetched(self, client: int, frame: Frame) -> None:
         name = frame.fields["name"]
         if name not in self._plan.on_request:
-            self._leave_out(
-                client, f"it asks for state {name[:40]!r}, which this round does not have"
-            )
-            return
+            raise WireError(f"it asks for state {name[:40]!r}, which this round does not have")
+        if name in self._fetched[client]:
+            raise WireError(f"it asks for state {name!r} again; once a round is enough")
+        self._fetched[client].add(name)
         self._send(client, {name: self._plan.on_request[name]})
 
     def _ask_upload(self, client: int, frame: Frame) -> None:
-        numbers = frame.fields["numbers"]
-        if not all(type(value) in (int, float) for value in numbers.values()):
-            self._leave_out(client, "its numbers are not numbers")
+        numbers, announced = frame.fields["numbers"], frame.fields["states"]
+        if self._work.answers.may_decline and not numbers and not announced:
+            self.results[client] = ClientResult(client, {}, {})
             return
-        self._numbers[client] = {name: float(value) for name, value in numbers.items()}
-        if not frame.fields["states"]:
-            self.results[client] = ClientResult(client, {}, self._numbers[client])
-            return
-        try:
-            schema = self._shapes.states(frame.fields["states"])
-        except WireError as error:
-            self._leave_out(client, str(error))
-            return
+        self._numbers[client] = self._checked(numbers)
+        if announced != self._outline:
+            raise WireError(
+                f"it announces states {str(announced)[:80]!r}; {self._work.name} answers "
+                f"{', '.join(self._outline)}, whole"
+            )
         upload = encode("upload", {"round": self._plan.index}, {})
-        self._ask(client, upload, {}, {"states": schema})
+        self._ask(client, upload, {}, {"states": self._upload})
+
+    def _checked(self, numbers: Mapping[str, Any]) -> dict[str, float]:
+        answers = self._work.answers
+        if numbers.keys() != answers.numbers.keys():
+            raise WireError(
+                f"its numbers are {str(sorted(numbers))[:80]!r}; {self._work.name} answers "
+                f"{', '.join(answers.numbers)}"
+            )
+        for name, value in numbers.items():
+            if type(value) is not float or value != answers.within(name, value):
+                least, greatest = answers.numbers[name]
+                raise WireError(
+                    f"its {name} is {str(value)[:40]!r}, not a float from {least:g} to {greatest:g}"
+                )
+        return dict(numbers)
 
     def _take_upload(self, client: int, frame: Frame) -> None:
-        names = list(dict.fromkeys(path.partition("/")[0] for path in frame.tensors))
         device = self._device
         states = {
             name: {key: tensor.to(device) for key, tensor in state.items()}
-            for name, state in separated(frame.tensors, names).items()
+            for name, state in separated(frame.tensors, list(self._outline)).items()
         }
         self.results[client] = ClientResult(client, states, self._numbers[client])
-
-
-def unbelievable(tensors: Mapping[str, Tensor]) -> str | None:
-    """What is wrong with values that came from a client; None if they may be used."""
-    for name, tensor in tensors.items():
-        if not tensor.numel():
-            continue
-        low, high = (float(value) for value in tensor.aminmax())
-        # Comparisons with NaN are false, so this catches NaN too.
-        if not (low >= -ABSURD and high <= ABSURD):
-            return (
-                f"{name} runs from {low:g} to {high:g}; at most {ABSURD:g} either way is believed"
-            )
-        if name.endswith(("running_var", "num_batches_tracked")) and low < 0:
-            return f"{name} goes down to {low:g}; it cannot be negative"
-    return None

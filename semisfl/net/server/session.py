@@ -1,8 +1,11 @@
 """The server's end of one client's stream."""
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,15 +15,49 @@ from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
 from semisfl.net.server.trust import Shown
 
-PASSED_OVER_LIMIT = 64
+UNASKED_LIMIT = 64
 """Frames nobody asked for that a client may send before it is taken for an offender."""
+
+
+@dataclass
+class Patience:
+    """How long an answer is waited for.
+
+    ``progress`` is when the client last did something for *this* answer: took a chunk of the
+    question, sent one of the answer, or said that it is at work. Without any for ``deadline``
+    seconds it is given up; and so it is, whatever the client says, once it has had ``deadline``
+    seconds for each of ``steps`` and the time that ``size`` bytes take on the slowest link allowed.
+    """
+
+    deadline: float
+    steps: int
+    size: int
+    asked: float
+    progress: float
+
+    @property
+    def most(self) -> float:
+        return self.deadline * self.steps + self.size / chunks.LOWEST_RATE
+
+    @property
+    def ends(self) -> float:
+        return min(self.progress + self.deadline, self.asked + self.most)
+
+    def reason(self) -> str:
+        if self.progress + self.deadline <= self.asked + self.most:
+            return f"no progress for network.deadline = {self.deadline:g} s"
+        return (
+            f"its answer took over {self.most:.3g} s, the most for {self.steps} steps of "
+            f"network.deadline = {self.deadline:g} s and {self.size} bytes at "
+            f"{chunks.LOWEST_RATE:g} bytes/s"
+        )
 
 
 class Session:
     """Asks and answers on one stream. Lives on the loop; `ask` may be called from any thread.
 
-    At most one frame is ever held: the answer to the latest ticket. ``progress`` is the monotonic
-    time at which bytes last moved for it, in either direction, so a slow link never looks dead.
+    At most one frame is ever held: the answer to the latest ticket. Heartbeats keep the connection
+    alive, and say nothing about an answer: `patience` is for that.
     """
 
     def __init__(
@@ -39,7 +76,8 @@ class Session:
         """Which process of the client this is, and which of its connections."""
         self.client = -1
         """The index in the roster, once the client is ready."""
-        self.progress = time.monotonic()
+        self.patience = Patience(math.inf, 1, 0, 0.0, 0.0)
+        """With the answer to the latest question."""
         self.delay: float | None = None
         """Seconds the last heartbeat took there and back."""
         self.closed = False
@@ -51,13 +89,15 @@ class Session:
         self._assembler = Assembler()
         self._assembler.epoch = epoch
         self._tickets = 0
-        self._outbox: asyncio.Queue[tuple[Iterator[bytes], Callable[[], object] | None]] = (
+        self._outbox: asyncio.Queue[tuple[int, Iterator[bytes], Callable[[], object] | None]] = (
             asyncio.Queue()
         )
-        self._writing = False
+        self._writing: int | None = None
+        """The ticket of the frame that is being sent; 0 for one that is no question."""
         self._heard = time.monotonic()
-        self._beats = 0
-        self._beat_at: float | None = None
+        self._beats: deque[float] = deque(maxlen=UNASKED_LIMIT)
+        """When the heartbeats were sent that have no answer yet."""
+        self._signs_allowed = self._beats_sent = 0
         self._closing: asyncio.Future[tuple[grpc.StatusCode, str]] = self._loop.create_future()
 
     def ask(
@@ -67,32 +107,45 @@ class Session:
         sent: Callable[[], object] | None = None,
         *,
         copy: bool = True,
+        deadline: float = math.inf,
+        steps: int = 1,
     ) -> int:
         """Send a frame and await its answer of at most ``limit`` bytes; returns the ticket.
 
         ``parts`` are copied now, unless they are known never to change (one frame for many clients).
-        ``sent`` is called, on the loop, once all of the frame is on its way.
+        ``sent`` is called, on the loop, once all of the frame is on its way. The answer may take
+        ``steps`` times ``deadline``: see `Patience`.
         """
         self._tickets += 1
-        self.progress = time.monotonic()
-        chunks = cut(parts, self.epoch, self._tickets)
-        frame = iter(list(chunks)) if copy else chunks
-        self._loop.call_soon_threadsafe(self._ask, self._tickets, limit, frame, sent)
+        length, now = sum(len(part) for part in parts), time.monotonic()
+        # An answer that was given up may still be on its way, before this one.
+        size = length + limit + self._assembler.late
+        self.patience = Patience(deadline, steps, size, now, now)
+        frame = cut(parts, self.epoch, self._tickets)
+        frame = iter(list(frame)) if copy else frame
+        signs = steps + 1 + length // chunks.CHUNK
+        self._loop.call_soon_threadsafe(self._ask, self._tickets, limit, frame, sent, signs)
         return self._tickets
 
     def _ask(
-        self, ticket: int, limit: int, frame: Iterator[bytes], sent: Callable[[], object] | None
+        self,
+        ticket: int,
+        limit: int,
+        frame: Iterator[bytes],
+        sent: Callable[[], object] | None,
+        signs: int,
     ) -> None:
+        self._signs_allowed += signs
         self._assembler.expect(ticket, limit)
-        self._outbox.put_nowait((frame, sent))
+        self._outbox.put_nowait((ticket, frame, sent))
 
     def tell(self, parts: Parts) -> None:
         """Send a frame that needs no answer, before whatever is asked next."""
         frame = iter(list(cut(parts, self.epoch, 0)))
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, (frame, None))
+        self._loop.call_soon_threadsafe(self._outbox.put_nowait, (0, frame, None))
 
     def abandon(self) -> None:
-        """Await nothing any more. A client that does not even take what is sent is disconnected."""
+        """Await nothing any more. A client that does not even take what is asked is disconnected."""
         self._loop.call_soon_threadsafe(self._abandon)
 
     def _abandon(self) -> None:
@@ -129,37 +182,49 @@ class Session:
         while (chunk := await self._context.read()) is not grpc.aio.EOF:
             self.received += len(chunk)
             self._heard = time.monotonic()
+            beats = self._assembler.beats
             moved, complete = self._assembler.feed(chunk)
             if moved:
-                self.progress = time.monotonic()
+                self.patience.progress = self._heard
             if complete is not None:
                 self._deliver(self, *complete)
-            if self._assembler.beats and self._beat_at is not None:
-                self.delay, self._beat_at = self._heard - self._beat_at, None
-            unasked = self._assembler.passed_over + max(0, self._assembler.beats - self._beats)
-            if unasked > PASSED_OVER_LIMIT:
-                raise Violation(f"more than {PASSED_OVER_LIMIT} frames nobody asked for")
+            if self._assembler.beats > beats and self._beats:
+                self.delay = self._heard - self._beats.popleft()
+            self._check_unasked()
+
+    def _check_unasked(self) -> None:
+        assembler = self._assembler
+        unasked = assembler.passed_over + max(0, assembler.beats - self._beats_sent)
+        if unasked > UNASKED_LIMIT:
+            raise Violation(f"more than {UNASKED_LIMIT} frames nobody asked for")
+        if assembler.signs > self._signs_allowed + UNASKED_LIMIT:
+            raise Violation(f"{assembler.signs} signs of work, for {self._signs_allowed} steps")
 
     async def _beat(self) -> None:
-        """Keep both sides sure of each other, and find out when they no longer can be."""
+        """Keep both sides sure of each other, and find out when they no longer can be.
+
+        A heartbeat does not wait for the answer to the one before: that may be behind an upload of
+        minutes, in which the client must go on hearing from us.
+        """
         while (silence := time.monotonic() - self._heard) < chunks.SILENCE_SECONDS:
             await asyncio.sleep(min(chunks.BEAT_SECONDS, chunks.SILENCE_SECONDS - silence))
-            if self._beat_at is None and not self._writing:
-                self._beats += 1
-                self._beat_at = time.monotonic()
-                self._outbox.put_nowait((cut([], self.epoch, 0), None))
+            if self._writing is None:
+                self._beats_sent += 1
+                self._beats.append(time.monotonic())
+                self._outbox.put_nowait((0, cut([], self.epoch, 0), None))
         self._close(
             grpc.StatusCode.UNAVAILABLE, f"nothing was heard for {chunks.SILENCE_SECONDS:g} s"
         )
 
     async def _write(self) -> None:
         while True:
-            frame, sent = await self._outbox.get()
-            self._writing = True
+            self._writing = None
+            ticket, frame, sent = await self._outbox.get()
+            self._writing = ticket
             for chunk in frame:
                 await self._context.write(chunk)
                 self.sent += len(chunk)
-                self.progress = time.monotonic()
+                if ticket == self._tickets:
+                    self.patience.progress = time.monotonic()
             if sent is not None:
                 sent()
-            self._writing = not self._outbox.empty()
