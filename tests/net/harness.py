@@ -349,8 +349,10 @@ class Proxy:
                 threading.Thread(target=self._relay, args=(source, sink, way), daemon=True).start()
 
     def _relay(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        # A slow link carries bytes one after another, not in bursts of a whole chunk.
+        piece = 1 << 14 if self._rate is None else 1 << 11
         try:
-            while data := source.recv(1 << 14):
+            while data := source.recv(piece):
                 while self.silent:
                     time.sleep(0.05)
                 if self._rate is not None:

@@ -23,6 +23,7 @@ from semisfl.net.certs import Credentials
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.connection import Rejected
 from semisfl.net.frames import PROTOCOL, encode
+from semisfl.net.server import admission
 from tests.net.harness import Network, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0
@@ -228,6 +229,20 @@ def test_refused_in_the_handshake(
     assert net.fleet.present() == []
 
 
+def test_many_failed_handshakes_leave_few_lines_that_say_so(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "AUDIT_SECONDS", 3.0)
+    with network(tiny(2), certificates=folder, handshake_seconds=HANDSHAKE) as net:
+        for _ in range(50):
+            with socket.create_connection(("localhost", net.port)) as scan:
+                scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        until(lambda: "no line of their own" in caplog.text, 20)
+    lines = audit_lines(caplog)
+    assert len(lines) == admission.AUDIT_LINES + 1
+    assert f"TLS: {50 - admission.AUDIT_LINES} more failed handshakes in the last 3 s" in lines[-1]
+
+
 def ready(net: Network, **changes: object) -> list[bytes]:
     fields = {"model": net.fleet._shapes.digest, "images": 3, "skipped": 0, **changes}
     epoch = net.fleet._listener._epochs["client-1"] + 1
@@ -285,6 +300,26 @@ DOOR_REFUSALS = {
     ),
     "silence": (lambda net, folder: {"chunks": []}, "no hello within"),
     "another model": (lambda net, folder: {"then": ready(net, model="f" * 32)}, "built model"),
+    "too many images": (
+        lambda net, folder: {"then": ready(net, images=2**62)},
+        "images = 4611686018427387904; at most 10000000 are believed",
+    ),
+    "too many images for an array": (
+        lambda net, folder: {"then": ready(net, images=10**13)},
+        "at most 10000000 are believed",
+    ),
+    "fewer skipped than none": (
+        lambda net, folder: {"then": ready(net, skipped=-1)},
+        "skipped = -1",
+    ),
+    "a message longer than a chunk": (
+        lambda net, folder: {"chunks": [PREFIX.pack(MAGIC, 0, 0, CHUNK) + bytes(CHUNK)]},
+        "of a chunk",
+    ),
+    "a much longer message, once welcomed": (
+        lambda net, folder: {"then": [bytes(8 * CHUNK)]},
+        "of a chunk",
+    ),
     "no images": (lambda net, folder: {"then": ready(net, images=0)}, "no images"),
     "answers with something else": (
         lambda net, folder: {
@@ -324,6 +359,8 @@ def test_refused_at_hello(
         "Internal error from Core",
     )
     assert cut_off or (outcome.code in final and reason in outcome.details), outcome
+    if reason == "of a chunk":
+        assert net.fleet._listener._strikes["client-1"] == 1
     assert outcome.frames == (1 if "then" in how else 0)
     (line,) = audit_lines(caplog)
     assert "refused peer=ipv" in line and reason in line

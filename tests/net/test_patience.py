@@ -1,0 +1,186 @@
+"""How long a client is waited for: progress is what it does for this answer, and there is an end to it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+
+from semisfl import models
+from semisfl.config import NetworkConfig
+from semisfl.net import chunks
+from semisfl.net.client.full_round import OnRequest
+from semisfl.net.frames import Frame
+from semisfl.runs import network as networks
+from semisfl.runs.loop import run_rounds
+from tests.net.harness import Client, Proxy, network, tiny, until
+
+AT_MOST = 25.0
+"""Seconds after which a misbehaving client of these tests gives up, so that a server that waits for
+it for ever fails a test instead of hanging it."""
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "semisfl.audit"]
+
+
+def stalling(over: threading.Event, meanwhile: Callable[[Client], None]) -> Callable:
+    """Never answers the question that begins a round; does ``meanwhile`` over and over instead."""
+
+    def at(client: Client, frame: Frame) -> None:
+        if frame.kind in ("split", "full"):
+            until_then = time.monotonic() + AT_MOST
+            while not over.is_set() and time.monotonic() < until_then:
+                meanwhile(client)
+                time.sleep(0.05)
+
+    return at
+
+
+def at_work(client: Client) -> None:
+    stream = client.device._stream
+    assert stream is not None
+    stream.beat(stream.assembler.ticket)
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch"])
+def test_answering_heartbeats_is_no_progress(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The deadline is many heartbeats long, as it is by default."""
+    monkeypatch.setattr(chunks, "BEAT_SECONDS", 0.1)
+    config, over = tiny(2, method=method, rounds=1, network={"deadline": 2.0}), threading.Event()
+    with network(config, works=networks.WORKS) as net:
+        net.join(0, break_at=stalling(over, lambda client: None))
+        net.join(1)
+        assert net.fleet.wait_for(2, 20)
+        run_rounds(net.experiment)
+        over.set()
+        assert net.fleet._listener.sessions[0].delay is not None, "heartbeats were answered"
+        assert {client for _, way, client in net.fleet.traffic.counts if way == "up"} == {1}
+    left_out = "client-0 is left out of this round: no progress for network.deadline = 2 s"
+    assert left_out in caplog.text
+
+
+def test_saying_at_work_for_ever_ends_at_the_limit_of_the_whole_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chunks, "LOWEST_RATE", 1e9)
+    config, over = tiny(2, rounds=1, network={"deadline": 2.0}), threading.Event()
+    with network(config) as net:
+        net.join(0, break_at=stalling(over, at_work))
+        net.join(1)
+        assert net.fleet.wait_for(2, 20)
+        run_rounds(net.experiment)
+        over.set()
+        assert {client for _, way, client in net.fleet.traffic.counts if way == "up"} == {1}
+    assert "client-0 is left out of this round: its answer took over 2 s" in caplog.text
+
+
+def test_a_flood_of_signs_of_work_is_an_offence(caplog: pytest.LogCaptureFixture) -> None:
+    def flood(client: Client) -> None:
+        for _ in range(200):
+            at_work(client)
+
+    config, over = tiny(2, rounds=1), threading.Event()
+    with network(config) as net:
+        net.join(0, break_at=stalling(over, flood))
+        net.join(1)
+        assert net.fleet.wait_for(2, 20)
+        run_rounds(net.experiment)
+        over.set()
+        until(lambda: len(audited(caplog)) == 1)
+    assert "signs of work, for" in audited(caplog)[0]
+
+
+def test_a_state_is_fetched_at_most_once_a_round(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Client 1 downloads the teacher over and over."""
+    original = OnRequest.__getitem__
+
+    def greedy(self: OnRequest, name: str) -> dict:
+        state = original(self, name)
+        for _ in range(3 if self._full_round._device.member.client == 1 else 0):
+            original(self, name)
+        return state
+
+    monkeypatch.setattr(OnRequest, "__getitem__", greedy)
+    config = tiny(3, method="fedswitch", rounds=1, fedswitch={"iid_threshold": 10.0})
+    with network(config, works=networks.WORKS) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        downloads = {
+            c: n for (kind, _, c), n in net.fleet.traffic.counts.items() if kind == "teacher"
+        }
+        assert downloads[1] == downloads[0] == downloads[2]
+        assert {client for _, way, client in net.fleet.traffic.counts if way == "up"} == {0, 2}
+    (line,) = audited(caplog)
+    assert "fetch" in line and "not expected" in line
+
+
+# --- slow links -----------------------------------------------------------------------------------
+
+SCALE = 10
+"""Chunks are smaller and the times shorter than in earnest; how many chunks fit which time is not."""
+CHUNK = 16 * 1024
+MEGABIT = 1e6 / 8
+
+
+def scaled(monkeypatch: pytest.MonkeyPatch, rate: float) -> float:
+    """Bytes a second at which a small chunk takes, in scaled time, what a real one does at ``rate``."""
+    slower = CHUNK / chunks.CHUNK * SCALE
+    for name in ("BEAT_SECONDS", "SILENCE_SECONDS"):
+        monkeypatch.setattr(chunks, name, getattr(chunks, name) / SCALE)
+    monkeypatch.setattr(chunks, "LOWEST_RATE", chunks.LOWEST_RATE * slower)
+    monkeypatch.setattr(chunks, "CHUNK", CHUNK)
+    return rate * slower
+
+
+@pytest.mark.parametrize(
+    "rate, bottom, features",
+    [
+        # As many chunks as the features of the image100 preset have, 6.6 MB.
+        pytest.param(0.8 * MEGABIT, 6, 13, id="0.8 Mbit/s"),
+        pytest.param(chunks.LOWEST_RATE, 3, 6, id="the lowest rate"),
+    ],
+)
+def test_a_slow_link_keeps_its_place(
+    rate: float, bottom: int, features: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down come two bottoms and gradients, up go features and a bottom: each longer than the
+    silence that is borne, so longer than any heartbeat's answer may be away."""
+    width = bottom * CHUNK // (4 * 256)
+
+    def build(shape: models.Shape, classes: int) -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, width), nn.ReLU(), nn.Linear(width, 4))
+
+    monkeypatch.setitem(models.MODELS, "heavy", build)
+    batch = features * CHUNK // (8 * width)
+    config = tiny(
+        1,
+        rounds=1,
+        model={"name": "heavy", "cut": 3},
+        clients={"batch": batch, "steps": 1},
+        network={"deadline": NetworkConfig().deadline / SCALE},
+    )
+    slow = scaled(monkeypatch, rate)
+    for frame in (bottom, features / 2):
+        assert frame * CHUNK / slow > chunks.SILENCE_SECONDS, "too short a frame to show anything"
+    with network(config) as net:
+        proxy = Proxy(f"127.0.0.1:{net.port}", rate=slow)
+        client = net.join(0, f"127.0.0.1:{proxy.port}")
+        assert net.fleet.wait_for(1, 20)
+        run_rounds(net.experiment)
+        proxy.close()
+        assert client.device.rounds == 1 and client.link.losses == 0
+        assert net.fleet.traffic.by_kind()["model_up"] > 0
+
+
+def test_the_lowest_rate_is_documented_and_leaves_room() -> None:
+    """A chunk at the lowest rate is heard of well before anybody is taken for gone or left out."""
+    chunk_seconds = chunks.CHUNK / chunks.LOWEST_RATE
+    assert 2 * chunk_seconds < chunks.SILENCE_SECONDS < NetworkConfig().deadline
+    with open("docs/deploy.md", encoding="utf-8") as page:
+        assert f"{chunks.LOWEST_RATE * 8 / 1e6:g} Mbit/s" in page.read()
