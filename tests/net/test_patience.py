@@ -5,9 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from torch import nn
 
-from semisfl import models
 from semisfl.config import NetworkConfig
 from semisfl.net import chunks
 from semisfl.net.client.full_round import OnRequest
@@ -153,15 +151,17 @@ def test_a_slow_link_keeps_its_place(
     silence that is borne, so longer than any heartbeat's answer may be away."""
     width = bottom * CHUNK // (4 * 256)
 
-    def build(shape: models.Shape, classes: int) -> nn.Sequential:
-        return nn.Sequential(nn.Flatten(), nn.Linear(256, width), nn.ReLU(), nn.Linear(width, 4))
-
-    monkeypatch.setitem(models.MODELS, "heavy", build)
+    layers = [
+        {"kind": "flatten"},
+        {"kind": "linear", "features": width},
+        {"kind": "relu"},
+        {"kind": "linear"},
+    ]
     batch = features * CHUNK // (8 * width)
     config = tiny(
         1,
         rounds=1,
-        model={"name": "heavy", "cut": 3},
+        model={"layers": layers, "cut": 3},
         clients={"batch": batch, "steps": 1},
         network={"deadline": NetworkConfig().deadline / SCALE},
     )
