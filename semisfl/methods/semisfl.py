@@ -85,7 +85,7 @@ class SemiSFL:
             learning_rate=lr,
             supervised_steps=supervised_steps,
             loss_supervised=loss_supervised,
-            loss_supervised_contrast=sums["loss_supervised_contrast"] / supervised_steps,
+            loss_supervised_contrast=sums.get("loss_supervised_contrast", 0.0) / supervised_steps,
             **(statistics.of_split_round(sums, self.active, clients.steps) if self.active else {}),
         )
 
@@ -107,21 +107,23 @@ class SemiSFL:
         settings, student, teacher = self.config.semisfl, self.student, self.teacher
         for_student, for_teacher, labels = self.labeled.next_two()
         student.train()
-        with self.overlap, torch.no_grad():
+        with self.overlap:
+            features = student.bottom(for_student)
+            loss = F.cross_entropy(student.top(features).float(), labels)  # H
+        with torch.no_grad():
             keys = teacher.project(teacher.bottom(for_teacher))
-        features = student.bottom(for_student)
-        loss = F.cross_entropy(student.top(features).float(), labels)  # H
         self.overlap.join()
         references = self.queue.push_labeled(keys, labels)
-        contrast = torch.zeros_like(loss)
+        parts = {}
         if settings.supervised_contrast:
             mask = None if settings.own_key else _own_key(len(labels), references.keys)
             contrast = contrastive(
                 student.project(features), labels, references, settings.temperature, mask
             )  # T, Eq. (3)
-        self.supervised_sgd.descend(loss + contrast)  # Line 4
+            loss, parts = loss + contrast, {"loss_supervised_contrast": contrast}
+        self.supervised_sgd.descend(loss)  # Line 4
         self.ema.update()  # Line 5
-        self.meter.add(loss_supervised=loss + contrast, loss_supervised_contrast=contrast)
+        self.meter.add(loss_supervised=loss, **parts)
 
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
@@ -139,7 +141,7 @@ class SemiSFL:
         projections = student.project(features.student)
         self.overlap.join()
         loss = consistency(logits, labels, confident)  # H, Eq. (1)
-        clustering = torch.zeros_like(loss)
+        parts = {"loss_consistency": loss}
         if settings.clustering:
             in_turn = settings.server_pass == "in_turn"
             mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
@@ -147,16 +149,13 @@ class SemiSFL:
             clustering = contrastive(
                 projections, labels, references, settings.temperature, mask
             )  # C, Eq. (5)
+            loss, parts = loss + clustering, {**parts, "loss_clustering": clustering}
         # Lines 13 and 16: L_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
-        (gradients,) = self.server_sgd.descend(loss + clustering, also=[features.student])
+        (gradients,) = self.server_sgd.descend(loss, also=[features.student])
         # Line 14. The loss is a mean over all rows; a client wants the mean over its own.
         self.fleet.backward(gradients * len(features.clients))
-        self.meter.add(
-            loss_semi=loss + clustering,
-            loss_consistency=loss,
-            loss_clustering=clustering,
-            **statistics.of_step(features, self.active, labels, confident, self.setup.classes),
-        )
+        counts = statistics.of_step(features, self.active, labels, confident, self.setup.classes)
+        self.meter.add(loss_semi=loss, **parts, **counts)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"teacher": self.teacher, "student": self.student}

@@ -13,26 +13,28 @@ def of_step(
     features: Features, active: Sequence[int], labels: Tensor, confident: Tensor, classes: int
 ) -> dict[str, Tensor]:
     """Sums of one step, for a `Meter`; those by client in the order of ``active``, who answered or not."""
+    # A captured step pays for every kernel: what follows from other sums is left to `of_round`.
     kept = confident.float()
-    shares = dict(zip(features.clients, kept.view(len(features.clients), -1).sum(1), strict=True))
-    none, batch = kept.new_zeros(()), kept.new_full((), features.batch)
-    sums = {
-        "rows": kept.new_full((), len(labels)),
-        "kept": kept.sum(),
-        "client_rows": torch.stack([batch if client in shares else none for client in active]),
-        "client_kept": torch.stack([shares.get(client, none) for client in active]),
+    counts = {
+        "client_rows": kept.new_full((len(features.clients),), features.batch),
+        "client_kept": kept.view(len(features.clients), -1).sum(1),
     }
+    if features.clients != tuple(active):
+        places = torch.tensor([active.index(client) for client in features.clients])
+        places = places.to(kept.device)
+        counts = {
+            name: kept.new_zeros(len(active)).index_copy(0, places, sums)
+            for name, sums in counts.items()
+        }
     if features.truth is not None:
-        known = (features.truth >= 0).float()
         every = torch.arange(classes, device=labels.device)
         by_class = (features.truth.unsqueeze(1) == every).float()
-        sums |= {
-            "known_kept": (kept * known).sum(),
-            "wrong": (kept * known * (labels != features.truth)).sum(),
+        counts |= {
+            "right": (kept * (labels == features.truth)).sum(),
             "class_rows": by_class.sum(0),
             "class_kept": (by_class * kept.unsqueeze(1)).sum(0),
         }
-    return sums
+    return counts
 
 
 LOSSES = ("loss_semi", "loss_consistency", "loss_clustering")
@@ -53,16 +55,17 @@ def of_round(sums: dict[str, Any], clients: Sequence[int]) -> dict[str, Any]:
     the confident, where true labels are known. coverage: share of confident images, by true class
     and by client.
     """
-    if "rows" not in sums:
+    if "client_rows" not in sums:
         return {}
     rates: dict[str, Any] = {
-        "mask_rate": 1 - sums["kept"] / sums["rows"],
+        "mask_rate": 1 - sum(sums["client_kept"]) / sum(sums["client_rows"]),
         "coverage_by_client": dict(
             zip(map(str, clients), _shares(sums["client_kept"], sums["client_rows"]), strict=True)
         ),
     }
     if sum(sums.get("class_rows", ())):
-        rates["impurity"] = sums["wrong"] / sums["known_kept"] if sums["known_kept"] else None
+        known_kept = sum(sums["class_kept"])
+        rates["impurity"] = 1 - sums["right"] / known_kept if known_kept else None
         rates["coverage_by_class"] = _shares(sums["class_kept"], sums["class_rows"])
     return rates
 
