@@ -1,5 +1,6 @@
 """A model from its layer table, and the cut that gives clients the bottom and the server the rest."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -9,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.config import Config
-from semisfl.layer_modules import modules_of
+from semisfl.config import Config, ModelConfig
+from semisfl.layer_modules import layers_of, modules_of
 from semisfl.layer_shapes import Shape as Shape
 from semisfl.layer_tables import Layer
 from semisfl.layers import Dropout, Layers, Residual, named_layers
 from semisfl.named_models import MODELS as MODELS
+
+log = logging.getLogger(__name__)
 
 # The published projection head is as wide as its input, which is 12,800 at most in the paper. An
 # early cut gives far longer features, and that head would not fit in memory: it is narrower then.
@@ -232,3 +235,20 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return split(own, shape, settings.cut, projector, settings.projection)
+
+
+def with_layers_of(config: Config, own: nn.Sequential | None) -> Config:
+    """``config`` with one's ``own`` model as a table, for whoever has to build it again.
+
+    A model that no table describes is left out: it can be trained here, but not by devices, and
+    resuming needs it once more.
+    """
+    if own is None:
+        return config
+    try:
+        layers = layers_of(own)
+    except ValueError as error:
+        log.info("the configuration cannot hold the given model: %s", error)
+        return config
+    described = {**config.model.model_dump(), "layers": layers}
+    return config.model_copy(update={"model": ModelConfig.model_validate(described)})

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from semisfl import config
+from semisfl import config, models
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import ViewKind, draw_view, make_view
@@ -83,6 +83,11 @@ def network(batchnorm: bool = False, dropout: bool = False) -> nn.Sequential:
     if dropout:
         layers.append(("drop", nn.Dropout(0.3)))
     return nn.Sequential(OrderedDict([*layers, ("fc2", nn.Linear(16, CLASSES))]))
+
+
+def residual_network() -> nn.Sequential:
+    settings = values("semisfl", f"model.layers={RESIDUAL}")
+    return models.uncut(settings.model.table, (3, 12, 12), CLASSES)
 
 
 def values(method: str, *assignments: str) -> Config:

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl.config import Config
+from semisfl.config import Config, parse
 from semisfl.fleet.base import State
 from semisfl.fleet.codec import CODECS
 from semisfl.models import Shape, SplitModel
@@ -98,13 +98,13 @@ class Terms:
         try:
             plain = json.loads(text)
             return cls(
-                Config.model_validate(plain["config"]),
+                parse(plain["config"]),
                 (int(plain["shape"][0]), int(plain["shape"][1]), int(plain["shape"][2])),
                 int(plain["classes"]),
                 tuple(float(value) for value in plain["mean"]),
                 tuple(float(value) for value in plain["std"]),
             )
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise WireError(f"the server's terms cannot be read: {error}") from error
 
     @property

@@ -16,6 +16,7 @@ from semisfl.config import Config
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
+from semisfl.models import with_layers_of
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
@@ -72,7 +73,7 @@ def begin(
     place = Path(out) if out is not None else None
     if place is not None:
         RunDirectory.check_free(place)
-    config = _where_clients_live(config, means)
+    config = with_layers_of(_where_clients_live(config, means), means.get("model"))
     experiment = assemble(config, **means)
     with ExitStack() as stack:
         run = Run(experiment, None)

@@ -13,6 +13,7 @@ from semisfl.config import OptimizerConfig
 from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import ALIGNMENT, Weights, clone, weights_of
+from tests.toy import residual_network
 from tests.twin import bn_model
 
 
@@ -24,7 +25,7 @@ def model() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("make", [model, bn_model])
+@pytest.mark.parametrize("make", [model, bn_model, residual_network])
 def test_states_speak_of_full_precision(make: type[nn.Sequential], dtype: torch.dtype) -> None:
     plain = make()
     module = copy.deepcopy(plain)
@@ -60,8 +61,9 @@ def test_every_tensor_starts_aligned() -> None:
     assert weights.work is not None and len(weights.work) % ALIGNMENT == 0
 
 
-def test_a_clone_is_full_precision_and_apart() -> None:
-    module = model()
+@pytest.mark.parametrize("make", [model, residual_network])
+def test_a_clone_is_full_precision_and_apart(make: type[nn.Sequential]) -> None:
+    module = make()
     before = copy.deepcopy(module.state_dict())
     own = Weights(module, torch.bfloat16)
     copied = clone(module)

@@ -1,0 +1,77 @@
+"""What a server may ask of a device: the terms it sends are checked before anything is allocated."""
+
+import json
+from typing import Any
+
+import pytest
+
+from semisfl.engine.hardware import Hardware
+from semisfl.layer_tables import MAX_LAYERS
+from semisfl.net.client.member import Member
+from semisfl.net.frames import WireError
+from semisfl.net.messages import SMALL, Terms
+from tests.net.harness import CLASSES, SIDE, tiny
+
+HEAD = [{"kind": "flatten"}, {"kind": "linear"}]
+
+
+def terms(layers: Any) -> str:
+    given = Terms(tiny(), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,)).to_json()
+    plain = json.loads(given)
+    plain["config"]["model"]["layers"] = layers
+    return json.dumps(plain)
+
+
+def test_a_table_reaches_the_device_as_it_was_sent() -> None:
+    body = [{"kind": "relu", "name": "only"}]
+    sent = [{"kind": "conv", "channels": 3}, {"kind": "residual", "body": body}, *HEAD]
+    received = Terms.from_json(terms(sent))
+    assert received.config.model.model_dump(mode="json")["layers"] == sent
+    assert Terms.from_json(received.to_json()).run == received.run
+
+
+def test_the_largest_table_fits_into_a_welcome() -> None:
+    longest = {"name": "a" * 40, "kind": "conv", "channels": 65_536, "kernel": 64, "stride": 64}
+    row = {**longest, "padding": 64, "bias": False, "groups": 65_536}
+    rows = [{**row, "name": f"{number:040}"} for number in range(MAX_LAYERS)]
+    assert len(Terms.from_json(terms(rows)).to_json()) < SMALL - 1024
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([{"kind": "relu"}] * 1000, "model.layers has 1000 layers; at most 256"),
+        ([{"kind": "conv", "channels": 10**12}], "model.layers[0].channels = 1000000000000"),
+        ([{"kind": "__import__"}], "model.layers[0].kind = '__import__' is not known"),
+        ([{"kind": "conv", "channels": 3, "hook": "x"}], "unknown key model.layers[0].hook"),
+    ],
+)
+def test_a_table_beyond_the_limits_is_refused_when_read(layers: Any, said: str) -> None:
+    with pytest.raises(WireError) as error:
+        Terms.from_json(terms(layers))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_terms_without_end_are_refused() -> None:
+    with pytest.raises(WireError, match="the server's terms cannot be read"):
+        Terms.from_json("[" * 60_000)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (
+            [HEAD[0], *[{"kind": "linear", "features": 65_536}] * 2, HEAD[1]],
+            "the model would have 4,312,137,732 parameters, the limit is 1,073,741,824",
+        ),
+        (
+            [{"kind": "conv", "channels": 65_536, "kernel": 1, "padding": 64}, *HEAD],
+            "gives 65536x144x144 numbers for an image, the limit is 16,777,216",
+        ),
+    ],
+)
+def test_a_device_makes_no_model_without_limit(layers: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Member(
+            Terms.from_json(terms(layers)), lambda shape: pytest.fail("too late"), Hardware("cpu")
+        )

@@ -1,0 +1,135 @@
+"""Runs of one's own models: the directory says what they are, and the command line goes on with them."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from semisfl import config, models
+from semisfl.cli.main import main
+from semisfl.config import Config
+from semisfl.layers import Residual
+from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.start import resume, train
+from semisfl.stopping import StopFlag
+from tests.toy import RESIDUAL
+
+SMALL = [
+    *("rounds=3", "runtime.checkpoint_every=1", "data.labeled=10", "model.projection=4"),
+    *("clients.total=3", "clients.active=2", "clients.batch=4", "clients.steps=2"),
+    *("server.batch=4", "server.steps=2"),
+]
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def small(*assignments: str) -> Config:
+    return config.parse(config.override({}, [*SMALL, *assignments]))
+
+
+def own_model() -> nn.Sequential:
+    torch.manual_seed(3)
+    block = Residual(
+        nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4)),
+        nn.Sequential(nn.Conv2d(3, 4, 1, 2)),
+    )
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 5, stride=3), nn.ReLU(), block, nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(4, 10)),
+    )
+
+
+def last_state(path: Path) -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, torch.Tensor):
+            flat[key] = value
+        elif isinstance(value, dict):
+            for name, item in value.items():
+                walk(item, f"{key}/{name}")
+
+    walk(checkpoint.read(path / "latest.safetensors"), "")
+    return flat
+
+
+def test_a_run_of_an_own_model_goes_on_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table stands in config.toml; the weights, one's own first ones too, come from the checkpoint."""
+    train(small(), model=own_model(), device="cpu", out=tmp_path / "whole")
+    stop = StopFlag()
+    stopped = train(
+        small(),
+        model=own_model(),
+        device="cpu",
+        out=tmp_path / "stopped",
+        stop=stop,
+        observe=lambda row: stop.request(),
+    )
+    assert stopped.stopped and len(stopped.rounds) == 1
+    words = ["run", "--resume", str(tmp_path / "stopped"), "--device", "cpu", "--json", "--quiet"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 3
+    expected, found = last_state(tmp_path / "whole"), last_state(tmp_path / "stopped")
+    assert any("2.body.1.running_var" in key for key in expected)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+def test_a_model_that_no_table_describes_still_trains(tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.GELU(), nn.Flatten(), nn.Linear(192, 10))
+    train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
+    directory = RunDirectory.open(tmp_path / "run")
+    assert directory.config().model.layers is None
+    assert resume(tmp_path / "run", model=own, device="cpu").rounds
+
+
+def test_a_table_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    own = f"model.layers={RESIDUAL}"
+    words = ["--set", *SMALL, "rounds=1", own, "model.cut=residual2"]
+    assert main(["run", "digits", "--out", str(out), "--device", "cpu", "--quiet", *words]) == 0
+    written = tomllib.loads((out / "config.toml").read_text(encoding="utf-8"))["model"]
+    assert written["layers"] == tomllib.loads(f"layers = {RESIDUAL}")["layers"]
+    assert (written["name"], written["cut"]) == ("custom", "residual2")
+    assert main(["costs", "digits", "--json", "--set", own]) == 0
+    capsys.readouterr()
+    assert main(["run", "digits", "--set", 'model.layers=[{kind="cnv"}]']) == 2
+    assert "error: model.layers[0].kind = 'cnv' is not known" in capsys.readouterr().err
+
+
+# --- the page about them ---------------------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_the_pages_table_is_a_model() -> None:
+    (table,) = [block for block in blocks("toml") if "model.layers" in block]
+    chosen = config.parse(tomllib.loads(table))
+    model = models.build_model(chosen, (1, 28, 28), 10)
+    assert [name for name, _ in model.bottom.named_children()][-3:] == [
+        *("relu2", "avgpool1", "flatten1"),
+    ]
+    assert model(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_the_pages_python_writes_a_table() -> None:
+    (code,) = [block for block in blocks("python") if "layers_of" in block]
+    names: dict[str, Any] = {}
+    exec(compile(code, "extending.md", "exec"), names)
+    chosen = names["config"]
+    assert [layer.kind for layer in chosen.model.layers] == [
+        "conv",
+        "residual",
+        "flatten",
+        "linear",
+    ]
+    assert models.build_model(chosen, (1, 28, 28), 10)(torch.randn(2, 1, 28, 28)).shape == (2, 10)
