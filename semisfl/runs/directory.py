@@ -31,7 +31,7 @@ class RunDirectory:
         self._unwritten: list[str] = []
         self._unsaved: set[str] = set()
         self._made: list[Path] = []
-        self._before: set[Path] = set()
+        self._before: set[Path] | None = None
         self._lock: int | None = None
 
     @property
@@ -72,9 +72,10 @@ class RunDirectory:
                 break
             self._made.append(folder)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._before = set(self.path.iterdir())
+        found = set(self.path.iterdir())
         self.lock()
         self.check_free(self.path)  # of two runs started at once, one is refused
+        self._before = found  # and does not take away what the other one writes
         content = json.dumps(environment(), indent=2) + "\n"
         write_whole(self.path / "environment.json", content.encode())
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
@@ -82,8 +83,9 @@ class RunDirectory:
     def undo(self) -> None:
         """Leave the place as `create` found it."""
         self.unlock()
-        for file in set(self.path.iterdir()) - self._before if self.path.is_dir() else ():
-            file.unlink()
+        if self._before is not None:
+            for file in set(self.path.iterdir()) - self._before:
+                file.unlink()
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -140,12 +142,12 @@ class RunDirectory:
             )
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_metrics(self.path / "metrics.jsonl")
+        return read_metrics(self.path / "metrics.jsonl", dict)
 
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds that a resumed run is going to repeat."""
         path = self.path / "metrics.jsonl"
-        rows = [row for row in read_metrics(path) if row["round"] < round_index]
+        rows = [row for row in read_metrics(path, dict) if row["round"] < round_index]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         try:
             if path.exists():

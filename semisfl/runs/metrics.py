@@ -4,18 +4,21 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line that a crash cut off is left out."""
+def read_metrics(path: Path, make: Callable[[dict[str, Any]], Row]) -> list[Row]:
+    """``make`` of each row of a metrics file; a last line that a crash cut off is left out."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            rows.append(make(json.loads(line)))
+        except ValueError as error:
             if number < len(lines):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {error}; remove the line"

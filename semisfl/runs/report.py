@@ -106,8 +106,7 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
-    file = path / "metrics.jsonl"
-    return Run(path, config, [RoundRow.from_dict(row) for row in read_metrics(file)])
+    return Run(path, config, read_metrics(path / "metrics.jsonl", RoundRow.from_dict))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:

@@ -1,0 +1,252 @@
+"""Starting and resuming: what is found before a directory is made, and what K_min is reckoned with."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from semisfl.config import Config, ConfigError
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.methods.semisfl import SemiSFL
+from semisfl.net import certs
+from semisfl.runs import checkpoint, start
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import load_images
+from semisfl.runs.start import resume, train
+from tests.net.harness import SIDE, network, tiny, toy_data
+
+
+@pytest.fixture
+def labeled(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            folder = tmp_path / "labeled" / part / name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                pixels = rng.integers(0, 256, (SIDE, SIDE), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "labeled"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    certs.make_authority(tmp_path / "certs")
+    certs.make_server(tmp_path / "certs", ["localhost"])
+    return tmp_path / "certs"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- everything that can be wrong ----------------------------------------------------------------
+
+
+def other_method(config: Config) -> Config:
+    fedswitch = config.fedswitch.model_copy(update={"rule": "difference"})
+    return config.model_copy(update={"method": "fedswitch-sl", "fedswitch": fedswitch})
+
+
+MISTAKES: dict[str, tuple[Callable[[Config], Config], dict[str, Any], str]] = {
+    "port": (lambda config: config, {"listen": "no.such.host.invalid:1"}, "cannot listen on"),
+    "certificates": (lambda config: config, {"certificates": "missing"}, "missing"),
+    "no certificates": (lambda config: config, {"certificates": None}, "needs certificates"),
+    "model": (
+        lambda config: config.model_copy(
+            update={"model": config.model.model_copy(update={"cut": 40})}
+        ),
+        {},
+        "model.cut = 40 is outside the model",
+    ),
+    "method": (other_method, {}, "difference"),
+}
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "a folder with a file"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
+    mistake: str, there: bool, labeled: Path, authority: Path, tmp_path: Path
+) -> None:
+    change, options, said = MISTAKES[mistake]
+    place = tmp_path / "runs" / "served"
+    if there:
+        place.mkdir(parents=True)
+        (place / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    chosen: dict[str, Any] = {"listen": "localhost:0", "certificates": authority, **options}
+    if isinstance(chosen["certificates"], str):
+        chosen["certificates"] = tmp_path / chosen["certificates"]
+    config, data = change(tiny(2)), load_images(str(labeled), tiny(2))
+    with pytest.raises(ValueError, match=said):
+        train(config, data=data, device="cpu", out=place, network=NetworkOptions(**chosen))
+    assert contents(tmp_path) == before
+    assert (tmp_path / "runs").exists() == there
+
+
+def test_labels_are_looked_for_before_a_directory_is_made(
+    labeled: Path, authority: Path, tmp_path: Path
+) -> None:
+    """A folder of a device's is no server's; the corrected command then works."""
+    (tmp_path / "unlabeled").mkdir()
+    first = next(labeled.rglob("*.png"))
+    (tmp_path / "unlabeled" / "1.png").write_bytes(first.read_bytes())
+    options = NetworkOptions("localhost:0", authority)
+    data = load_images(str(tmp_path / "unlabeled"), tiny(2))
+    with pytest.raises(ConfigError, match=r"unlabeled holds no labelled images; it needs train/"):
+        train(tiny(2), data=data, device="cpu", out=tmp_path / "run", network=options)
+    assert not (tmp_path / "run").exists()
+    data = load_images(str(labeled), tiny(2))
+    with start.begin(
+        tiny(2), data=data, device="cpu", out=tmp_path / "run", network=options
+    ) as run:
+        assert run.directory is not None and run.directory.config().fleet.kind == "network"
+    assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+def test_a_failure_between_the_directory_and_the_first_round_is_undone(tmp_path: Path) -> None:
+    data, partition = toy_data(2)
+    place = tmp_path / "new" / "run"
+    with (
+        pytest.raises(RuntimeError, match="no paper"),
+        start.begin(tiny(2), data=data, partition=partition, device="cpu", out=place),
+    ):
+        (place / "partition.png").write_bytes(b"half a picture")
+        raise RuntimeError("no paper")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_network_run_wants_its_own_command(tmp_path: Path) -> None:
+    data, partition = toy_data(2)
+    config = tiny(2, fleet={"kind": "network"})
+    with pytest.raises(ConfigError, match=r"fleet.kind = 'network'.*semisfl serve"):
+        train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- |D_l| / |D| ---------------------------------------------------------------------------------
+
+
+def share(net: Any) -> float:
+    method = net.experiment.method
+    assert isinstance(method, SemiSFL)
+    controller = method.controller
+    return controller.min_supervised_steps / (
+        controller.config.min_steps_factor * controller.cross_entity_steps
+    )
+
+
+def test_the_share_of_labels_follows_clients_that_join_later(tmp_path: Path) -> None:
+    """8 labelled images and 12 a client: K_min comes of 8 / 56 once four clients came, of 8 / 32 before."""
+    config = tiny(4, clients={"active": 2}, rounds=1)
+    with network(config) as net:
+        for client in (0, 1):
+            net.join(client)
+        assert net.fleet.wait_for(2, 20)
+        assert share(net) == pytest.approx(8 / 32)
+        for client in (2, 3):
+            net.join(client)
+        assert net.fleet.wait_for(4, 20)
+        assert share(net) == pytest.approx(8 / 56)
+        net.clients[3].kill()
+        checkpoint.write(tmp_path / "state.safetensors", net.experiment.state_dict())
+    # A restarted server, to which one of them never comes back, still knows of its images.
+    with network(config) as net:
+        net.experiment.load_state_dict(checkpoint.read(tmp_path / "state.safetensors"))
+        for client in (0, 1):
+            net.join(client)
+        assert net.fleet.wait_for(2, 20)
+        assert share(net) == pytest.approx(8 / 56)
+
+
+def test_checkpoints_of_before_fleets_had_a_state_still_load(tmp_path: Path) -> None:
+    data, partition = toy_data(2)
+    means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
+    whole = train(tiny(2, rounds=3), out=tmp_path / "whole", **means)
+    train(tiny(2, rounds=3), out=tmp_path / "old", **means)
+    file = tmp_path / "old" / "best.safetensors"
+    state = checkpoint.read(file)
+    assert state.pop("fleet") == {} and state["round"] < 3
+    checkpoint.write(file, state)
+    again = resume(file, **means)
+    assert [row["loss_supervised"] for row in again.rounds] == [
+        row["loss_supervised"] for row in whole.rounds
+    ]
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, partition = toy_data(2)
+    means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
+    train(tiny(2, rounds=1), out=tmp_path / "run", **means)
+    file = tmp_path / "run" / "environment.json"
+    environment = json.loads(file.read_text())
+    assert environment["threads"] == torch.get_num_threads()
+    resume(tmp_path / "run", **means)
+    assert "threads" not in caplog.text
+    file.write_text(json.dumps({**environment, "threads": 7}))
+    resume(tmp_path / "run", **means)
+    assert f"began with 7 threads and goes on with {torch.get_num_threads()}" in caplog.text
+    file.unlink()  # as runs of older versions
+    resume(tmp_path / "run", **means)
+
+
+# --- two on one directory ------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from pathlib import Path
+from semisfl.runs.directory import RunDirectory
+directory = RunDirectory.open(Path(sys.argv[1]))
+directory.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    """Killed without a word: its lock goes with it, and what it was writing is cleared away."""
+    data, partition = toy_data(2)
+    means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
+    train(tiny(2, rounds=1), out=tmp_path / "run", **means)
+    (tmp_path / "run" / ".latest.safetensors.00c0ffee.tmp").write_bytes(b"half a checkpoint")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        before = contents(tmp_path)
+        with pytest.raises(
+            ValueError, match=rf"run is in use by process {holder.pid} on .*stop it"
+        ):
+            resume(tmp_path / "run", **means)
+        assert contents(tmp_path) == before
+    finally:
+        holder.kill()
+        holder.wait()
+    assert not resume(tmp_path / "run", **means).stopped
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:
+    first = RunDirectory.create(tmp_path / "run", tiny(2))
+    os.rename(tmp_path / "run" / "config.toml", tmp_path / "config.toml")  # it is not there yet
+    with pytest.raises(ValueError, match="is in use by process"):
+        RunDirectory.create(tmp_path / "run", tiny(2))
+    assert (tmp_path / "run" / "environment.json").exists(), "the first one's"
+    first.unlock()
