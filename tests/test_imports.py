@@ -79,7 +79,7 @@ def test_the_parser_sees_imports() -> None:
 
 
 # Who may import what of the package, from the bottom up.
-SETTINGS = ("seeds", "config", "presets", "rows", "titles", "stopping")
+SETTINGS = ("seeds", "config", "presets", "rows", "catalog", "stopping")
 ALLOWED = {
     "seeds": (),
     "config": ("layer_tables",),

@@ -14,8 +14,7 @@ Directory = Annotated[Path, typer.Option("--dir", help="Where the authority and 
 Name = Annotated[str, typer.Option("--name", help="The device's name; it becomes its identity.")]
 
 certificates = typer.Typer(
-    help="Make a small authority, and certificates for a server and its clients.",
-    no_args_is_help=True,
+    help="Make a small authority, and certificates for a server and its clients."
 )
 
 

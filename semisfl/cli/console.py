@@ -1,5 +1,6 @@
 """What a person sees: results on stdout, progress and warnings on stderr."""
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -99,6 +100,14 @@ def _lines(title: str, first: int, rounds: int) -> Observer:
         sys.stderr.flush()
 
     return observe
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed, which is an extra; said where it is not."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    say("warning: no picture, as matplotlib is not installed; pip install 'semisfl[plots]'")
+    return False
 
 
 def clock(seconds: float) -> str:

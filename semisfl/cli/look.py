@@ -1,16 +1,20 @@
 """``semisfl list``, ``show``, ``partition`` and ``costs``: what there is, without training."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, Preset, Settings, values_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def register(app: typer.Typer) -> None:
@@ -20,29 +24,19 @@ def register(app: typer.Typer) -> None:
     app.command("costs")(costs)
 
 
-DATA = {
-    "digits": "7,000 MNIST images, inside the package",
-    "cifar10": "CIFAR-10",
-    "svhn": "SVHN",
-    "stl10": "STL-10 with its 100,000 unlabelled images",
-    "image100": "100 classes of ImageNet, 144 x 144 pixels",
-}
-
-
 def list_(json_: Json = False) -> None:
     """Presets, methods, models and data sets."""
-    from semisfl.methods import METHODS
+    from semisfl import catalog
     from semisfl.presets import PRESETS, VARIANTS
 
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
         "methods": [
-            {"name": name, "title": entry.title, "summary": entry.summary, "note": entry.note}
-            for name, entry in METHODS.items()
+            {"name": name, **description._asdict()} for name, description in catalog.METHODS.items()
         ],
         "models": _models(),
-        "data": _data(),
+        "data": [{"name": name, "summary": text} for name, text in catalog.DATA.items()],
     }
     if json_:
         print(json.dumps(known))
@@ -62,31 +56,26 @@ def _first_line(name: str, function: Any) -> dict[str, Any]:
 
 
 def _models() -> list[dict[str, Any]]:
-    import torch
-
-    from semisfl.models import MODELS, build, parameter_count
+    """The named models with their usual cut, before the first flatten; counted without torch."""
+    from semisfl.layer_shapes import place
+    from semisfl.layer_tables import Flatten
+    from semisfl.named_models import MODELS
 
     described = []
-    for name, row in MODELS.items():
-        with torch.device("meta"):  # shapes without memory
-            model = build(name, row.shape, row.classes, projector="none")
+    for name, model in MODELS.items():
+        layers = place(model.table(), model.shape, model.classes)
+        cut = next(i for i, row in enumerate(layers) if isinstance(row.layer, Flatten))
         described.append(
             {
                 "name": name,
-                "input": "x".join(map(str, row.shape)),
-                "classes": row.classes,
-                "features": model.features,
-                "bottom": parameter_count(model.bottom),
-                "top": parameter_count(model.top),
+                "input": "x".join(map(str, model.shape)),
+                "classes": model.classes,
+                "features": math.prod(layers[cut].given),
+                "bottom": sum(row.parameters for row in layers[:cut]),
+                "top": sum(row.parameters for row in layers[cut:]),
             }
         )
     return described
-
-
-def _data() -> list[dict[str, Any]]:
-    from semisfl.data.sources import SOURCES
-
-    return [{"name": name, "summary": DATA.get(name, "")} for name in SOURCES]
 
 
 def _print(title: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
@@ -126,24 +115,27 @@ def partition(
 
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()
-    partitions.draw(held, labels, data.classes, out)
+    picture = out if console.can_draw() else None
+    if picture:
+        partitions.draw(held, labels, data.classes, picture)
 
-    def by_class(rows: np.ndarray) -> dict[str, int]:
-        known = labels[rows][labels[rows] >= 0]
-        counts = np.bincount(known, minlength=len(data.classes))
-        return dict(zip(data.classes, counts.tolist(), strict=True))
+    def by_class(rows: "np.ndarray") -> dict[str, int]:
+        found = Counter(labels[rows].tolist())
+        return {name: found[label] for label, name in enumerate(data.classes)}
 
     if json_:
         clients = [{"images": len(rows), "classes": by_class(rows)} for rows in held.clients]
         server = {"images": len(held.labeled), "classes": by_class(held.labeled)}
-        print(json.dumps({"server": server, "clients": clients, "picture": str(out)}))
+        place = str(picture) if picture else None
+        print(json.dumps({"server": server, "clients": clients, "picture": place}))
         return
     sizes = sorted(len(rows) for rows in held.clients)
     print(
         f"{data.name}: {len(held.labeled)} labelled images on the server; {len(sizes)} clients hold "
         f"{sizes[0]} to {sizes[-1]} (median {sizes[len(sizes) // 2]}), {sum(sizes)} in all"
     )
-    print(f"picture: {out}")
+    if picture:
+        print(f"picture: {picture}")
 
 
 def costs(

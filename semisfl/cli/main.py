@@ -1,6 +1,5 @@
 """``semisfl``: the commands, and how their errors are told."""
 
-import re
 import sys
 import traceback
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ import typer
 
 from semisfl import __version__
 from semisfl.cli import certificates, console, deploy, look, study, train
+from semisfl.cli.options import spread_settings
 
 app = typer.Typer(
     name="semisfl",
@@ -16,16 +16,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 train.register(app)
 study.register(app)
 look.register(app)
 certificates.register(app)
 deploy.register(app)
-
-# typer brings its own copy of click or depends on it, by version; this is click's class in either.
-UsageError: Any = typer.BadParameter.__mro__[1]
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*=")
 
 
 @app.callback(invoke_without_command=True)
@@ -45,20 +42,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 done or stopped cleanly, 2 a mistake in what was asked, 1 anything else."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    given = _spread_settings([word for word in given if word != "--debug"])
+    given = spread_settings([word for word in given if word != "--debug"])
     console.set_up_logging()
     try:
         code = app(given or ["--help"], prog_name="semisfl", standalone_mode=False)
         return _fail("interrupted", code, False) if code == 130 else int(code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
-    except UsageError as error:
-        return _fail(f"{error.format_message()} Try `semisfl --help`.", 2, debug)
     except ValueError as error:
         return _fail(str(error), 2, debug)
-    except (OSError, ImportError) as error:
+    except OSError as error:
+        return _fail(_about_file(error), 1, debug)
+    except ImportError as error:
         return _fail(str(error), 1, debug)
     except Exception as error:
+        if hasattr(error, "format_message"):
+            return _fail(_about_usage(error), 2, debug)
         hint = "" if debug else " (this is unexpected; --debug shows where)"
         return _fail(f"{type(error).__name__}: {error}{hint}", 1, debug)
 
@@ -70,18 +69,20 @@ def _fail(message: str, code: int, debug: bool) -> int:
     return code
 
 
-def _spread_settings(words: list[str]) -> list[str]:
-    """``--set a=1 b=2`` as ``--set a=1 --set b=2``, so that one ``--set`` is enough."""
-    spread: list[str] = []
-    setting = False
-    for word in words:
-        if setting and ASSIGNMENT.match(word) and spread[-1] != "--set":
-            spread.append("--set")
-        elif word != "--set" and not (spread and spread[-1] == "--set"):
-            setting = False
-        setting = setting or word == "--set"
-        spread.append(word)
-    return spread
+def _about_file(error: OSError) -> str:
+    named = error.filename is not None and error.strerror
+    return f"{error.filename}: {error.strerror}" if named else str(error)
+
+
+def _about_usage(error: Any) -> str:
+    """What click says of a command line it cannot read, and where to look.
+
+    typer depends on click or holds a copy of it, by version, and names the class of these errors in
+    neither; click's documented ``format_message`` and ``ctx`` are the same in all.
+    """
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "semisfl"
+    said = error.format_message().rstrip(".")
+    return f"{said}; try `{command} --help`"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Options that several commands share, and what they stand for."""
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,9 @@ Preset = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE...", help="Change settings, e.g. --set rounds=10 seed=1."
+        "--set",
+        metavar="KEY=VALUE...",
+        help="Change settings, e.g. --set rounds=10 seed=1; may be repeated.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -21,6 +25,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
 
 EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
+
+ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.-]*\s*=")
+
+
+def spread_settings(words: Sequence[str]) -> list[str]:
+    """``--set a=1 b=2`` as ``--set a=1 --set b=2``, which is all that click can read.
+
+    What follows a setting and begins like ``key=`` is a setting too; anything else, an option or a
+    preset, ends the row. A file whose name looks like a setting is written ``./lr=0.1.toml``.
+    """
+    spread: list[str] = []
+    in_row = False
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return [*spread, word, *rest]
+        if in_row and ASSIGNMENT.match(word):
+            spread += ["--set", word]
+            continue
+        in_row = word == "--set" or word.startswith("--set=")
+        spread.append(word)
+        if word == "--set":
+            spread += itertools.islice(rest, 1)
+    return spread
 
 
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """``semisfl compare`` and ``semisfl report``: tables and curves over runs."""
 
-import importlib.util
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +10,11 @@ import typer
 from rich import box
 from rich.table import Table
 
+from semisfl.catalog import note_of, title_of
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
 from semisfl.runs import plots, report
 from semisfl.runs.report import Group, Summary
-from semisfl.titles import title_of
 
 Target = Annotated[
     float | None,
@@ -71,8 +71,7 @@ def compare(
             print("stopped; the same command continues")
             return
     results = comparison.results(jobs, target)
-    picture = _draw([group for group, _ in results], folder / "compare.png", plots.ACCURACY)
-    _tell([summary for _, summary in results], target, picture, json_)
+    _tell(results, target, folder / "compare.png", plots.ACCURACY, json_)
 
 
 def report_(
@@ -86,35 +85,39 @@ def report_(
 ) -> None:
     """Draw curves and a table from run directories. Runs that differ only in seed are averaged."""
     groups = report.group_runs(report.find_runs(runs))
-    summaries = [report.summarise(group, target) for group in groups]
     place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
-    picture = _draw(groups, place, plots.ACCURACY + plots.TRAINING)
-    _tell(summaries, target, picture, json_)
-
-
-def _draw(groups: Sequence[Group], path: Path, panels: Sequence[plots.Panel]) -> Path | None:
-    """The picture, where matplotlib is there to draw it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        console.say("warning: no picture, as matplotlib is not installed; pip install matplotlib")
-        return None
-    plots.draw(groups, path, panels)
-    return path
+    results = [(group, report.summarise(group, target)) for group in groups]
+    _tell(results, target, place, plots.ACCURACY + plots.TRAINING, json_)
 
 
 def _tell(
-    summaries: Sequence[Summary], target: float | None, picture: Path | None, as_json: bool
+    results: Sequence[tuple[Group, Summary]],
+    target: float | None,
+    place: Path,
+    panels: Sequence[plots.Panel],
+    as_json: bool,
 ) -> None:
-    from semisfl.methods import METHODS
-
-    notes = [METHODS[s.method].note if s.method in METHODS else "" for s in summaries]
+    summaries = [summary for _, summary in results]
+    notes = [note_of(summary.method) for summary in summaries]
+    if not as_json:  # at once: drawing takes seconds
+        _print_results(summaries, notes, target)
+    picture = place if console.can_draw() else None
+    if picture:
+        plots.draw([group for group, _ in results], picture, panels)
     if as_json:
         told = [
             report.as_json(summary) | {"note": note}
             for summary, note in zip(summaries, notes, strict=True)
         ]
-        place = str(picture) if picture else None
-        print(json.dumps({"results": told, "target": target, "picture": place}))
-        return
+        drawn = str(picture) if picture else None
+        print(json.dumps({"results": told, "target": target, "picture": drawn}))
+    elif picture:
+        print(f"curves: {picture}")
+
+
+def _print_results(
+    summaries: Sequence[Summary], notes: Sequence[str], target: float | None
+) -> None:
     names = [s.label + ("*" if note else "") for s, note in zip(summaries, notes, strict=True)]
     _print_table(summaries, names, target)
     for method, note in dict.fromkeys(zip([s.method for s in summaries], notes, strict=True)):
@@ -123,8 +126,7 @@ def _tell(
     for summary in summaries:
         if summary.remark:
             print(f"! {summary.label}: {summary.remark}")
-    if picture:
-        print(f"curves: {picture}")
+    sys.stdout.flush()
 
 
 def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: float | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from semisfl import catalog
 from semisfl.fleet.base import ClientWork
 from semisfl.methods.base import Method, Setup
 from semisfl.methods.fedmatch.method import FedMatch, FedMatchWork
@@ -11,7 +12,6 @@ from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, StatisticsWork
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.methods.supervised import Supervised
-from semisfl.titles import TITLES
 
 
 @dataclass(frozen=True)
@@ -26,41 +26,12 @@ class Entry:
 
 
 METHODS: dict[str, Entry] = {
-    "semisfl": Entry(
-        SemiSFL, TITLES["semisfl"], "split model, teacher pseudo-labels, clustering regularisation"
-    ),
-    "supervised": Entry(
-        Supervised, TITLES["supervised"], "the server's labels alone; nothing is sent"
-    ),
-    "semifl": Entry(
-        SemiFL,
-        TITLES["semifl"],
-        "pseudo-labels once a round by the global model, mixed images, server fine-tuning",
-        "iterations, rates and augmentation as for the other methods, not the authors' own; "
-        "BatchNorm statistics over the server and active clients",
-        (SemiFLWork(), StatisticsWork()),
-    ),
-    "fedmatch": Entry(
-        FedMatch,
-        TITLES["fedmatch"],
-        "decomposed weights, helpers' consistency, agreement pseudo-labels",
-        "loss weights are ours (variant fedmatch_original: the authors'), as are bias and BatchNorm handling "
-        "and how long helpers stay",
-        (FedMatchWork(),),
-    ),
-    "fedswitch": Entry(
-        FedSwitch,
-        TITLES["fedswitch"],
-        "EMA teacher; clients label with it or with their student",
-        "a reconstruction: no public code, full paper not obtained",
-        (FedSwitchWork(),),
-    ),
-    "fedswitch-sl": Entry(
-        FedSwitchSL,
-        TITLES["fedswitch-sl"],
-        "FedSwitch with a split model: SemiSFL without its contrastive terms",
-        "a reconstruction: FedSwitch's rule, decided on the server",
-    ),
+    "semisfl": Entry(SemiSFL, *catalog.METHODS["semisfl"]),
+    "supervised": Entry(Supervised, *catalog.METHODS["supervised"]),
+    "semifl": Entry(SemiFL, *catalog.METHODS["semifl"], works=(SemiFLWork(), StatisticsWork())),
+    "fedmatch": Entry(FedMatch, *catalog.METHODS["fedmatch"], works=(FedMatchWork(),)),
+    "fedswitch": Entry(FedSwitch, *catalog.METHODS["fedswitch"], works=(FedSwitchWork(),)),
+    "fedswitch-sl": Entry(FedSwitchSL, *catalog.METHODS["fedswitch-sl"]),
 }
 
 WORKS = {work.name: work for entry in METHODS.values() for work in entry.works}

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from semisfl.catalog import title_of
 from semisfl.rows import RoundRow
 from semisfl.runs.metrics import read_metrics
-from semisfl.titles import title_of
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from semisfl import __version__, config, presets
-from semisfl.cli.main import _spread_settings, main
+from semisfl.cli.main import main
 from semisfl.cli.training import StopSignals
 from semisfl.runs import checkpoint
 
@@ -221,37 +221,40 @@ def test_partition_is_drawn_and_counted(images: Path, capsys: pytest.CaptureFixt
     assert "8 labelled images on the server; 3 clients" in capsys.readouterr().out
 
 
-def test_one_set_takes_several_settings() -> None:
-    words = ["run", "--set", "rounds=2", "seed=1", "--json", "a=b", "--set", "x=1", "digits", "y=1"]
-    assert _spread_settings(words) == [
-        *("run", "--set", "rounds=2", "--set", "seed=1", "--json", "a=b"),
-        *("--set", "x=1", "digits", "y=1"),
-    ]
-    assert _spread_settings(["run", "--set=rounds=2", "--set"]) == [
-        "run",
-        "--set=rounds=2",
-        "--set",
-    ]
-
-
-def test_a_bare_machine_trains_and_compares(images: Path) -> None:
-    """Without what only pictures and the network need."""
-    code = """
+BARE = """
 import sys
-for name in ("matplotlib", "grpc", "msgpack", "cryptography", "datasets", "scipy"):
+for name in ("matplotlib", "grpc", "msgpack", "cryptography", "datasets", "scipy", "triton"):
     sys.modules[name] = None
 from semisfl.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-    words = ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "table", "--quiet"]
-    words += [*TINY, f"data.name={images}", "--json"]
-    bare = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+
+
+def on_a_bare_machine(*words: str) -> subprocess.CompletedProcess[str]:
+    """Without what only pictures, the network and kernels need."""
+    return subprocess.run(
+        [sys.executable, "-c", BARE, *words], capture_output=True, text=True, check=False
     )
+
+
+def test_a_bare_machine_trains_and_compares(images: Path) -> None:
+    words = ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "table", "--quiet"]
+    bare = on_a_bare_machine(*words, *TINY, f"data.name={images}", "--json")
     assert bare.returncode == 0, bare.stderr
     assert json.loads(bare.stdout)["picture"] is None
-    assert "matplotlib is not installed" in bare.stderr
+    assert "matplotlib is not installed; pip install 'semisfl[plots]'" in bare.stderr
     assert not Path("table/semisfl-seed0/partition.png").exists()
+
+
+def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
+    counted = on_a_bare_machine("partition", *TINY, f"data.name={images}", "--json")
+    assert counted.returncode == 0, counted.stderr
+    assert "matplotlib is not installed; pip install 'semisfl[plots]'" in counted.stderr
+    assert json.loads(counted.stdout)["picture"] is None
+    assert not Path("who.png").exists()
+    refused = on_a_bare_machine("certs", "init")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "pip install 'semisfl[network]'" in refused.stderr
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
@@ -305,6 +308,43 @@ def test_mistakes_are_told_in_one_line(
     words: list[str], pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused(capsys, ["run", *words], pattern)
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'; try `semisfl --help`$"),
+        (["--frob"], "[Nn]o such option.*--frob.*; try `semisfl --help`$"),
+        (["show", "--frob"], "[Nn]o such option.*--frob.*; try `semisfl show --help`$"),
+        (["show", "digits", "more"], r"unexpected extra argument.*\(more\); try `semisfl show"),
+        (["report"], "Missing argument.*; try `semisfl report --help`$"),
+        (["report", "nowhere"], "nowhere holds no run"),
+        (["report", "--target", "high", "x"], "Invalid value for '--target': .*; try `semisfl rep"),
+        (["certs"], "Missing command; try `semisfl certs --help`$"),
+        (["certs", "client"], "Missing option '--name'; try `semisfl certs client --help`$"),
+        (["serve"], "Missing option '--labeled'; try `semisfl serve --help`$"),
+        (["join"], "Missing argument 'HOST:PORT'; try `semisfl join --help`$"),
+        (["compare", "--seeds", "0"], "Invalid value for '--seeds': .*; try `semisfl compare"),
+        (["show", "missing.toml"], "cannot read missing.toml: No such file or directory$"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_line_that_cannot_be_read(
+    words: list[str], pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, words, pattern)
+
+
+def test_a_picture_that_cannot_be_written(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["partition", "--out", "nowhere/who.png", *TINY, f"data.name={images}"]
+    refused(capsys, words, "nowhere/who.png: No such file or directory$", code=1)
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]], ids=str)
+def test_help_is_one_word_away(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "Usage: semisfl" in printed.out and "demo-network" in printed.out and not printed.err
 
 
 def test_a_file_that_is_not_toml(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
+from semisfl.catalog import title_of
 from semisfl.cli.main import main
-from semisfl.methods import METHODS
 from semisfl.runs import plots, report
-from semisfl.titles import TITLES
 from tests.pictures import cut_off
 
 PNG = b"\x89PNG"
@@ -196,7 +195,7 @@ def test_committed_results_can_be_reported(
     assert runs == {file.parent for file in folder.glob("*/config.toml")}
     for result in told:
         assert result["accuracy"]["mean"] > 30 and not result["remark"]
-        assert result["label"].split()[0] == TITLES[result["method"]]
+        assert result["label"].split()[0] == title_of(result["method"])
     assert picture.read_bytes().startswith(PNG)
 
 
@@ -204,10 +203,6 @@ def test_committed_results_can_be_reported(
 def test_no_words_of_a_picture_are_cut_off(name: str) -> None:
     groups = report.group_runs(report.find_runs([RESULTS / name]))
     assert cut_off(plots.picture(groups)) == 0
-
-
-def test_titles_are_those_of_the_methods() -> None:
-    assert {name: entry.title for name, entry in METHODS.items()} == TITLES
 
 
 def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
