@@ -3,15 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# The oldest versions are only to be had for the oldest Python.
+OLDEST_PYTHON ?= python3.11
+OLDEST := .venv-oldest
+OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
-.PHONY: help demo test test-slow check bench clean
+.PHONY: help demo test test-slow test-kernels test-oldest check bench clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
-	@echo "make test       the tests (make test-slow: those that take minutes)"
+	@echo "make test       the tests (make test-slow: those that take minutes; make test-kernels:"
+	@echo "                the GPU's kernels in Triton's interpreter; make test-oldest: with the"
+	@echo "                oldest versions of everything that pyproject.toml promises)"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds an iteration and images a second on this machine"
-	@echo "make clean      remove the virtual environment and caches; runs stay"
+	@echo "make clean      remove the virtual environments and caches; runs stay"
 
 demo: $(VENV)/.installed
 	$(BIN)/semisfl compare digits --methods supervised,semisfl --seeds 1 \
@@ -22,6 +28,12 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-kernels: $(VENV)/.installed-test
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/engine/test_kernels.py
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n auto -m "not slow and not gpu"
 
 check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff check .
@@ -39,7 +51,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); torch is large, this takes a few minutes the first time"
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable '.[network]'
+	$(PIP) --editable '.[network,plots]'
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
@@ -50,5 +62,11 @@ $(VENV)/.installed-check: $(VENV)/.installed
 	$(PIP) --editable '.[check]'
 	touch $@
 
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST)
+	$(OLDEST_PIP) "$$(grep '^torch==' constraints-oldest.txt)"
+	$(OLDEST_PIP) --editable '.[test]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

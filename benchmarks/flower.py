@@ -8,7 +8,7 @@ each engine and their ratio, the arithmetic in a round, how far the models were 
 they lie apart in the end.
 
     python -m venv .venv-flower && . .venv-flower/bin/activate
-    pip install -e '.[flower]'
+    pip install -e . 'flwr[simulation]==1.41.*'
     python benchmarks/flower.py > results/cpu/flower.json
 
 Flower's start (Ray, processes, imports) and both engines' first round are left out of the times.
