@@ -291,7 +291,9 @@ def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
         assert len(lines(caplog, "can be read again")) == 1
 
 
-def test_the_last_good_list_holds_while_there_is_none(tmp_path: Path) -> None:
+def test_the_last_good_list_holds_while_there_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = authority(tmp_path)
     with network(tiny(2, network=BRIEF), certificates=place) as net:
         client = net.join(0)
@@ -303,6 +305,7 @@ def test_the_last_good_list_holds_while_there_is_none(tmp_path: Path) -> None:
         refused.join(10)
         assert isinstance(refused.error, Rejected) and "revoked" in str(refused.error)
         assert net.fleet.present() == [0] and client.error is None
+    assert lines(caplog, "identity=client-1 reason=the certificate of client-1 is revoked")
 
 
 @pytest.mark.parametrize("spoil", [remove, damage, cut_short])

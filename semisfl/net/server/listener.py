@@ -120,8 +120,9 @@ class Listener:
         self._handshakes.stream_opened(peer)
         try:
             if self._trust is not None:
-                shown = self._trust.admit(context)
+                shown = self._trust.shown(context)
                 identity = shown.name
+                self._trust.admit(shown)
             hello = await self._hello(context)
             if shown is None:
                 identity = f"plaintext:{hello.fields['name']}"

@@ -81,18 +81,18 @@ class Trust:
 
     # --- the clients' ----------------------------------------------------------------------------
 
-    def admit(self, context: grpc.aio.ServicerContext) -> Shown:
-        """The certificate of a client that TLS has found to be this authority's and valid."""
+    @staticmethod
+    def shown(context: grpc.aio.ServicerContext) -> Shown:
+        """The certificate of a client; TLS has found it to be this authority's, and valid then."""
         peer = context.auth_context()
         try:
-            certificate = credentials.parse(peer)
-            shown = Shown(
-                credentials.identity(peer),
-                certificate.serial_number,
-                certificate.not_valid_after_utc,
-            )
+            name, certificate = credentials.identity(peer), credentials.parse(peer)
         except CertError as error:
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+        return Shown(name, certificate.serial_number, certificate.not_valid_after_utc)
+
+    def admit(self, shown: Shown) -> None:
+        """Raise `Refused` if the client that shows this may not come in."""
         self.read_revoked()
         if refusal := self.refusal(shown):
             raise refusal
@@ -102,7 +102,6 @@ class Trust:
                 "the server cannot read its list of revoked certificates; nobody new until it can",
             )
         self._introduce(shown)
-        return shown
 
     def refusal(self, shown: Shown) -> Refused | None:
         """Why this client may not be here, or not any more."""
