@@ -1,6 +1,6 @@
 """Certificates over the real transport: who cannot connect is told why, and files may change."""
 
-import asyncio
+import contextlib
 import logging
 import shutil
 import socket
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ def authority(
     place: Path,
     *,
     hosts: tuple[str, ...] = ("localhost",),
-    server: dict[str, datetime] | None = None,
-    client: dict[str, datetime] | None = None,
+    server: dict[str, Any] | None = None,
+    client: dict[str, Any] | None = None,
 ) -> Path:
     certs.make_authority(place, valid_from=NOW - timedelta(days=30))
     certs.make_server(place, hosts, **(server or {}))
@@ -60,6 +60,18 @@ def authority(
 
 def own(place: Path, name: str = "client-0") -> Credentials:
     return certs.load_client_credentials(place, name)
+
+
+def an_hour_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what looks at dates in this process; TLS itself has the system's clock."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(hours=1)
+
+    for module in ("semisfl.net.credentials", "semisfl.net.server.trust"):
+        monkeypatch.setattr(f"{module}.datetime", Later)
 
 
 @contextmanager
@@ -85,7 +97,7 @@ def server(place: Path, trusted: Path | None = None) -> Iterator[str]:
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[str]:
+def service(talk: Callable[[socket.socket], object]) -> Iterator[str]:
     """A TCP service that is none of ours."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -95,9 +107,8 @@ def answering(answer: bytes) -> Iterator[str]:
                 peer, _ = listener.accept()
             except OSError:
                 return
-            with peer:
-                peer.recv(4096)
-                peer.sendall(answer)
+            with peer, contextlib.suppress(OSError):
+                talk(peer)
 
     threading.Thread(target=serve, daemon=True).start()
     try:
@@ -105,6 +116,25 @@ def answering(answer: bytes) -> Iterator[str]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
+
+
+def saying(answer: bytes) -> Callable[[socket.socket], object]:
+    def talk(peer: socket.socket) -> None:
+        peer.recv(4096)
+        peer.sendall(answer)
+
+    return talk
+
+
+def speaking_tls(place: Path, trusted: Path | None = None) -> Callable[[socket.socket], object]:
+    """TLS that is not gRPC's; with ``trusted`` it wants clients of that authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(place / "server.crt", place / "server.key")
+    if trusted is not None:
+        context.set_alpn_protocols(["h2"])
+        context.load_verify_locations(trusted / "authority.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return lambda peer: context.wrap_socket(peer, server_side=True).recv(4096)
 
 
 @contextmanager
@@ -177,24 +207,22 @@ def test_a_server_that_does_not_take_this_certificate_is_told(tmp_path: Path) ->
 )
 def test_what_does_not_speak_tls_is_told(tmp_path: Path, answer: bytes) -> None:
     place = authority(tmp_path)
-    with answering(answer) as address:
+    with service(saying(answer)) as address:
         assert f"{address} does not speak TLS" in end_of(address, own(place))
 
 
 def test_tls_that_is_not_ours_is_told(tmp_path: Path) -> None:
     place = authority(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(place / "server.crt", place / "server.key")
-
-    async def start() -> Any:
-        return await asyncio.start_server(lambda *_: None, "localhost", 0, ssl=context)
-
-    serving = on_loop(start())
-    try:
-        address = f"localhost:{serving.sockets[0].getsockname()[1]}"
+    with service(speaking_tls(place)) as address:
         assert "speaks TLS but is no semisfl server" in end_of(address, own(place))
-    finally:
-        loop_thread().loop.call_soon_threadsafe(serving.close)
+
+
+def test_a_reason_that_is_sent_is_told(tmp_path: Path) -> None:
+    """A relay that ends TLS before the server says why it refuses, unlike gRPC."""
+    ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
+    with service(speaking_tls(ours, trusted=theirs)) as address:
+        reason = end_of(address, own(ours))
+    assert reason == f"{address} does not accept this device's certificate: unknown ca"
 
 
 HEALS: dict[str, tuple[dict[str, Any], str]] = {
@@ -232,7 +260,7 @@ def test_a_service_that_hangs_up_at_once_is_waited_for(
     """As a relay does whose server is not there at the moment."""
     place = authority(tmp_path)
     caplog.set_level(logging.INFO, "semisfl")
-    with answering(b"") as address, connecting(address, own(place)) as joining:
+    with service(saying(b"")) as address, connecting(address, own(place)) as joining:
         until(lambda: caplog.text.count("next attempt") >= MANY, 30)
         assert joining.receive(0.01) is None
 
@@ -341,18 +369,33 @@ def test_a_server_says_once_a_day_that_its_certificate_expires_soon(
         assert len(lines(caplog, "server.crt expires in 11 days")) == 2
 
 
+def test_a_server_certificate_that_expires_while_it_runs_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = authority(tmp_path, server={"valid_until": NOW + timedelta(minutes=30)})
+    with network(tiny(1), certificates=place) as net:
+        net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        an_hour_passes(monkeypatch)
+        for _ in range(3):
+            net.fleet.wait_ready()
+        assert net.fleet.present() == [0]
+        (line,) = lines(caplog, "nobody can connect")
+        assert "server.crt expired on" in line and "certs renew --server" in line
+
+
 def test_a_certificate_that_expires_while_connected_ends_its_session(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = authority(tmp_path)
-    end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=4)
+    end = NOW + timedelta(minutes=30)
     certs.make_client(place, "client-0", valid_until=end, overwrite=True)
     with network(tiny(2, network=BRIEF), certificates=place) as net:
         client = net.join(0)
         net.join(1)
         assert net.fleet.wait_for(2, 10)
         assert lines(caplog, "the certificate of client-0 expires on")
-        until(lambda: datetime.now(UTC) > end, 10)
+        an_hour_passes(monkeypatch)
         net.fleet.wait_ready()
         assert net.fleet.present() == [1]
         client.join(10)

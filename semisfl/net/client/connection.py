@@ -14,7 +14,7 @@ import grpc.aio
 
 from semisfl.net import chunks, credentials, messages
 from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
-from semisfl.net.client.diagnosis import HANDSHAKE_FAILED, Finding, diagnose
+from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
 from semisfl.net.credentials import Credentials
 from semisfl.net.x509_parts import CertError
 
@@ -192,7 +192,7 @@ class Connection:
     async def _look_into(self, reason: str) -> str:
         """What is behind a failed handshake; `Rejected` if that was found often enough."""
         finding: Finding | None = None
-        if self._certificate is not None and HANDSHAKE_FAILED.search(reason):
+        if self._certificate is not None and NOT_CONNECTED in reason:
             finding = await diagnose(self._address, self._certificate)
         self._refusals = self._refusals + 1 if finding and finding.enough else 0
         if finding and 0 < finding.enough <= self._refusals:

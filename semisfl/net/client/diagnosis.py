@@ -7,7 +7,6 @@ with Python's ssl and the same credentials, and what it runs into is put in a li
 
 import asyncio
 import contextlib
-import re
 import ssl
 import tempfile
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ SECONDS = 5.0
 FEW = 3
 """So often in a row a server must refuse us, or not speak TLS: one that is just being started or
 stopped may look like that once."""
-HANDSHAKE_FAILED = re.compile("handshake|verification|check peer|socket closed", re.IGNORECASE)
-"""Words of gRPC for a connection that was made but came to nothing."""
+NOT_CONNECTED = "failed to connect to all addresses"
+"""gRPC's words for all that can go wrong before the first frame, from nobody there to TLS."""
 
 EXPIRED, NOT_YET_VALID = 10, 9  # OpenSSL's X509_V_ERR_*
 OTHER_NAME = {62, 63, 64}
