@@ -205,6 +205,8 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Flat:
     for key, value in values.items():
         if isinstance(value, dict):
             flat |= _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            flat |= _flatten({f"{key}[{index}]": item for index, item in enumerate(value)}, prefix)
         else:
             flat[prefix + key] = value
     return flat

@@ -101,6 +101,20 @@ def test_many_differences_are_cut_short_and_labels_stay_apart(tmp_path: Path) ->
     assert [group.label for group in groups] == ["SemiSFL name=digits …", "SemiSFL name=cifar10 …"]
 
 
+def test_tables_of_layers_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for name, channels in (("a", 4), ("b", 6)):
+        path = write_run(tmp_path / name, [50.0])
+        with open(path / "config.toml", "a", encoding="utf-8") as file:
+            file.write(
+                f'[[model.layers]]\nkind = "relu"\n[[model.layers]]\nchannels = {channels}\n'
+            )
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == [
+        "SemiSFL model.layers[1].channels=4",
+        "SemiSFL model.layers[1].channels=6",
+    ]
+
+
 # --- unfinished runs -----------------------------------------------------------------------------
 
 
