@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from semisfl.data.partition import Partition as Partition
     from semisfl.data.sources import Dataset as Dataset
     from semisfl.data.sources import load as load
+    from semisfl.layer_modules import layers_of as layers_of
+    from semisfl.layers import Residual as Residual
     from semisfl.presets import preset as preset
     from semisfl.runs.experiment import divide as divide
     from semisfl.runs.loop import Result as Result
@@ -26,9 +28,11 @@ _HOMES = {
     "ConfigError": "semisfl.config",
     "Dataset": "semisfl.data.sources",
     "Partition": "semisfl.data.partition",
+    "Residual": "semisfl.layers",
     "Result": "semisfl.runs.loop",
     "divide": "semisfl.runs.experiment",
     "evaluate": "semisfl.use.predict",
+    "layers_of": "semisfl.layer_modules",
     "load": "semisfl.data.sources",
     "parse": "semisfl.config",
     "predict": "semisfl.use.predict",

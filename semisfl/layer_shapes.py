@@ -91,10 +91,10 @@ def _place_one(name: str, layer: Layer, given: Sides, where: str) -> Placed:
 def _place_residual(name: str, layer: ResidualBlock, given: Sides, where: str) -> Placed:
     body = _place(layer.body, given, f"{where}.body")
     shortcut = _place(layer.shortcut, given, f"{where}.shortcut")
-    gives, aside = body[-1].gives, shortcut[-1].gives if shortcut else given
-    if gives != aside:
+    gives, added = body[-1].gives, shortcut[-1].gives if shortcut else given
+    if gives != added:
         raise ValueError(
-            f"{where} (residual) adds {_text(gives)} of its body to {_text(aside)} of its shortcut; "
+            f"{where} (residual) adds {_text(gives)} of its body to {_text(added)} of its shortcut; "
             "give the shortcut a conv with kernel 1 and the body's channels and stride"
         )
     parameters = sum(row.parameters for row in (*body, *shortcut))
