@@ -20,8 +20,6 @@ METHODS = ("semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitc
 MethodName = Literal["semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 View = Literal["strong", "weak"]
-
-
 CUSTOM = "custom"
 """The name of a model that is given as layers."""
 

@@ -1,4 +1,4 @@
-"""Layers that models are made of: repeatable dropout, residual blocks, and convolution, ReLU and pooling as one."""
+"""Layers that models are made of: repeatable dropout, residual blocks, fused convolution and pooling."""
 
 from collections import OrderedDict
 from typing import NamedTuple, TypeGuard
@@ -58,7 +58,7 @@ class Layers(nn.Sequential):
         return parts
 
 
-def named_layers(model: nn.Sequential) -> list[tuple[str, nn.Module]]:
+def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The layers with their names; one that is used twice is there twice, unlike in ``named_children``."""
     return [
         (name, layer)

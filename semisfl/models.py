@@ -196,7 +196,7 @@ def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
 
 
 def _adopt_dropout(module: nn.Module) -> None:
-    for name, child in module.named_children():
+    for name, child in named_layers(module):
         if type(child) is nn.Dropout:
             setattr(module, name, Dropout(child.p))
         else:

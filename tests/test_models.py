@@ -231,6 +231,13 @@ def test_dropout_repeats_with_its_generator() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
+def test_dropout_used_twice_is_repeatable_in_both_places() -> None:
+    drop = nn.Dropout(0.5)
+    layers = (nn.Conv2d(1, 2, 3), nn.Flatten(), drop, nn.Linear(72, 4), drop, nn.Linear(4, 3))
+    model = split(nn.Sequential(*layers), (1, 8, 8))
+    assert [type(layer) for layer in model.top] == [Dropout, nn.Linear, Dropout, nn.Linear]
+
+
 def test_dropout_keeps_the_mean_and_is_off_in_eval() -> None:
     layer = Dropout(0.3)
     layer.generator = torch.Generator().manual_seed(0)
