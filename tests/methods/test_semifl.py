@@ -1,18 +1,21 @@
 """SemiFL against plain loops."""
 
 import copy
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.data.batches import draw_batches
+from semisfl.data.partition import Partition
 from semisfl.fleet.base import FullRound, draw_active
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_loss
 from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of
-from semisfl.runs.experiment import Experiment
+from semisfl.runs.experiment import Experiment, assemble
 from tests import toy
 
 
@@ -153,6 +156,59 @@ def test_statistics_of_two_holders_combine_to_those_of_all_batches() -> None:
     recompute_statistics(model, batches)
     toy.assert_same(both, statistics_of(model))
     assert model.get_submodule("bn").momentum == 0.1
+
+
+def flat_network() -> nn.Sequential:
+    """With BatchNorm of single values, not of pixels: a batch of one image has no deviation."""
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(3 * 12 * 12, 6),
+            bn=nn.BatchNorm1d(6),
+            relu=nn.ReLU(),
+            fc2=nn.Linear(6, toy.CLASSES),
+        )
+    )
+
+
+@pytest.mark.parametrize("sizes", [(5, 4, 1), (5, 1), (1, 5), (6, 4)])
+def test_an_image_left_over_joins_a_batch_and_is_counted(sizes: tuple[int, ...]) -> None:
+    model = flat_network()
+    images = torch.randn(sum(sizes), 3, 12, 12, generator=torch.Generator().manual_seed(2))
+    count = recompute_statistics(model, images.split(sizes))
+    joined = {(5, 4, 1): (5, 5), (5, 1): (6,), (1, 5): (6,), (6, 4): (6, 4)}[sizes]
+    values = [model[:2](part).detach().double() for part in images.split(joined)]
+    mean = torch.stack([part.mean(0) for part in values]).mean(0)
+    variance = torch.stack([part.var(0) for part in values]).mean(0)
+    found = statistics_of(model)
+    assert count == len(joined) == int(found["bn.num_batches_tracked"])
+    torch.testing.assert_close(found["bn.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["bn.running_var"].double(), variance, rtol=1e-5, atol=1e-6)
+
+
+def test_the_only_image_of_a_client_has_finite_statistics() -> None:
+    model = flat_network()
+    image = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(3))
+    assert recompute_statistics(model, [image]) == 1
+    found = statistics_of(model)
+    torch.testing.assert_close(found["bn.running_mean"], model[:2](image)[0].detach())
+    assert found["bn.running_var"].tolist() == [0.0] * 6
+
+
+def test_a_round_whose_clients_have_an_image_left_over() -> None:
+    """251 images: a batch of 250 and one alone, with BatchNorm after a linear layer."""
+    data = toy.dataset(count=16 + 251 + 2)
+    rest = np.arange(16, len(data.images))
+    shards = Partition(np.arange(16), (rest[:251], rest[251:252], rest[252:]))
+    settings = toy.values(
+        "semifl", "clients.active=3", "semifl.confidence_threshold=0", "model.cut=fc1"
+    )
+    method = assemble(settings, data, shards, flat_network(), device="cpu").method
+    row = method.round(0)
+    assert row.contributing == 3
+    (model,) = method.tested().values()
+    found = statistics_of(model)
+    assert all(bool(value.isfinite().all()) for value in found.values()) and len(found) == 3
 
 
 def test_tested_statistics_are_those_of_the_server_and_the_coming_clients() -> None:

@@ -1,6 +1,6 @@
 """Static BatchNorm (SemiFL): statistics recomputed over data instead of tracked while training."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,24 @@ def is_statistic(name: str) -> bool:
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
+def _of_several(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The same images, none alone: the deviation of a single value does not exist.
+
+    A batch of one image joins the one before; a holder's only image is shown twice.
+    """
+    waiting: Tensor | None = None
+    for images in batches:
+        if waiting is None:
+            waiting = images
+        elif len(images) == 1 or len(waiting) == 1:
+            waiting = torch.cat([waiting, images])
+        else:
+            yield waiting
+            waiting = images
+    if waiting is not None:
+        yield torch.cat([waiting, waiting]) if len(waiting) == 1 else waiting
+
+
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
     """Give ``model`` the cumulative averages of its BatchNorm inputs over ``batches``; how many there were.
@@ -41,7 +59,7 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
         layer.reset_running_stats()
         layer.momentum = None  # PyTorch's word for a cumulative average
     count = 0
-    for images in batches:
+    for images in _of_several(batches):
         half = images.dtype == torch.bfloat16
         with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=half):
             model(images)
