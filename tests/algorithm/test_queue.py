@@ -161,6 +161,43 @@ def test_references_do_not_change_with_later_pushes() -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
+@pytest.mark.parametrize("before", [0, 3, 9])
+@pytest.mark.parametrize("capacity", [0, 1, 3, 4, 7, 20])
+def test_in_turn_each_client_sees_what_a_queue_pushed_in_turn_holds(
+    kind: str, capacity: int, before: int
+) -> None:
+    """Three clients of two rows: rings smaller than a client's rows, than a step's, half filled, wrapped."""
+    joint, in_turn = (QUEUES[kind](capacity, WIDTH, CPU, seed=1) for _ in range(2))
+    for queue in (joint, in_turn):
+        queue.push_labeled(keys(100, 101), ints(0, 1))
+        for number in range(before):
+            queue.push_pseudo(keys(200 + number), ints(number % 2), flags(number % 3 == 0))
+    new, labels, confident = keys(*range(1, 7)), ints(0, 1, 1, 0, 0, 1), flags(1, 0, 1, 1, 0, 1)
+    owner = ints(0, 0, 1, 1, 2, 2)
+    mask = joint.mask_in_turn(owner, 2)
+    references = joint.push_pseudo(new, labels, confident)
+    assert mask.shape == (6, len(references.keys))
+    for client in range(3):
+        rows = slice(2 * client, 2 * client + 2)
+        expected = in_turn.push_pseudo(new[rows], labels[rows], confident[rows])
+        for row in range(6)[rows]:
+            left = references._replace(present=references.present & ~mask[row])
+            assert sorted(seen(left)) == sorted(seen(expected))
+    # Both forget the same keys from now on, whichever slots these lie in.
+    for number in (7, 8, 9):
+        both = [q.push_pseudo(keys(number), ints(0), flags(1)) for q in (joint, in_turn)]
+        assert sorted(seen(both[0])) == sorted(seen(both[1]))
+
+
+def test_in_turn_the_last_client_sees_those_served_before_it() -> None:
+    queue = TwoLevelQueue(4, WIDTH, CPU)
+    mask = queue.mask_in_turn(ints(0, 1, 2), 1)
+    references = queue.push_pseudo(keys(1, 2, 3), ints(0, 0, 0), flags(1, 1, 1))
+    views = [references._replace(present=references.present & ~row) for row in mask]
+    assert [[key for key, _, _ in seen(view)] for view in views] == [[1], [1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("kind", QUEUES)
 def test_state_round_trip_goes_on_where_it_was(kind: str) -> None:
     queue, other = (QUEUES[kind](3, WIDTH, CPU, seed) for seed in (1, 2))
     queue.push_labeled(keys(1, 2), ints(0, 1))

@@ -6,7 +6,7 @@ from torch import nn
 
 from semisfl import seeds
 from semisfl.config import OptimizerConfig
-from semisfl.engine.sgd import SGD
+from semisfl.engine.sgd import SGD, foreach_step, fused_step
 
 
 def twins() -> tuple[nn.Module, nn.Module]:
@@ -81,3 +81,24 @@ def test_clips_the_joint_norm() -> None:
     sgd.restart(1.0)
     sgd.apply([torch.tensor([3.0, 4.0])], clip_norm=1.0)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, True)])
+def test_the_step_in_several_passes_is_the_fused_one(momentum: float, nesterov: bool) -> None:
+    config = OptimizerConfig(momentum=momentum, nesterov=nesterov, weight_decay=0.01)
+    steppers = (fused_step, foreach_step)
+    starts = [parameter.detach() for parameter in twins()[0].parameters()]
+    weights = [[start.clone() for start in starts] for _ in steppers]
+    momenta = [[torch.zeros_like(s) for s in starts] if momentum else [] for _ in steppers]
+    for number in range(3):
+        gradients = [torch.full_like(s, 0.1 * (number + 1)).mul_(s.sign()) for s in starts]
+        for step, mine, speeds in zip(steppers, weights, momenta, strict=True):
+            given = [gradient.clone() for gradient in gradients]
+            step(mine, given, speeds, torch.tensor(0.05), config)
+            if step is foreach_step:
+                assert all(map(torch.equal, given, gradients)), "gradients are only read"
+    for before, one, two in zip(starts, *weights, strict=True):
+        assert not torch.equal(before, one)
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+    for one, two in zip(*momenta, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)

@@ -85,3 +85,36 @@ def test_where_one_client_fails_the_others_give_up() -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         assemble("semifl").fleet.train(work, FullRound(0, (0, 1, 2), STEPS, 0.1, {}))
     assert work.taken[0] == 3 and max(work.taken.values()) < STEPS
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_between_is_called_before_every_step(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every client at its own pace; once for all where they step together, as on a GPU."""
+    if together:
+        monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
+    events: list[str] = []
+    work = Counting(lambda client, step: events.append("step"))
+    fleet = assemble("semifl").fleet
+    assert isinstance(fleet, LocalFleet)
+    fleet.train(work, FullRound(0, (1,), 4, 0.1, {}), lambda: events.append("between"))
+    assert events == ["between", "step"] * 4
+    events.clear()
+    fleet.train(work, FullRound(0, (0, 1, 2), 4, 0.1, {}), lambda: events.append("between"))
+    assert events.count("step") == 12 and events.count("between") == (4 if together else 12)
+
+
+def test_steps_taken_together_notice_the_stop_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
+    experiment = assemble("semifl")
+    calls: list[None] = []
+
+    def ask_to_stop() -> None:
+        calls.append(None)
+        experiment.stop.requested = len(calls) == 3
+
+    work = Counting(lambda client, step: None)
+    with pytest.raises(Stopped):
+        experiment.fleet.train(work, FullRound(0, (0, 1, 2), STEPS, 0.1, {}), ask_to_stop)
+    assert set(work.taken.values()) == {3}, "the step after the call is the last one"

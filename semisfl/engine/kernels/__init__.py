@@ -115,7 +115,7 @@ def normalized_row(
     views: Tensor, counter: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """offset + scale x, by channel, of the uint8 images ``views[counter]``, in channels-last memory."""
-    values = views.index_select(0, counter)[0].permute(0, 2, 3, 1).float()
+    values = views.index_select(0, counter)[0].permute(0, 2, 3, 1).contiguous().float()
     return torch.addcmul(offset, values, scale).to(dtype).permute(0, 3, 1, 2)
 
 
