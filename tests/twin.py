@@ -237,12 +237,13 @@ class PlainTwin:
         self.student.train()
         features = self.student.bottom(images)
         loss = F.cross_entropy(self.student.top(features), labels)
-        if not method.supervised_contrast:
-            return loss
         with torch.no_grad():
             keys = self.teacher.project(self.teacher.bottom(others))
-        z = self.student.project(features)
         old_keys, old_labels, _ = self.queue.labeled
+        self.queue.push_labeled(keys, labels)
+        if not method.supervised_contrast:
+            return loss
+        z = self.student.project(features)
         references, their_labels = torch.cat([keys, old_keys]), torch.cat([labels, old_labels])
         if method.own_key:
             positive = labels[:, None] == their_labels
@@ -255,7 +256,6 @@ class PlainTwin:
                 total = total + cluster_loss(
                     z[j : j + 1], references[others], positive, method.temperature
                 )
-        self.queue.push_labeled(keys, labels)
         return loss + total / len(labels)
 
     # --- B, X, G ---------------------------------------------------------------------------------

@@ -447,7 +447,7 @@ def test_named_sets_are_found_in_the_environments_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SEMISFL_DATA", str(tmp_path / "data"))
     cifar = load("cifar10")
     assert (cifar.name, len(cifar.images)) == ("cifar10", 8)
-    assert cifar.mean == (0.4914, 0.4822, 0.4465)
+    assert (cifar.mean, cifar.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     assert load("svhn").images.shape == (6, 3, 8, 8)  # grey files of a set known to be colour
     assert load("image100").images.shape == (6, 3, 144, 144)
     assert load("image100", size=10).images.shape == (6, 3, 10, 10)
@@ -520,6 +520,18 @@ def test_a_local_hugging_face_copy(tmp_path, monkeypatch, form):
 
 def test_every_hub_set_has_a_look():
     assert set(hub.SETS) < set(sources.LOOKS)
+
+
+def test_named_sets_are_normalised_as_published():
+    published = {
+        "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        "svhn": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        "stl10": ((0.4408, 0.4279, 0.3867), (0.2683, 0.2610, 0.2687)),
+        "image100": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    }
+    for name, constants in published.items():
+        look = sources.LOOKS[name]
+        assert (look.mean, look.std) == constants, name
 
 
 # A Dataset of one's own

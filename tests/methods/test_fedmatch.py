@@ -102,6 +102,20 @@ def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> No
             torch.testing.assert_close(theta, sigma + kept)
 
 
+def test_entries_of_psi_up_to_the_threshold_are_tested_as_zero() -> None:
+    """In what is tested alone: the clients go on with all of psi."""
+    _, method = make("fedmatch.threshold=0.01", batchnorm=True)
+    method.round(0)
+    dropped = kept = 0
+    for name in method.names:
+        sigma, psi = method.sigma.get_parameter(name), method.psi.get_parameter(name)
+        small = psi.abs() <= 0.01
+        expected = torch.where(small, sigma, sigma + psi)
+        torch.testing.assert_close(method.model.get_parameter(name), expected)
+        dropped, kept = dropped + int((small & (psi != 0)).sum()), kept + int((~small).sum())
+    assert dropped and kept, "the threshold must drop some entries and keep some"
+
+
 def test_server_descends_sigma_alone() -> None:
     _, method = make("server.pretrain_rounds=9", "fedmatch.lambda_s=3")
     sigma, psi = copy.deepcopy(method.sigma), copy.deepcopy(method.psi)
@@ -248,6 +262,36 @@ def test_the_noise_image_is_a_truncated_gaussian() -> None:
     expected = stats.truncnorm(-1, (255 - 125) / 125, loc=125, scale=125)
     assert float(image.mean()) == pytest.approx(expected.mean() - 0.5, abs=3)
     assert float(image.std()) == pytest.approx(expected.std(), abs=3)
+
+
+def test_clients_are_known_by_what_their_upload_makes_of_the_noise_image() -> None:
+    """sigma of this round and the client's own psi, in eval mode, on noise as a model takes it."""
+    experiment, method = make("clients.active=3", "optimizer.lr=0.2", batchnorm=True)
+    uploads: dict[int, dict[str, torch.Tensor]] = {}
+    train = method.setup.fleet.train
+
+    def watched(work, plan):  # type: ignore[no-untyped-def]
+        results = train(work, plan)
+        uploads.update({result.client: dict(result.states["psi"]) for result in results})
+        return results
+
+    method.setup.fleet.train = watched  # type: ignore[method-assign]
+    method.round(0)
+    image = noise_image((3, 12, 12), seeds.generator(experiment.config.seed, "noise"))
+    pixels = (image.float() / 255 - 0.5) / 0.5  # the toy set's mean and deviation
+    embeddings = method.helpers.state_dict()["embeddings"]
+    assert sorted(embeddings) == ["0", "1", "2"]
+    for client, upload in uploads.items():
+        theta = {
+            name: value + upload[name] if name in method.names else value
+            for name, value in method.sigma.named_parameters()
+        }
+        buffers = {name: upload[name] for name, _ in method.model.named_buffers()}
+        with torch.no_grad():
+            model = copy.deepcopy(method.sigma).eval()
+            expected = functional_call(model, {**theta, **buffers}, pixels).softmax(1)[0]
+        torch.testing.assert_close(embeddings[str(client)], expected, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(embeddings["0"], embeddings["1"], atol=1e-4)
 
 
 def test_an_upload_is_kept_while_it_is_needed() -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
+from semisfl.config import View
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
@@ -51,7 +52,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
         on_request={"teacher": teacher.state_dict()},
         kinds={"teacher": "teacher"},
         settings={
-            "confidence_threshold": 0.3,
+            "confidence_threshold": 0.32,
             "rule": "student",
             "iid_threshold": 99.0 if by_teacher else -1.0,
             "ema_decay": 0.6,
@@ -59,7 +60,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
     )
     results = experiment.fleet.train(FedSwitchWork(), plan)
     assert [result.client for result in results] == [0, 2]
-    shards = toy.partition(toy.dataset()).clients
+    shards, told_apart = toy.partition(toy.dataset()).clients, False
     for result in results:
         client, mine = result.client, copy.deepcopy(student)
         labeller = copy.deepcopy(teacher if by_teacher else student)
@@ -70,14 +71,16 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
         weak = toy.shown(settings, "weak", "weak", places, 2, client)
         kept = 0
         for step in range(4):
-            voice = labeller if by_teacher else mine
             with torch.no_grad():
-                confidence, labels = voice.eval()(weak[step]).softmax(1).max(1)
+                slow, fast = (m.eval()(weak[step]).softmax(1).max(1) for m in (labeller, mine))
+            both = [torch.where(given.values >= 0.32, given.indices, -1) for given in (slow, fast)]
+            told_apart |= not torch.equal(*both)
+            confidence, labels = slow if by_teacher else fast
             losses = F.cross_entropy(mine.train()(strong[step]), labels, reduction="none")
             optimizer.zero_grad()
-            (losses * (confidence >= 0.3)).mean().backward()
+            (losses * (confidence >= 0.32)).mean().backward()
             optimizer.step()
-            kept += int((confidence >= 0.3).sum())
+            kept += int((confidence >= 0.32).sum())
             for slow, fast in zip(
                 labeller.state_dict().values(), mine.state_dict().values(), strict=True
             ):
@@ -85,6 +88,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
         toy.assert_same(dict(result.states["student"]), mine.state_dict())
         assert result.numbers["coverage"] == pytest.approx(kept / 32)
         assert result.numbers["by_teacher"] == float(by_teacher)
+    assert told_apart, "it must matter whether the student labels or an average of it"
 
 
 def test_the_student_labels_where_its_predictions_are_uneven() -> None:
@@ -135,6 +139,58 @@ def test_the_rule_difference_compares_with_the_teacher_and_always_downloads_it()
     assert row.labelled_by_teacher == 0.0
     kinds = experiment.fleet.traffic.by_kind()
     assert kinds["teacher_down"] == kinds["model_down"]
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_the_rule_difference_subtracts_what_the_teacher_sees(above: bool) -> None:
+    """The threshold lies just above, or just below, the student's divergence less the teacher's."""
+    experiment, method = switch()
+    student, teacher = copy.deepcopy(method.student), copy.deepcopy(method.student)
+    with torch.no_grad():
+        student.get_parameter("top.fc2.bias")[0] += 2.0
+        teacher.get_parameter("top.fc2.bias")[1] += 1.0
+    count = len(toy.partition(toy.dataset()).clients[0])
+    places = np.arange(count)[:, None]
+    weak = toy.shown(experiment.config, "weak", "predict-weak", places, 0, 0)[:, 0]
+    skews = []
+    for model in (student, teacher):
+        with torch.no_grad():
+            p = model.eval()(weak).softmax(1).mean(0).double()
+        skews.append(float((p * (4 * p).log()).sum()))
+    difference = skews[0] - skews[1]
+    assert min(skews) > 0.05 and abs(difference) > 0.05
+    plan = FullRound(
+        0,
+        (0,),
+        1,
+        0.01,
+        send={"student": student.state_dict()},
+        on_request={"teacher": teacher.state_dict()},
+        kinds={"teacher": "teacher"},
+        settings={
+            "confidence_threshold": 0.95,
+            "rule": "difference",
+            "iid_threshold": difference + (0.01 if above else -0.01),
+            "ema_decay": 0.9,
+        },
+    )
+    (result,) = experiment.fleet.train(FedSwitchWork(), plan)
+    assert result.numbers["by_teacher"] == float(above)
+
+
+@pytest.mark.parametrize("method", ["fedswitch", "fedswitch-sl"])
+@pytest.mark.parametrize("view", ["weak", "strong"])
+def test_labelled_images_are_shown_as_asked(method: str, view: View) -> None:
+    """The loss of the first supervised step, before anything is learned, by hand."""
+    experiment = toy.assemble(method, "server.steps=1", f"fedswitch.labeled_view={view}")
+    subject = experiment.method
+    assert isinstance(subject, FedSwitch | FedSwitchSL)
+    labeled = subject.setup.labeled
+    labeled.start(0, 1, view, views=1)
+    images, labels = labeled.next()
+    with torch.no_grad():
+        expected = F.cross_entropy(subject.student.train()(images), labels)
+    assert subject.round(0).loss_supervised == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_the_teacher_changes_only_on_the_server() -> None:

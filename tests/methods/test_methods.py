@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import semisfl
 from semisfl import config, models, presets
@@ -123,6 +124,29 @@ def test_formulas_give_the_totals_of_the_papers_models() -> None:
         sizes = Sizes.of(model, batch, 50)
         got = traffic.semisfl(sizes).total / 1e6, 2 * sizes.full / 1e6
         assert got == pytest.approx(expected, abs=0.06), name
+
+
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_runs_accuracy_is_that_of_the_teacher_where_there_is_one(method: str) -> None:
+    """By hand on the test images. The two models differ, so that it matters which is taken."""
+    experiment = toy.assemble(method, "rounds=2", "teacher.warmup=false", "optimizer.lr=0.1")
+    images, labels = toy.dataset().test_images, toy.dataset().test_labels
+    result = run_rounds(experiment)
+    has_teacher = method in ("semisfl", "fedswitch", "fedswitch-sl")
+    trained = experiment.method
+    model = trained.ema.model if has_teacher else getattr(trained, "student", None) or trained.model
+    with torch.no_grad():
+        hits = model.eval()(experiment.normalizer(images)).argmax(1) == labels
+    by_hand = pytest.approx(100 * float(hits.float().mean()))
+    row = result.rounds[-1]
+    assert row["accuracy"] == by_hand and result.accuracy == by_hand
+    assert result.model is model
+    assert row["accuracy_teacher" if has_teacher else "accuracy_student"] == by_hand
+    if has_teacher:
+        assert row["accuracy_student"] != by_hand
 
 
 # --- repeatable -----------------------------------------------------------------------------------

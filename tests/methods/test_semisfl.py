@@ -15,6 +15,7 @@ from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
+from tests.leaving import leave
 from tests.toy import RESIDUAL
 from tests.twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
@@ -64,6 +65,7 @@ CASES: dict[str, tuple[bool, list[str]]] = {
             "semisfl.confidence_threshold=0.5",
         ],
     ),
+    "no supervised contrast": (False, ["semisfl.supervised_contrast=false"]),
     "no queue": (False, ["semisfl.queue_size=0", "model.projector=none"]),
     "early cut": (False, ["model.cut=pool1", "model.projector=linear"]),
     "weak labelled views": (False, ["semisfl.labeled_view=weak", "optimizer.nesterov=false"]),
@@ -266,34 +268,51 @@ def test_statistics_of_a_step_that_a_client_missed() -> None:
     assert "impurity" not in rates and "coverage_by_class" not in rates
 
 
-def test_goes_on_when_a_client_misses_steps() -> None:
-    """Means, gradient scale and statistics follow from who answered."""
-    experiment, method, _ = pieces(small(), own=False)
-    fleet = experiment.fleet
-    forward, backward, steps = fleet.forward, fleet.backward, []
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_those_who_answer_get_the_gradient_of_their_own_mean(missing: int) -> None:
+    """Whoever is missing: means, gradient scale and statistics follow from who answered."""
+    experiment, method, _ = pieces(small("semisfl.clustering=false"), own=False)
+    wanted: list[torch.Tensor] = []
 
-    def partly() -> Features:
-        whole = forward()
-        steps.append(whole)
-        if len(steps) % 3 != 2:
-            return whole
-        rows = slice(0, 2 * whole.batch)
-        assert whole.truth is not None
-        return Features(
-            whole.student.detach()[rows].requires_grad_(),
-            whole.teacher[rows],
-            whole.clients[:2],
-            whole.truth[rows],
-        )
+    def by_hand(features: Features) -> None:
+        student, teacher = copy.deepcopy(method.student), method.teacher
+        leaf = features.student.detach().requires_grad_()
+        with torch.no_grad():
+            confidence, labels = teacher.top(features.teacher).softmax(1).max(1)
+        losses = nn.functional.cross_entropy(student.top(leaf), labels, reduction="none")
+        means = (losses * (confidence >= 0.4)).view(len(features.clients), -1).mean(1)
+        wanted.append(torch.autograd.grad(means.sum(), leaf)[0])
 
-    def padded(gradients: torch.Tensor) -> None:
-        missing = len(steps[-1].student) - len(gradients)
-        backward(nn.functional.pad(gradients, (0, 0, 0, missing)))
+    absent = method.setup.active(0)[missing]
+    sent = leave(experiment.fleet, {absent}, by_hand)
+    row = method.round(0)
+    assert len(sent) == len(wanted) == 3
+    for got, expected in zip(sent, wanted, strict=True):
+        assert float(expected.abs().max()) > 0
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-8)
+    assert row.contributing == 2
+    rates = row.coverage_by_client
+    assert rates.pop(str(absent)) is None and None not in rates.values()
+    assert row.mask_rate == pytest.approx(1 - sum(rates.values()) / 2)
 
-    fleet.forward, fleet.backward = partly, padded  # type: ignore[method-assign]
-    for index in range(2):
-        row = method.round(index)
-        assert len(row.coverage_by_client) == 3 and row.loss_semi > 0
+
+def test_without_its_supervised_term_the_clustering_term_keeps_its_labelled_keys() -> None:
+    settings = small("semisfl.supervised_contrast=false", "semisfl.confidence_threshold=1")
+    _, method, _ = pieces(settings, own=False)
+    row = method.round(0)
+    assert int(method.queue.labeled.filled.sum()) == 16  # four batches of five in a ring of 16
+    assert set(method.queue.labeled.labels.tolist()) == {0, 1, 2}
+    # Nothing is confident: the labelled level is all that C can find positives in.
+    assert row.mask_rate == 1 and row.loss_clustering > 0
+    assert row.loss_supervised_contrast in (None, 0)
+
+
+def test_the_least_number_of_steps_is_by_all_images() -> None:
+    """K_min = beta K_u |D_l| / |D|, where D are the labelled and the unlabelled images."""
+    _, method, _ = pieces(small(), own=False)
+    images = sum(len(shard) for shard in divide(small(), DATA).clients)
+    assert images == 240 - 12
+    assert method.controller.min_supervised_steps == pytest.approx(8 * 3 * 12 / 240)
 
 
 def test_published_code_and_paper_name_both_sides_of_every_choice() -> None:

@@ -1,0 +1,39 @@
+"""What methods that train whole models report of their clients."""
+
+import pytest
+import torch
+
+from semisfl.fleet.base import ClientResult
+from semisfl.methods.full_model import report, states_of
+from tests import toy
+
+STATE = {"w": torch.zeros(1)}
+
+
+def test_rates_are_means_over_those_who_contributed() -> None:
+    results = [
+        ClientResult(2, {"model": STATE}, {"loss": 1.0, "coverage": 0.25}),
+        ClientResult(5, {}, {}),
+        ClientResult(7, {"model": STATE}, {"loss": 4.0, "coverage": 0.75 - 0.125}),
+    ]
+    said = report(results)
+    assert said["contributing"] == 2
+    assert said["loss_semi"] == pytest.approx(2.5)
+    assert said["mask_rate"] == pytest.approx(1 - (0.25 + 0.625) / 2)
+    assert said["coverage_by_client"] == {"2": 0.25, "7": 0.625}
+    assert len(states_of(results, "model")) == 2
+    assert report([ClientResult(5, {}, {})]) == {"contributing": 0}
+
+
+@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch"])
+@pytest.mark.parametrize(("threshold", "masked"), [("0", 0.0), ("1", 1.0)])
+def test_mask_rate_is_the_share_of_images_that_are_not_confident(
+    method: str, threshold: str, masked: float
+) -> None:
+    experiment = toy.assemble(method, f"{method}.confidence_threshold={threshold}")
+    row = experiment.method.round(0)
+    if method == "semifl" and masked:
+        assert row.contributing == 0 and row.mask_rate is None, "nobody has an image to train on"
+    else:
+        assert row.mask_rate == pytest.approx(masked)
+        assert list(row.coverage_by_client.values()) == [pytest.approx(1 - masked)] * 2
