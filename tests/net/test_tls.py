@@ -479,3 +479,16 @@ def test_files_that_do_not_fit_yet_are_not_taken(
         net.join(0, credentials=files)
         assert net.fleet.wait_for(1, 10)
     assert len(lines(caplog, "going on with the certificate read before")) == 1
+
+
+def test_a_look_that_fails_does_not_end_the_trying(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stumble(*_: object) -> None:
+        raise ValueError("stumbled")
+
+    monkeypatch.setattr(connection, "diagnose", stumble)
+    ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
+    with server(theirs) as address, connecting(address, own(ours)) as joining:
+        until(lambda: len(lines(caplog, "stumbled")) >= 2, 30)
+        assert joining.receive(0.01) is None

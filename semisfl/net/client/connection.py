@@ -193,7 +193,10 @@ class Connection:
         """What is behind a failed handshake; `Rejected` if that was found often enough."""
         finding: Finding | None = None
         if self._certificate is not None and NOT_CONNECTED in reason:
-            finding = await diagnose(self._address, self._certificate)
+            try:
+                finding = await diagnose(self._address, self._certificate)
+            except Exception as error:
+                log.warning("unexpected in looking at %s: %r", self._address, error)
         self._refusals = self._refusals + 1 if finding and finding.enough else 0
         if finding and 0 < finding.enough <= self._refusals:
             raise Rejected(finding.reason)

@@ -58,7 +58,7 @@ async def _handshake(address: str, credentials: Credentials) -> Finding | None:
     except ssl.SSLCertVerificationError as error:
         return await _bad_server(address, credentials, error)
     except ssl.SSLError as error:
-        return _alert(address, error)
+        return _alert(address, credentials, error)
     try:
         if writer.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
             return Finding(
@@ -68,7 +68,7 @@ async def _handshake(address: str, credentials: Credentials) -> Finding | None:
         # accepted is sent HTTP/2 settings at once.
         return None if await reader.read(1) else _unwanted(address, credentials)
     except ssl.SSLError as error:
-        return _alert(address, error)
+        return _alert(address, credentials, error)
     except ConnectionError:
         return _unwanted(address, credentials)
     finally:
@@ -89,7 +89,8 @@ async def _bad_server(
     shown = await _shown_by(address)
     code = error.verify_code
     if shown is None:
-        return Finding(f"the certificate of {address} is not accepted: {error.verify_message}", 1)
+        words = f"the certificate of {address} is not accepted: {error.verify_message}"
+        return Finding(words, 0 if code == NOT_YET_VALID else 1)
     if code == EXPIRED:
         return Finding(
             f"the certificate of {address} expired on {own.moment(shown.not_valid_after_utc)} (now"
@@ -103,8 +104,9 @@ async def _bad_server(
         )
     if code in OTHER_NAME:
         host = split_address(address)[0]
+        names = ", ".join(name for name in own.hosts(shown) if name.isprintable()) or "no host"
         return Finding(
-            f"the certificate of {address} is for {', '.join(own.hosts(shown)) or 'no host'}, not"
+            f"the certificate of {address} is for {names:.200}, not"
             f" for {host}: join by a name it has, or give it one more where the authority is,"
             f" `semisfl certs renew --server --host {host}`",
             1,
@@ -131,10 +133,14 @@ async def _shown_by(address: str) -> x509.Certificate | None:
     return None
 
 
-def _alert(address: str, error: ssl.SSLError) -> Finding | None:
+def _alert(address: str, credentials: Credentials, error: ssl.SSLError) -> Finding | None:
     reason = error.reason or ""
     if "ALERT" in reason:
         words = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        if not any(word in words for word in ("certificate", "unknown ca", "access denied")):
+            return Finding(f"{address} ends the TLS handshake: {words}")
+        if fault := own.early(credentials):
+            return Finding(fault)
         return Finding(f"{address} does not accept this device's certificate: {words}", FEW)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return None
