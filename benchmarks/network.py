@@ -117,7 +117,8 @@ class TransportLoop:
 
     def __init__(self, fleet: NetworkFleet) -> None:
         assert fleet.wait_for(CLIENTS, 60)
-        self._sessions, self._inbox = list(fleet._listener.sessions.values()), fleet._inbox
+        self._sessions = list(fleet._listener.sessions.values())
+        self._inbox = fleet._questions._inbox
         self._gradients = os.urandom(4 * BATCH * FEATURES)
 
     def __call__(self) -> None:

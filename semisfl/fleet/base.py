@@ -304,6 +304,11 @@ class Fleet(Protocol):
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...
 
+    def settle(self, good: bool) -> str | None:
+        """The round is over, and will be undone unless it was ``good``. If a client stood out in a
+        bad one, it is left out of the repetition; its name."""
+        ...
+
 
 Step = Callable[[], None]
 

@@ -81,6 +81,10 @@ class LocalFleet:
     def present(self) -> Sequence[int]:
         return range(len(self.shards))
 
+    def settle(self, good: bool) -> str | None:
+        """Nobody is under suspicion here."""
+        return None
+
     def wait_ready(self) -> None:
         """Nobody is ever missing here."""
 

@@ -30,6 +30,7 @@ class RunDirectory:
         self.path = path
         self._unwritten: list[str] = []
         self._unsaved: set[str] = set()
+        self._latest_round: int | None = None
         self._made: list[Path] = []
         self._before: set[Path] | None = None
         self._lock: int | None = None
@@ -177,6 +178,19 @@ class RunDirectory:
             return False
         self._unsaved.discard(f"{name}.safetensors")
         return True
+
+    def save_latest(self, state: dict[str, Any]) -> bool:
+        """Write checkpoint ``latest``; the one before it stays as ``previous``."""
+        latest, previous = (self.path / f"{name}.safetensors" for name in ("latest", "previous"))
+        if latest.exists() and state["round"] != self._latest_round:
+            try:
+                # A link, so that at no moment there is no latest one, and nothing is copied.
+                previous.unlink(missing_ok=True)
+                os.link(latest, previous)
+            except OSError as error:
+                log.warning("cannot keep checkpoint %s beside the next: %s", latest, error)
+        self._latest_round = state["round"]
+        return self.save("latest", state)
 
     def load(self, name: str = "latest") -> dict[str, Any]:
         return checkpoint.read(self.path / f"{name}.safetensors")

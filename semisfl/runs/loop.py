@@ -16,6 +16,7 @@ from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
+from semisfl.runs.health import Health
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def run_rounds(
     config, method, fleet = experiment.config, experiment.method, experiment.fleet
     history = directory.keep_metrics_before(first) if directory is not None else []
     best_state: dict[str, Any] | None = None
+    health, good = Health(method), True
 
     def full_state(next_round: int) -> dict[str, Any]:
         return {"round": next_round, "best": best, **experiment.state_dict()}
@@ -77,11 +79,25 @@ def run_rounds(
                 experiment.undo_round(before)
                 continue
             except Stopped:
-                if directory is not None:
-                    directory.save("latest", before)
+                if directory is not None and good:
+                    directory.save_latest(before)
                     _save_best(directory, best_state)
                 log.info("stopped before round %d was complete", round_index)
                 return _result(method, history, best, stopped=True, directory=directory)
+            fault = health.fault(reported)
+            suspect = fleet.settle(fault is None)
+            if suspect is not None:
+                log.warning("round %d is repeated without %s: %s", round_index, suspect, fault)
+                experiment.undo_round(before)
+                continue
+            good = fault is None
+            if not good:
+                log.warning(
+                    "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
+                    "checkpoint",
+                    round_index,
+                    fault,
+                )
             last = round_index == config.rounds - 1
             trained = time.perf_counter()
             tested = last or (round_index + 1) % config.runtime.evaluate_every == 0
@@ -104,10 +120,10 @@ def run_rounds(
             round_index += 1
             if directory is not None:
                 directory.append(row)
-                if improved:
+                if improved and good:
                     best_state = checkpoint.snapshot(full_state(round_index))
-                if last or round_index % config.runtime.checkpoint_every == 0:
-                    directory.save("latest", full_state(round_index))
+                if good and (last or round_index % config.runtime.checkpoint_every == 0):
+                    directory.save_latest(full_state(round_index))
                     best_state = _save_best(directory, best_state)
             if observe is not None:
                 observe(row)

@@ -17,7 +17,7 @@ from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models import with_layers_of
-from semisfl.runs import checkpoint
+from semisfl.runs import checkpoint, health
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import Observer, Result, run_rounds
@@ -91,17 +91,18 @@ def begin(
 
 @contextmanager
 def go_on(path: Path | str, **means: Unpack[Means]) -> Iterator[Run]:
-    """The run in a directory from its latest checkpoint, or from the checkpoint named."""
-    chosen = Path(path)
-    if chosen.suffix != ".safetensors":
-        chosen = chosen / "latest.safetensors"
-    directory = RunDirectory.open(chosen.parent)
+    """The run in a directory from its latest good checkpoint, or from the checkpoint named."""
+    place = Path(path)
+    named = place.suffix == ".safetensors"
+    directory = RunDirectory.open(place.parent if named else place)
     config = _where_clients_live(directory.config(), means)
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        if chosen.exists() or chosen == Path(path):
-            state = checkpoint.read(chosen)
+        found = (place, checkpoint.read(place)) if named else health.last_good(place)
+        if found is not None:
+            state = found[1]
+            log.warning("going on from %s: round %d is next", found[0], state["round"])
         else:
             # Killed before its first checkpoint: every draw follows from the seed, so nothing is
             # lost by beginning again.

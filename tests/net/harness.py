@@ -263,6 +263,9 @@ class Oracle:
     def wait_ready(self) -> None:
         pass
 
+    def settle(self, good: bool) -> None:
+        assert good, "a run of honest clients stays healthy"
+
     def present(self) -> list[int]:
         gone = {item.client for item in self._leaving if item.round < self._round < item.back}
         return [client for client in self._members if client not in gone]

@@ -8,9 +8,7 @@ back names those who did answer.
 import logging
 import queue
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,41 +30,19 @@ from semisfl.fleet.base import (
     mean_state,
 )
 from semisfl.fleet.setup import FleetSetup
-from semisfl.net.chunks import LoopThread, Parts
-from semisfl.net.frames import Frame, WireError, decode, encode, payload_bytes
+from semisfl.net.chunks import LoopThread
+from semisfl.net.frames import Frame, encode, payload_bytes
 from semisfl.net.messages import Schemas, Terms, joined, separated
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
 from semisfl.net.server.full_round import Due, ServerFullRound
 from semisfl.net.server.listener import Listener
-from semisfl.net.server.plausible import unbelievable
+from semisfl.net.server.plausible import ranges, sizes
+from semisfl.net.server.questions import Arrival, Questions
 from semisfl.net.server.roster import Roster
-from semisfl.net.server.session import Session
-from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 4.0
-"""How long an iteration may still take to finish once the server is asked to stop."""
 REMIND_SECONDS = 30.0
-
-
-@dataclass
-class Parcel:
-    """Payload on its way to a client; counted once, when it was sent in full."""
-
-    client: int
-    sizes: Mapping[Kind, int]
-    counted: bool = False
-
-
-@dataclass(frozen=True)
-class Awaited:
-    """What one client owes."""
-
-    session: Session
-    ticket: int
-    parcel: Parcel
-    due: Due
 
 
 class NetworkFleet:
@@ -92,19 +68,22 @@ class NetworkFleet:
         self.roster = Roster(setup.config.clients.total)
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
-        self._inbox: queue.SimpleQueue[tuple[Session, int, bytearray | None]] = queue.SimpleQueue()
-        self._crossed: deque[Parcel] = deque()
-        self._awaited: dict[int, Awaited] = {}
+        self._on_trial: list[int] = []
+        """Left out of the round that is being repeated, to see whether it is good without them."""
         self._settled = False
+        inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._listener = Listener(
             Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std),
             self._shapes,
             self.roster,
-            lambda session, ticket, data: self._inbox.put((session, ticket, data)),
-            lambda session: self._inbox.put((session, 0, None)),
+            lambda session, ticket, data: inbox.put((session, ticket, data)),
+            lambda session: inbox.put((session, 0, None)),
             network=setup.network,
             handshake_seconds=handshake_seconds,
             thread=thread,
+        )
+        self._questions = Questions(
+            setup.config, self._listener, inbox, self.roster, self.traffic, setup.stop
         )
         self.port = self._listener.port
 
@@ -117,7 +96,7 @@ class NetworkFleet:
 
     def present(self) -> Sequence[int]:
         with self._listener.changed:
-            return sorted(self._listener.sessions)
+            return sorted(self._listener.sessions.keys() - set(self._on_trial))
 
     def image_counts(self) -> Mapping[int, int]:
         return dict(self.roster.images)
@@ -144,7 +123,7 @@ class NetworkFleet:
         told = False
         while True:
             with self._listener.changed:
-                there = len(self._listener.sessions)
+                there = len(self._listener.sessions.keys() - set(self._on_trial))
                 if there >= count:
                     break
                 self._listener.changed.wait(0.2)
@@ -176,7 +155,8 @@ class NetworkFleet:
 
     def start_round(self, plan: SplitRound) -> None:
         self._plan, self._step = plan, 0
-        self._awaited.clear()
+        self._questions.start_round()
+        self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
         codec = self.config.wire.models
         fields = {
             "round": plan.index,
@@ -204,8 +184,8 @@ class NetworkFleet:
             if teacher:
                 sizes["teacher"] = bottom
             for client in clients:
-                self._ask(client, frame, sizes, self._features_due())
-        self._check_quorum(len(self._awaited))
+                self._questions.ask(client, frame, sizes, self._features_due())
+        self._check_quorum(len(self._questions))
 
     def _features_due(self) -> Due:
         about = {"round": self._plan.index}
@@ -213,10 +193,16 @@ class NetworkFleet:
             return Due({"features": self._shapes.features_frame}, {**about, "step": self._step})
         return Due({"bottom": self._shapes.bottom_frame}, about)
 
-    def forward(self) -> Features:
+    def _answers(self, kind: Kind) -> dict[int, Frame]:
+        """One frame of every client that is still taking part, if they are enough."""
         answers: dict[int, Frame] = {}
-        self._collect("features", answers.__setitem__)
+        for client in self._questions.collect(kind, answers.__setitem__):
+            del answers[client]
         self._check_quorum(len(answers))
+        return answers
+
+    def forward(self) -> Features:
+        answers = self._answers("features")
         clients = tuple(sorted(answers))
         student, teacher = (
             torch.cat([answers[client].tensors[name] for client in clients]).to(
@@ -229,18 +215,18 @@ class NetworkFleet:
 
     def backward(self, gradients: Tensor) -> None:
         fields = {"round": self._plan.index, "step": self._step}
-        rows = gradients.detach().float().cpu().chunk(len(self._participants))
+        gradients = gradients.detach().float().cpu()
+        self._check_sent({"gradients": gradients})
+        rows = gradients.chunk(len(self._participants))
         sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients)}
         self._step += 1
         due = self._features_due()
         for client, share in zip(self._participants, rows, strict=True):
             frame = encode("gradients", fields, {"gradients": share}, self.config.wire.gradients)
-            self._ask(client, frame, sizes, due)
+            self._questions.ask(client, frame, sizes, due)
 
     def finish_round(self) -> State:
-        answers: dict[int, Frame] = {}
-        self._collect("model", answers.__setitem__)
-        self._check_quorum(len(answers))
+        answers = self._answers("model")
         states = [
             separated(answers[client].tensors, ["bottom"])["bottom"] for client in sorted(answers)
         ]
@@ -251,122 +237,49 @@ class NetworkFleet:
     # --- a full-model round ----------------------------------------------------------------------
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
-        self._awaited.clear()
-        full_round = ServerFullRound(self._shapes, work, plan, self._hardware.device, self._ask)
+        self._questions.start_round()
+        self._check_sent(joined(plan.send))
+        full_round = ServerFullRound(
+            self._shapes, work, plan, self._hardware.device, self._questions.ask
+        )
         for client in plan.active:
             full_round.begin(client)
-        self._collect("model", full_round.go_on)
+        for client in self._questions.collect("model", full_round.go_on):
+            full_round.results.pop(client, None)
         self._check_quorum(len(full_round.results))
         return [full_round.results[client] for client in sorted(full_round.results)]
 
-    # --- asking and being answered ---------------------------------------------------------------
+    # --- good and bad rounds ---------------------------------------------------------------------
 
-    def _ask(
-        self,
-        client: int,
-        frame: Parts,
-        sizes: Mapping[Kind, int],
-        due: Due,
-    ) -> None:
-        """Send ``frame`` to ``client`` and await what is ``due``; who is not there is left out."""
-        session = self._listener.sessions.get(client)
-        before = self._awaited.pop(client, None)
-        if session is None or (before is not None and before.session is not session):
-            log.warning("%s is not here and is left out of this round", self.roster.name(client))
+    def settle(self, good: bool) -> str | None:
+        if good:
+            self._questions.screen.remember()
+            if self._on_trial:
+                # With it the round was bad, and without it, it is not.
+                blamed = self.roster.name(self._on_trial[-1])
+                self._listener.strike(blamed, "the round blew up with its values and not without")
+            self._on_trial.clear()
+            return None
+        suspect = self._questions.screen.suspect(self._on_trial)
+        if suspect is None or len(self.present()) <= self.config.network.quorum:
+            self._on_trial.clear()
+            return None
+        self._on_trial.append(suspect)
+        return self.roster.name(suspect)
+
+    def _check_sent(self, sent: Mapping[str, Tensor]) -> None:
+        """Rather than send out what will blow its clients up, begin again without who caused it."""
+        if not self._questions.screen.sends(sizes(ranges(sent))):
             return
-        parcel = Parcel(client, sizes)
-        ticket = session.ask(
-            frame,
-            max(schema.limit for schema in due.frames.values()),
-            lambda: self._crossed.append(parcel),
-            copy=len(frame) > 1 or not isinstance(frame[0], bytes),
-            deadline=self.config.network.deadline,
-            steps=due.steps,
-        )
-        self._awaited[client] = Awaited(session, ticket, parcel, due)
-
-    def _collect(self, kind: Kind, take: Callable[[int, Frame], None]) -> None:
-        """Every awaited client's answer, as they come, until nobody is awaited any more.
-
-        ``take`` is given each, and may ask its client for more. What it, or the frame's schema,
-        does not accept (WireError) costs that client its place in the round, and a strike.
-        """
-        stop_at: float | None = None
-        while self._awaited:
-            if self._stop.requested:
-                stop_at = stop_at or time.monotonic() + STOP_SECONDS
-                if time.monotonic() > stop_at:
-                    raise Stopped
-            overdue = min(item.session.patience.ends for item in self._awaited.values())
-            try:
-                wait = min(0.5, max(0.0, overdue - time.monotonic()))
-                session, ticket, data = self._inbox.get(timeout=wait)
-            except queue.Empty:
-                self._leave_out_overdue()
-                continue
-            item = self._awaited.get(session.client)
-            if item is None or item.session is not session:
-                continue
-            if data is None:
-                self._leave_out(session.client, "its connection was lost")
-            elif ticket == item.ticket:
-                self._take(item, data, kind, take)
-            self._leave_out_overdue()
-        while self._crossed:
-            self._count(self._crossed.popleft())
-
-    def _leave_out_overdue(self) -> None:
-        now = time.monotonic()
-        for client, item in list(self._awaited.items()):
-            if now >= item.session.patience.ends:
-                item.session.abandon()
-                self._leave_out(client, item.session.patience.reason())
-
-    def _leave_out(self, client: int, reason: str) -> None:
-        self._awaited.pop(client, None)
-        log.warning("%s is left out of this round: %s", self.roster.name(client), reason)
-
-    def _take(
-        self, item: Awaited, data: bytearray, kind: Kind, take: Callable[[int, Frame], None]
-    ) -> None:
-        """Hand an answer on if it may be used. Its client is no longer awaited either way."""
-        client, due = item.session.client, item.due
-        self._awaited.pop(client)
-        try:
-            # Features are put together, so copied, before this client is asked anything else.
-            frame = decode(data, due.frames, copy=kind != "features")
-            for name, value in due.fields.items():
-                if frame.fields[name] != value:
-                    raise WireError(
-                        f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}"
-                    )
-            self._count(item.parcel)
-            if frame.tensors:
-                self.traffic.add(kind, "up", client, payload_bytes(due.frames[frame.kind]))
-            fault = unbelievable(frame.tensors)
-            if fault is None:
-                take(client, frame)
-        except WireError as error:
-            self._leave_out(client, str(error))
-            self._listener.offend(item.session, str(error))
-            return
-        if fault is not None:
-            self._leave_out(client, fault)
-            self._listener.strike(item.session, fault)
-
-    def _count(self, parcel: Parcel) -> None:
-        """An answer proves that what it answers has crossed, even if the loop did not say so yet."""
-        if not parcel.counted:
-            parcel.counted = True
-            for kind, size in parcel.sizes.items():
-                self.traffic.add(kind, "down", parcel.client, size)
+        suspect = self.settle(False)
+        if suspect is not None:
+            self._questions.give_up()
+            raise RoundAborted(f"what the server computed is far from usual; {suspect} stands out")
 
     def _check_quorum(self, answered: int) -> None:
         quorum = self.config.network.quorum
         if answered < quorum:
-            for item in self._awaited.values():
-                item.session.abandon()
-            self._awaited.clear()
+            self._questions.give_up()
             raise RoundAborted(
                 f"{answered} clients answered, network.quorum = {quorum} are needed; missing: {self._missing()}"
             )

@@ -262,13 +262,14 @@ class Listener:
         audit(session.peer, session.identity, f"protocol: {reason}")
         session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
-    def strike(self, session: Session, reason: str) -> None:
+    def strike(self, identity: str, reason: str) -> None:
         """Note an offence without disconnecting, unless it is one too many."""
-        if self._strikes[session.identity] + 1 >= STRIKES:
+        session = self._streams.get(identity)
+        if session is not None and self._strikes[identity] + 1 >= STRIKES:
             self.offend(session, reason)
         else:
-            self._strikes[session.identity] += 1
-            audit(session.peer, session.identity, reason)
+            self._strikes[identity] += 1
+            audit(session.peer if session else "?", identity, reason)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received on all streams so far, framing included."""

@@ -1,0 +1,187 @@
+"""Asking clients, and what becomes of their answers: used, refused, or waited for no longer."""
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from semisfl.config import Config
+from semisfl.fleet.base import Kind, Traffic
+from semisfl.net.chunks import Parts
+from semisfl.net.frames import Frame, WireError, decode, payload_bytes
+from semisfl.net.server.full_round import Due
+from semisfl.net.server.listener import Listener
+from semisfl.net.server.plausible import Screen, ranges, sizes, unbelievable
+from semisfl.net.server.roster import Roster
+from semisfl.net.server.session import Session
+from semisfl.stopping import StopFlag, Stopped
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 4.0
+"""How long an iteration may still take to finish once the server is asked to stop."""
+
+Take = Callable[[int, Frame], None]
+Arrival = tuple[Session, int, bytearray | None]
+"""Whose, of which ticket, and the frame; None: the connection is lost."""
+
+
+@dataclass
+class Parcel:
+    """Payload on its way to a client; counted once, when it was sent in full."""
+
+    client: int
+    sizes: Mapping[Kind, int]
+    counted: bool = False
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What one client owes."""
+
+    session: Session
+    ticket: int
+    parcel: Parcel
+    due: Due
+
+
+class Questions:
+    """At most one to each client at a time. Used by the thread that trains, not by the loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        listener: Listener,
+        inbox: "queue.SimpleQueue[Arrival]",
+        roster: Roster,
+        traffic: Traffic,
+        stop: StopFlag,
+    ) -> None:
+        self.screen = Screen()
+        self._config, self._listener, self._inbox = config, listener, inbox
+        self._roster, self._traffic, self._stop = roster, traffic, stop
+        self._crossed: deque[Parcel] = deque()
+        self._awaited: dict[int, Awaited] = {}
+
+    def __len__(self) -> int:
+        return len(self._awaited)
+
+    def start_round(self) -> None:
+        self._awaited.clear()
+        self.screen.start_round()
+
+    def ask(self, client: int, frame: Parts, crossing: Mapping[Kind, int], due: Due) -> None:
+        """Send ``frame`` to ``client`` and await what is ``due``; who is not there is left out."""
+        session = self._listener.sessions.get(client)
+        before = self._awaited.pop(client, None)
+        if session is None or (before is not None and before.session is not session):
+            log.warning("%s is not here and is left out of this round", self._roster.name(client))
+            return
+        parcel = Parcel(client, crossing)
+        ticket = session.ask(
+            frame,
+            max(schema.limit for schema in due.frames.values()),
+            lambda: self._crossed.append(parcel),
+            copy=len(frame) > 1 or not isinstance(frame[0], bytes),
+            deadline=self._config.network.deadline,
+            steps=due.steps,
+        )
+        self._awaited[client] = Awaited(session, ticket, parcel, due)
+
+    def collect(self, kind: Kind, take: Take) -> set[int]:
+        """Every awaited client's answer, as they come, until nobody is awaited any more.
+
+        ``take`` is given each, and may ask its client for more. What it, or the frame's schema,
+        does not accept (WireError) costs that client its place in the round, and a strike. Returns
+        whose answers, though taken, must not be used: they are too far from all others.
+        """
+        stop_at: float | None = None
+        while self._awaited:
+            if self._stop.requested:
+                stop_at = stop_at or time.monotonic() + STOP_SECONDS
+                if time.monotonic() > stop_at:
+                    raise Stopped
+            overdue = min(item.session.patience.ends for item in self._awaited.values())
+            try:
+                wait = min(0.5, max(0.0, overdue - time.monotonic()))
+                session, ticket, data = self._inbox.get(timeout=wait)
+            except queue.Empty:
+                self._leave_out_overdue()
+                continue
+            item = self._awaited.get(session.client)
+            if item is None or item.session is not session:
+                continue
+            if data is None:
+                self._leave_out(session.client, "its connection was lost")
+            elif ticket == item.ticket:
+                self._answered(item, data, kind, take)
+            self._leave_out_overdue()
+        while self._crossed:
+            self._count(self._crossed.popleft())
+        outliers = self.screen.outliers()
+        for client, reason in outliers.items():
+            self._not_believed(client, reason)
+        return set(outliers)
+
+    def give_up(self) -> None:
+        """Await nobody any more."""
+        for item in self._awaited.values():
+            item.session.abandon()
+        self._awaited.clear()
+
+    def _leave_out_overdue(self) -> None:
+        now = time.monotonic()
+        for client, item in list(self._awaited.items()):
+            if now >= item.session.patience.ends:
+                item.session.abandon()
+                self._leave_out(client, item.session.patience.reason())
+
+    def _leave_out(self, client: int, reason: str) -> None:
+        self._awaited.pop(client, None)
+        log.warning("%s is left out of this round: %s", self._roster.name(client), reason)
+
+    def _answered(self, item: Awaited, data: bytearray, kind: Kind, take: Take) -> None:
+        """Hand an answer on if it may be used. Its client is no longer awaited either way."""
+        client = item.session.client
+        self._awaited.pop(client)
+        try:
+            frame = self._frame(item.due, data, kind)
+            self._count(item.parcel)
+            if frame.tensors:
+                self._traffic.add(kind, "up", client, payload_bytes(item.due.frames[frame.kind]))
+            found = ranges(frame.tensors)
+            fault = unbelievable(frame.tensors, found)
+            if fault is not None:
+                self._not_believed(client, fault)
+                return
+            take(client, frame)
+            self.screen.takes(client, sizes(found))
+        except WireError as error:
+            self._leave_out(client, str(error))
+            self._listener.offend(item.session, str(error))
+
+    @staticmethod
+    def _frame(due: Due, data: bytearray, kind: Kind) -> Frame:
+        # Features are put together, so copied, before their client is asked anything else.
+        frame = decode(data, due.frames, copy=kind != "features")
+        for name, value in due.fields.items():
+            if frame.fields[name] != value:
+                raise WireError(f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}")
+        return frame
+
+    def _not_believed(self, client: int, fault: str) -> None:
+        """A strike needs fault of one's own: none for what follows from what the server sent."""
+        self._leave_out(client, fault)
+        if self.screen.strained:
+            log.warning("that may follow from what the server sent, so it is no strike")
+        else:
+            self._listener.strike(self._roster.name(client), fault)
+
+    def _count(self, parcel: Parcel) -> None:
+        """An answer proves that what it answers has crossed, even if the loop did not say so yet."""
+        if not parcel.counted:
+            parcel.counted = True
+            for kind, size in parcel.sizes.items():
+                self._traffic.add(kind, "down", parcel.client, size)

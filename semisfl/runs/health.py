@@ -1,0 +1,95 @@
+"""Whether a round left the run in a state worth keeping."""
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semisfl.methods.base import Method
+from semisfl.rows import MethodRow
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
+
+log = logging.getLogger(__name__)
+
+JUMP = 10.0
+"""Times that a loss or the weights may grow in one round."""
+SMALLEST_LOSS = 10.0
+"""Losses below this are alike: a small one may grow by more than JUMP without harm."""
+
+
+class Health:
+    """Compares each round with the last good one before it."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._norms = _norms(method)
+        self._losses: dict[str, float] = {}
+
+    def fault(self, row: MethodRow) -> str | None:
+        """What is wrong with the round that ``row`` reports; None: it was good."""
+        losses = {
+            name: value
+            for name, value in vars(row).items()
+            if name.startswith("loss_") and value is not None
+        }
+        for name, value in losses.items():
+            before = self._losses.get(name)
+            most = sys.float_info.max if before is None else JUMP * max(before, SMALLEST_LOSS)
+            if not value <= most:
+                return f"{name} is {value:g}, above {most:g}"
+        norms = _norms(self._method)
+        for name, norm in norms.items():
+            most = JUMP * max(self._norms[name], 1.0)
+            if not norm <= most:
+                return f"the norm of the {name}'s weights is {norm:g}, above {most:g}"
+        self._norms, self._losses = norms, losses
+        return None
+
+
+def _norms(method: Method) -> dict[str, float]:
+    """Of the weights of every part (bottom, top, ...) of the tested models; NaN if any weight is."""
+    return {
+        f"{name} {part}": float(torch.nn.utils.get_total_norm(weights))
+        for name, model in method.tested().items()
+        for part, module in model.named_children()
+        if (weights := [parameter.detach() for parameter in module.parameters()])
+    }
+
+
+def last_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to go on from: the latest, or the one before if that cannot be used.
+
+    None if there is none yet. Raises `CheckpointError` if there are some and none can be used.
+    """
+    refused: CheckpointError | None = None
+    for name in ("latest", "previous"):
+        path = folder / f"{name}.safetensors"
+        if not path.exists():
+            continue
+        try:
+            state = checkpoint.read(path)
+            if not _finite(state["method"]):
+                raise CheckpointError(f"checkpoint {path} holds NaN or Inf; use an older one")
+            return path, state
+        except CheckpointError as error:
+            log.warning("%s", error)
+            refused = error
+    if refused is not None:
+        raise refused
+    return None
+
+
+def _finite(state: Any) -> bool:
+    if isinstance(state, Tensor):
+        return not state.is_floating_point() or bool(torch.isfinite(state).all())
+    if isinstance(state, Mapping):
+        return all(_finite(value) for value in state.values())
+    if isinstance(state, list | tuple):
+        return all(_finite(value) for value in state)
+    return not isinstance(state, float) or math.isfinite(state)

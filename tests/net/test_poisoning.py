@@ -1,0 +1,163 @@
+"""One client's values, believable one by one, must neither ruin a run nor shut honest clients out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from semisfl.methods import WORKS
+from semisfl.net.client.device import Device
+from semisfl.net.server.plausible import ABSURD, MOST_COUNTED, ranges, unbelievable
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.loop import run_rounds
+from tests.net.harness import Leaving, Network, assert_same, network, oracle, tiny, until, weights
+
+JUST_BELOW = 0.9 * ABSURD
+
+
+def filled(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: torch.full_like(tensor, value)
+
+
+def times(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor * factor
+
+
+def poisoning(
+    monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[Tensor], Tensor], first: int = 0
+) -> None:
+    """From round ``first`` on, every ``kind`` of frame that client 1 sends has its values changed."""
+    original = Device.answer
+
+    def answer(self, received, sent, fields, tensors=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        if sent == kind and self.member.client == 1 and fields["round"] >= first:
+            tensors = {
+                name: change(tensor) if tensor.is_floating_point() else tensor
+                for name, tensor in tensors.items()
+            }
+            how["copy"] = True
+        original(self, received, sent, fields, tensors, codecs, **how)
+
+    monkeypatch.setattr(Device, "answer", answer)
+
+
+def strikes(net: Network) -> dict[str, int]:
+    return {name: count for name, count in net.fleet._listener._strikes.items() if count}
+
+
+def assert_sound(net: Network) -> None:
+    for key, value in weights(net.experiment).items():
+        assert torch.isfinite(value.float()).all() and value.float().abs().max() < 1e3, key
+
+
+@pytest.mark.parametrize("kind", ["features", "bottom"])
+def test_values_just_below_the_limit_are_left_out_and_honest_clients_are_not_struck(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoning(monkeypatch, kind, filled(JUST_BELOW))
+    config = tiny(3)
+    with network(config) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        step = 0 if kind == "features" else config.clients.steps
+        assert_same(net.experiment, oracle(config, *(Leaving(1, r, step, r + 1) for r in (0, 1))))
+        assert strikes(net) == {"plaintext:client-1": 2}
+
+
+def test_an_attacker_is_shut_out_and_the_others_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoning(monkeypatch, "features", filled(JUST_BELOW))
+    config = tiny(3, rounds=5)
+    with network(config) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        until(lambda: net.fleet.present() == [0, 2])
+        assert strikes(net) == {"plaintext:client-1": 3}
+        assert_sound(net)
+
+
+@pytest.mark.parametrize("kind", ["features", "bottom"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_with_two_clients_a_round_that_blows_up_is_repeated_without_who_stands_out(
+    kind: str, first: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody is outvoted here: in the first round only the harm done shows that something is wrong."""
+    poisoning(monkeypatch, kind, filled(JUST_BELOW), first)
+    config = tiny(2)
+    with network(config) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        assert_sound(net)
+        assert strikes(net) == {"plaintext:client-1": 2 - first}
+    if first == 0:
+        assert "round 0 is repeated" in caplog.text and "client-1" in caplog.text
+
+
+def test_a_round_is_repeated_as_if_who_stood_out_had_not_been_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    poisoning(monkeypatch, "bottom", times(35))
+    config = tiny(2, rounds=1)
+    with network(config) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        assert_same(net.experiment, oracle(config, Leaving(1, -1, 0)))
+        assert {client for _, _, client in net.fleet.traffic.counts} == {0}
+        assert strikes(net) == {"plaintext:client-1": 1}
+    repeated = "round 0 is repeated without plaintext:client-1: the norm of the student bottom's"
+    assert repeated in caplog.text
+
+
+@pytest.mark.parametrize("factor", [60.0, 1e5])
+@pytest.mark.parametrize("method", ["fedswitch", "fedmatch", "semifl"])
+def test_whole_models_are_held_against_each_other_too(
+    method: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoning(monkeypatch, "states", times(factor))
+    config = tiny(3, method=method, semifl={"confidence_threshold": 0.0})
+    with network(config, works=WORKS) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        assert_sound(net)
+        assert strikes(net) == {"plaintext:client-1": 2}
+
+
+def test_what_follows_from_what_the_server_sent_is_no_strike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server's own gradients are absurd once; nobody stands out, nobody is punished."""
+    config = tiny(3, clients={"steps": 3})
+    with network(config) as net:
+        net.join_all()
+        original, left = net.fleet.backward, [1]
+
+        def backward(gradients: Tensor) -> None:
+            left[0] -= 1
+            original(gradients * 1e30 if left[0] >= 0 else gradients)
+
+        monkeypatch.setattr(net.fleet, "backward", backward)
+        run_rounds(net.experiment)
+        assert strikes(net) == {} and net.fleet.present() == [0, 1, 2]
+
+
+def test_a_poisoned_round_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a quorum of all nobody can be left out: the run goes on, and keeps what was good."""
+    poisoning(monkeypatch, "bottom", times(35))
+    config = tiny(2, rounds=1, network={"quorum": 2})
+    with network(config) as net:
+        net.join_all()
+        directory = RunDirectory.create(tmp_path / "run", config)
+        run_rounds(net.experiment, directory)
+    assert not (directory.path / "latest.safetensors").exists()
+    assert "it keeps its last good checkpoint" in caplog.text
+
+
+def test_counters_have_no_limit_that_training_can_reach() -> None:
+    seen = {"bottom/1.num_batches_tracked": torch.tensor(5_000_000)}
+    assert unbelievable(seen, ranges(seen)) is None
+    for wrong in (-1, MOST_COUNTED + 1, 2**63 - 1):
+        seen = {"bottom/1.num_batches_tracked": torch.tensor(wrong)}
+        assert "num_batches_tracked" in (unbelievable(seen, ranges(seen)) or "")
