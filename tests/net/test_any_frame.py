@@ -1,0 +1,349 @@
+"""Whatever one client sends, in whatever phase of whatever method: it costs that client its place at
+most, and the run goes on with the others."""
+
+import contextlib
+import random
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from semisfl.methods import WORKS
+from semisfl.net import messages
+from semisfl.net.frames import PROTOCOL, encode
+from tests.net.harness import Client, Network, network, tiny, until, weights
+
+MOMENTS = {
+    # hello, ready; then what a client says in a round
+    "supervised": 2,
+    "semisfl": 2 + 3,  # features, features, bottom
+    "fedswitch-sl": 2 + 3,
+    "fedmatch": 2 + 3,  # accept, done, states
+    "fedswitch": 2 + 4,  # accept, fetch, done, states
+    "semifl": 2 + 3 * 2,  # accept, done, states; the same for the statistics of BatchNorm
+}
+LAYERS = [
+    {"kind": "conv", "channels": 4, "kernel": 5},
+    {"kind": "batchnorm"},
+    {"kind": "relu"},
+    {"kind": "pool", "size": 4},
+    {"kind": "flatten"},
+    {"kind": "linear"},
+]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "semifl": {"semifl": {"confidence_threshold": 0.0}},
+    "fedswitch": {"fedswitch": {"iid_threshold": 10.0}},
+}
+
+# --- a frame, and what can be wrong with it -------------------------------------------------------
+
+ODD: list[Any] = [
+    *(None, True, -1, 0, 2**62, 2**64 - 1, 0.5, 1e300, float("nan"), float("-inf")),
+    *("", "x" * 300, b"x", [], [1, [2]], {}, {"a": {"b": []}}, ["loss"], {"student": ["nope"]}),
+    *({"psi": "bottom"}, {"model": [["x"]]}, {"loss": "high"}, {"loss": 1e300, "coverage": 2.0}),
+]
+KINDS = ["hello", "ready", "features", "bottom", "accept", "fetch", "done", "states", "upload", ""]
+
+
+@dataclass
+class Said:
+    """A frame as its sender would encode it, taken apart."""
+
+    kind: Any
+    fields: list[tuple[Any, Any]]
+    tensors: dict[str, Tensor]
+    codecs: Mapping[str, str] | str
+    table: list[Any] = field(default_factory=list)
+    buffers: bytes = b""
+
+    def pack(self) -> bytes:
+        """As bytes; fields may come twice, which no honest encoder can say."""
+        self._lay_out()
+        pairs = b"".join(msgpack.packb(key) + msgpack.packb(value) for key, value in self.fields)
+        mapping = struct.pack(">BH", 0xDE, len(self.fields)) + pairs
+        if len(self.fields) < 16:
+            mapping = bytes([0x80 | len(self.fields)]) + pairs
+        header = b"\x93" + msgpack.packb(self.kind) + mapping + msgpack.packb(self.table)
+        prefix = struct.pack("<4sIII", b"SSFL", PROTOCOL, len(header), 0)
+        return prefix + header + bytes(-len(header) % 16) + self.buffers
+
+    def _lay_out(self) -> None:
+        honest = b"".join(encode("x", {}, self.tensors, self.codecs))
+        length = struct.unpack_from("<I", honest, 8)[0]
+        self.table = msgpack.unpackb(honest[16 : 16 + length])[2]
+        self.buffers = honest[16 + length + -length % 16 :]
+
+
+def another_kind(said: Said, rng: random.Random) -> None:
+    said.kind = rng.choice([*KINDS, 7, None, ["done"]])
+
+
+def missing(said: Said, rng: random.Random) -> None:
+    del said.fields[rng.randrange(len(said.fields))]
+
+
+def doubled(said: Said, rng: random.Random) -> None:
+    key, value = rng.choice(said.fields)
+    said.fields.append((key, rng.choice([value, *ODD])))
+
+
+def another_value(said: Said, rng: random.Random) -> None:
+    place = rng.randrange(len(said.fields))
+    said.fields[place] = (said.fields[place][0], rng.choice(ODD))
+
+
+def out_of_range(said: Said, rng: random.Random) -> None:
+    """A number somewhere, also inside a map or list, of the same type and far off."""
+    place = rng.randrange(len(said.fields))
+
+    def far(value: Any) -> Any:
+        if isinstance(value, dict) and value:
+            return {k: far(v) if rng.random() < 0.7 else v for k, v in value.items()}
+        if isinstance(value, list) and value:
+            return [far(item) for item in value]
+        far_off = {int: [-1, 2**40, 2**62], float: [-1e9, 1e9, 1e300], str: ["", "../x", "\n"]}
+        return rng.choice(far_off.get(type(value), [value]))
+
+    said.fields[place] = (said.fields[place][0], far(said.fields[place][1]))
+
+
+def another_name(said: Said, rng: random.Random) -> None:
+    place = rng.randrange(len(said.fields))
+    said.fields[place] = (rng.choice([*KINDS, 3, "round", "extra"]), said.fields[place][1])
+
+
+def inside(said: Said, rng: random.Random) -> None:
+    """Within a map (which states and numbers there are): one entry less, more, or another."""
+    maps = [place for place, (_, value) in enumerate(said.fields) if isinstance(value, dict)]
+    if not maps:
+        return another_value(said, rng)
+    place = rng.choice(maps)
+    value = dict(said.fields[place][1])
+    key = rng.choice([*value, "extra"])
+    choice = rng.randrange(4)
+    if choice == 0:
+        value.pop(key, None)
+    elif choice == 1:
+        value[key] = rng.choice(ODD)
+    elif choice == 2 and isinstance(value.get(key), list):
+        value[key] = value[key][:-1]
+    else:
+        value[rng.choice(["student", "model", "psi", "statistics", "by_teacher"])] = value.pop(
+            key, 1
+        )
+    said.fields[place] = (said.fields[place][0], value)
+
+
+def tensors_changed(said: Said, rng: random.Random) -> None:
+    if not said.tensors:
+        return another_value(said, rng)
+    name = rng.choice(list(said.tensors))
+    tensor, said.tensors = said.tensors[name], dict(said.tensors)
+    codec = said.codecs if isinstance(said.codecs, str) else "fp32"
+    said.codecs = codec
+    ways: list[Callable[[], Any]] = [
+        lambda: said.tensors.pop(name),
+        lambda: said.tensors.update({name + "x": said.tensors.pop(name)}),
+        lambda: said.tensors.update(extra=tensor),
+        lambda: said.tensors.update({name: tensor[:-1] if tensor.dim() else tensor[None]}),
+        lambda: said.tensors.update({name: tensor.to(torch.float64)}),
+        lambda: said.tensors.update({name: torch.full_like(tensor, rng.choice([-1, 10**6]))}),
+    ]
+    if tensor.is_floating_point():
+        ways += [
+            lambda: said.tensors.update(
+                {name: tensor * rng.choice([float("nan"), float("inf"), 1e5, 1e30, 0.0, -1.0])}
+            )
+        ]
+    return rng.choice(ways)()
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        *(another_kind, missing, doubled, another_value, out_of_range, another_name, inside),
+        tensors_changed,
+    )
+}
+
+# --- a client that says such a thing at one moment ------------------------------------------------
+
+
+@dataclass
+class Lie:
+    moment: int
+    change: str
+    seed: int
+    said: int = 0
+
+    def tells(self) -> bool:
+        self.said += 1
+        return self.said - 1 == self.moment
+
+    def told(self, said: Said) -> list[bytes]:
+        CHANGES[self.change](said, random.Random(self.seed))
+        with contextlib.suppress(OverflowError, ValueError):
+            return [said.pack()]
+        return [b"nonsense"]
+
+
+def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
+    honest_hello = messages.hello
+
+    def hello(run: str = "", name: str = "", *more: Any) -> list[Any]:
+        frame = honest_hello(run, name, *more)
+        if name != "client-1" or not lie.tells():
+            return frame
+        header = b"".join(frame)
+        length = struct.unpack_from("<I", header, 8)[0]
+        kind, fields, _ = msgpack.unpackb(header[16 : 16 + length])
+        return lie.told(Said(kind, list(fields.items()), {}, "fp32"))
+
+    patch.setattr(messages, "hello", hello)
+    client = net.join(1)
+    device, original = client.device, client.device.answer
+
+    def answer(
+        received: Any, kind: str, fields: Any, tensors: Any = None, codecs: Any = "fp32", **how: Any
+    ) -> None:
+        if not lie.tells():
+            return original(received, kind, fields, tensors, codecs, **how)
+        said = Said(kind, sorted(fields.items()), dict(tensors or {}), codecs)
+        return received.stream.answer(received.ticket, lie.told(said))
+
+    patch.setattr(device, "answer", answer)
+    return client
+
+
+@pytest.fixture(scope="module", params=MOMENTS)
+def net(request: pytest.FixtureRequest) -> Iterator[Network]:
+    config = tiny(
+        3,
+        method=request.param,
+        model={"layers": LAYERS},
+        network={"deadline": 10.0},
+        **SETTINGS.get(request.param, {}),
+    )
+    with network(config, works=WORKS) as net:
+        for honest in (0, 2):
+            net.join(honest)
+        assert net.fleet.wait_for(2, 20)
+        yield net
+
+
+def goes_on(net: Network, lie: Lie) -> None:
+    experiment, fleet = net.experiment, net.fleet
+    honest = [net.clients[client] for client in (0, 2)]
+    before = [client.device.rounds for client in honest]
+    with pytest.MonkeyPatch.context() as patch:
+        liar = join_with(net, lie, patch)
+        until(lambda: 1 in fleet.present() or not liar.is_alive(), 10)
+        fleet.wait_ready()
+        row = experiment.method.round(0)
+        fleet.settle(True)
+        liar.kill()
+        liar.join(10)
+    until(lambda: 1 not in fleet.present(), 10)
+    strikes = {name for name, count in fleet._listener._strikes.items() if count}
+    fleet._listener._strikes.clear()
+    # Before a hello is understood nobody has a name.
+    assert strikes <= {"plaintext:client-1", "?"} and fleet.present() == [0, 2]
+    if MOMENTS[net.config.method] > 2:
+        assert [client.device.rounds for client in honest] > before, "honest clients took part"
+    assert all(client.error is None for client in honest)
+    assert row.loss_supervised is not None
+    for key, value in weights(experiment).items():
+        assert torch.isfinite(value.float()).all(), key
+
+
+LIES = {"change": st.sampled_from(list(CHANGES)), "seed": st.integers(0, 2**20)}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(moment=st.integers(0, max(MOMENTS.values()) - 1), **LIES)
+def test_the_run_goes_on(net: Network, moment: int, change: str, seed: int) -> None:
+    goes_on(net, Lie(moment % MOMENTS[net.config.method], change, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(moment=st.integers(0, max(MOMENTS.values()) - 1), **LIES)
+def test_the_run_goes_on_whatever_is_said(
+    net: Network, moment: int, change: str, seed: int
+) -> None:
+    goes_on(net, Lie(moment % MOMENTS[net.config.method], change, seed))
+
+
+@pytest.mark.parametrize(
+    "numbers, states",
+    [
+        pytest.param({}, ..., id="no numbers"),
+        pytest.param(..., {}, id="no states"),
+        pytest.param(..., {"student": ["bottom.0.weight"]}, id="fewer tensors"),
+        pytest.param(..., {"model": ...}, id="another state's name"),
+        pytest.param(..., {"student": [["bottom.0.weight"]]}, id="a list for a name"),
+        pytest.param({"loss": 1.0, "coverage": 2.0, "by_teacher": 0.0}, ..., id="out of range"),
+        pytest.param({"loss": 1, "coverage": 0.5, "by_teacher": 0.0}, ..., id="an integer"),
+    ],
+)
+def test_what_the_work_declares_is_all_that_is_taken(
+    numbers: Any, states: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FedSwitch's `done`, in the forms that once ended the server."""
+    with network(tiny(3, method="fedswitch", rounds=1), works=WORKS) as net:
+        net.join_all()
+        device = net.clients[1].device
+        original = device.answer
+
+        def answer(received: Any, kind: str, fields: Any, *more: Any, **how: Any) -> None:
+            if kind == "done":
+                whole = fields["states"]["student"]
+                given = fields["states"] if states is ... else dict(states)
+                given = {name: whole if keys is ... else keys for name, keys in given.items()}
+                said = fields["numbers"] if numbers is ... else numbers
+                fields = {**fields, "numbers": said, "states": given}
+            original(received, kind, fields, *more, **how)
+
+        monkeypatch.setattr(device, "answer", answer)
+        row = net.experiment.method.round(0)
+        assert row.contributing == 2
+        assert net.fleet._listener._strikes == {"plaintext:client-1": 1}
+    refusals = [record for record in caplog.records if record.name == "semisfl.audit"]
+    assert len(refusals) == 1
+
+
+def test_the_simulation_holds_to_the_same_declaration() -> None:
+    """What every client half answers in one process is what it declares, no less and no more."""
+    from semisfl.runs.experiment import assemble
+    from tests.net.harness import toy_data
+
+    seen = set()
+    for method in MOMENTS:
+        data, partition = toy_data(3)
+        config = tiny(3, method=method, model={"layers": LAYERS}, **SETTINGS.get(method, {}))
+        experiment = assemble(config, data, partition, device="cpu")
+        fleet, model = experiment.fleet, dict(experiment.method.tested()["student"].state_dict())
+        original = fleet.train
+
+        def train(work: Any, *plan: Any, original: Any = original, model: Any = model) -> Any:
+            results = original(work, *plan)
+            for result in results:
+                whole = [name for name in model if not name.startswith("projector")]
+                assert messages.outline(result.states) == work.answers.outline(whole)
+                assert result.numbers.keys() == work.answers.numbers.keys()
+                for name, value in result.numbers.items():
+                    assert value == work.answers.within(name, value), name
+            seen.add(work.name)
+            return results
+
+        fleet.train = train  # type: ignore[method-assign]
+        experiment.method.round(0)
+    assert seen == WORKS.keys()
