@@ -13,6 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from semisfl.catalog import DATA
 from semisfl.config import Config
 from semisfl.runs import bench
 from semisfl.runs.experiment import assemble, divide
@@ -38,7 +39,7 @@ def timed(step: Callable[[], None], seconds: list[float]) -> Callable[[], None]:
 def measure(name: str, rounds: int) -> dict[str, Any]:
     preset, *changes = CASES[name]
     options: Config = bench.settings(preset, *changes)
-    data = bench.synthetic(bench.SHAPES[preset], 5_000, 100)
+    data = bench.synthetic(DATA[preset].shape, 5_000, 100)
     experiment = assemble(options, data, device="cpu")
     method: Any = experiment.method
     twin = PlainTwin(options, method.student, data, divide(options, data))

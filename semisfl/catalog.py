@@ -1,57 +1,201 @@
-"""What there is, in words, for tables, reports and `semisfl list`; needs nothing that trains."""
+"""What there is, one row each: methods, data sets and codecs (models: `semisfl.named_models`).
 
-from typing import NamedTuple
+Everything else reads these rows: the configuration, `semisfl list`, `costs`, `compare`, reports,
+and a device that is asked to do a method's client half. A row names its code as
+``package.module:name``, which is imported when it is first needed: nothing here loads torch.
+
+Other packages add rows through entry points, which `semisfl.lookup` finds; docs/extending.md says how.
+"""
+
+from dataclasses import dataclass
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class NamedMethod:
+    """One way to train. ``code`` is its class; what a class needs: `semisfl.methods.base.Method`."""
+
+    name: str
+    code: str
     title: str
-    """The method's name as people write it."""
-    summary: str
+    """Its name as people write it."""
+    summary: str = ""
     note: str = ""
     """What is a reconstruction or our own choice; shown wherever the method's numbers are."""
+    section: str | None = None
+    """Where its settings stand in a configuration; methods may share one."""
+    settings: str | None = None
+    """Their class, a `semisfl.sections.Section`, in a module that loads no torch."""
+    works: tuple[str, ...] = ()
+    """Classes of its client halves, for clients that live in processes of their own."""
+    cost: str | None = None
+    """``(Sizes, settings) -> Cost`` of a usual round; see `semisfl.methods.sizes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedData:
+    """A data set: how it is shown to a model, and where it is kept."""
+
+    name: str
+    summary: str
+    shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int | None = None
+    """Images are brought to this side; None: they are of one size already."""
+    file: str | None = None
+    """A packed file within a package, ``package:file.npz``."""
+    repository: str | None = None
+    """On the Hugging Face hub, for what is neither in a package nor in ``$SEMISFL_DATA``."""
+    subset: str | None = None
+    """What the hub calls a configuration, where a repository has several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedCodec:
+    """One way for a tensor to cross the wire. ``code`` is a `semisfl.fleet.codec.Codec`."""
+
+    name: str
+    code: str
+    summary: str
 
 
 METHODS = {
-    "semisfl": Description(
-        "SemiSFL", "split model, teacher pseudo-labels, clustering regularisation"
-    ),
-    "supervised": Description("Supervised-only", "the server's labels alone; nothing is sent"),
-    "semifl": Description(
-        "SemiFL",
-        "pseudo-labels once a round by the global model, mixed images, server fine-tuning",
-        "iterations, rates and augmentation as for the other methods, not the authors' own; "
-        "BatchNorm statistics over the server and active clients",
-    ),
-    "fedmatch": Description(
-        "FedMatch",
-        "decomposed weights, helpers' consistency, agreement pseudo-labels",
-        "loss weights are ours (variant fedmatch_original: the authors'), as are bias and BatchNorm handling "
-        "and how long helpers stay",
-    ),
-    "fedswitch": Description(
-        "FedSwitch",
-        "EMA teacher; clients label with it or with their student",
-        "a reconstruction: no public code, full paper not obtained",
-    ),
-    "fedswitch-sl": Description(
-        "FedSwitch-SL",
-        "FedSwitch with a split model: SemiSFL without its contrastive terms",
-        "a reconstruction: FedSwitch's rule, decided on the server",
-    ),
+    row.name: row
+    for row in (
+        NamedMethod(
+            name="semisfl",
+            code="semisfl.methods.semisfl:SemiSFL",
+            title="SemiSFL",
+            summary="split model, teacher pseudo-labels, clustering regularisation",
+            section="semisfl",
+            settings="semisfl.methods.semisfl_settings:SemiSFLSettings",
+            cost="semisfl.methods.semisfl_settings:cost",
+        ),
+        NamedMethod(
+            name="supervised",
+            code="semisfl.methods.supervised:Supervised",
+            title="Supervised-only",
+            summary="the server's labels alone; nothing is sent",
+            cost="semisfl.methods.sizes:nothing",
+        ),
+        NamedMethod(
+            name="semifl",
+            code="semisfl.methods.semifl.method:SemiFL",
+            title="SemiFL",
+            summary="pseudo-labels once a round by the global model, mixed images, server fine-tuning",
+            note="iterations, rates and augmentation as for the other methods, not the authors' own; "
+            "BatchNorm statistics over the server and active clients",
+            section="semifl",
+            settings="semisfl.methods.semifl.settings:SemiFLSettings",
+            works=(
+                "semisfl.methods.semifl.method:SemiFLWork",
+                "semisfl.methods.semifl.method:StatisticsWork",
+            ),
+            cost="semisfl.methods.semifl.settings:cost",
+        ),
+        NamedMethod(
+            name="fedmatch",
+            code="semisfl.methods.fedmatch.method:FedMatch",
+            title="FedMatch",
+            summary="decomposed weights, helpers' consistency, agreement pseudo-labels",
+            note="loss weights are ours (variant fedmatch_original: the authors'), as are bias and "
+            "BatchNorm handling and how long helpers stay",
+            section="fedmatch",
+            settings="semisfl.methods.fedmatch.settings:FedMatchSettings",
+            works=("semisfl.methods.fedmatch.method:FedMatchWork",),
+            cost="semisfl.methods.fedmatch.settings:cost",
+        ),
+        NamedMethod(
+            name="fedswitch",
+            code="semisfl.methods.fedswitch:FedSwitch",
+            title="FedSwitch",
+            summary="EMA teacher; clients label with it or with their student",
+            note="a reconstruction: no public code, full paper not obtained",
+            section="fedswitch",
+            settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
+            works=("semisfl.methods.fedswitch:FedSwitchWork",),
+            cost="semisfl.methods.fedswitch_settings:cost",
+        ),
+        NamedMethod(
+            name="fedswitch-sl",
+            code="semisfl.methods.fedswitch_sl:FedSwitchSL",
+            title="FedSwitch-SL",
+            summary="FedSwitch with a split model: SemiSFL without its contrastive terms",
+            note="a reconstruction: FedSwitch's rule, decided on the server",
+            section="fedswitch",
+            settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
+            cost="semisfl.methods.fedswitch_settings:split_cost",
+        ),
+    )
 }
+
 DATA = {
-    "digits": "7,000 MNIST images, inside the package",
-    "cifar10": "CIFAR-10",
-    "svhn": "SVHN",
-    "stl10": "STL-10 with its 100,000 unlabelled images",
-    "image100": "100 classes of ImageNet, 144 x 144 pixels",
+    row.name: row
+    for row in (
+        NamedData(
+            name="digits",
+            summary="7,000 MNIST images, inside the package",
+            shape=(1, 28, 28),
+            classes=10,
+            mean=(0.1307,),
+            std=(0.3081,),
+            file="semisfl.data:digits.npz",
+        ),
+        NamedData(
+            name="cifar10",
+            summary="CIFAR-10",
+            shape=(3, 32, 32),
+            classes=10,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2023, 0.1994, 0.2010),
+            repository="uoft-cs/cifar10",
+        ),
+        NamedData(
+            name="svhn",
+            summary="SVHN",
+            shape=(3, 32, 32),
+            classes=10,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            repository="ufldl-stanford/svhn",
+            subset="cropped_digits",
+        ),
+        NamedData(
+            name="stl10",
+            summary="STL-10 with its 100,000 unlabelled images",
+            shape=(3, 96, 96),
+            classes=10,
+            mean=(0.4408, 0.4279, 0.3867),
+            std=(0.2683, 0.2610, 0.2687),
+            repository="jxie/stl10",
+        ),
+        NamedData(
+            name="image100",
+            summary="100 classes of ImageNet, 144 x 144 pixels",
+            shape=(3, 144, 144),
+            classes=100,
+            mean=(0.485, 0.456, 0.406),
+            std=(0.229, 0.224, 0.225),
+            size=144,
+            # The paper names no class list; this public one has about 127,000 training images.
+            repository="clane9/imagenet-100",
+        ),
+    )
 }
 
-
-def title_of(method: str) -> str:
-    """A method from outside the package is called by its name."""
-    return METHODS[method].title if method in METHODS else method
-
-
-def note_of(method: str) -> str:
-    return METHODS[method].note if method in METHODS else ""
+CODECS = {
+    row.name: row
+    for row in (
+        NamedCodec(
+            name="fp32", code="semisfl.fleet.codec:FP32", summary="as it is, 4 bytes a value"
+        ),
+        NamedCodec(name="fp16", code="semisfl.fleet.codec:FP16", summary="2 bytes a value"),
+        NamedCodec(
+            name="bf16", code="semisfl.fleet.codec:BF16", summary="2 bytes a value, fp32's range"
+        ),
+        NamedCodec(
+            name="int8", code="semisfl.fleet.codec:INT8", summary="1 byte a value, a scale a row"
+        ),
+    )
+}

@@ -1,51 +1,49 @@
 """What a run is, typed and validated. Every field has a default, a range and a line of explanation."""
 
 import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    create_model,
     model_validator,
 )
 
+from semisfl import catalog, lookup
+from semisfl.catalog import NamedMethod
 from semisfl.layer_tables import Layer, parse_layers
+from semisfl.sections import ConfigError as ConfigError
+from semisfl.sections import Section as Section
 
-METHODS = ("semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl")
-MethodName = Literal["semisfl", "supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
-Codec = Literal["fp32", "fp16", "bf16", "int8"]
-View = Literal["strong", "weak"]
+Settings = TypeVar("Settings", bound=Section)
+
 CUSTOM = "custom"
 """The name of a model that is given as layers."""
 
 
-class ConfigError(ValueError):
-    """A mistake in a configuration, said in one line."""
+def _known_codec(name: str, field: ValidationInfo) -> str:
+    try:
+        return lookup.codec(name).name
+    except ConfigError as error:
+        raise ConfigError(f"wire.{field.field_name}: {error}") from None
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
+def _known_method(name: str) -> str:
+    lookup.method(name)
+    return name
 
-    @model_validator(mode="before")
-    @classmethod
-    def _say_none(cls, values: Any) -> Any:
-        """TOML has no null: a field that may be none takes the word for it."""
-        if not isinstance(values, dict):
-            return values
-        optional = {
-            name
-            for name, field in cls.model_fields.items()
-            if NoneType in get_args(field.annotation)
-        }
-        return {
-            key: None if item == "none" and key in optional else item
-            for key, item in values.items()
-        }
+
+Codec = Annotated[str, AfterValidator(_known_codec)]
+CODECS = f"({' | '.join(catalog.CODECS)})"
+METHODS = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 
 
 class PartitionConfig(Section):
@@ -98,7 +96,7 @@ class ModelConfig(Section):
     )
     projector: Literal["mlp", "linear", "none"] = Field(
         "mlp",
-        description="projection head, w_p; mlp: as wide as its input [code], 2,048 if that is over 12,800",
+        description="projection head, w_p; mlp: as wide as its input, as the authors' code has it, 2,048 if that is over 12,800",
     )
     projection: int = Field(128, ge=1, description="length of a projected feature")
 
@@ -136,21 +134,23 @@ class OptimizerConfig(Section):
 class TeacherConfig(Section):
     ema_decay: float = Field(0.99, ge=0, le=1, description="gamma of the teacher's moving average")
     warmup: bool = Field(
-        True, description="decay min(1 - 1/(t+1), gamma) [code]; false: gamma [paper]"
+        True,
+        description="decay min(1 - 1/(t+1), gamma), as in the authors' code; false: gamma, as in the paper",
     )
     client: Literal["frozen", "ema"] = Field(
         "frozen",
-        description="teacher bottoms on clients: as sent [code], or averaged [paper's Eq.]",
+        description="teacher bottoms on clients: as sent (the authors' code), or averaged (the paper)",
     )
     client_batchnorm: Literal["batch", "running"] = Field(
-        "batch", description="statistics that clients' teacher bottoms use: batch [code] or running"
+        "batch",
+        description="statistics that clients' teacher bottoms use: batch (the authors' code) or running",
     )
 
 
 class ControllerConfig(Section):
     kind: Literal["normalised", "raw", "fixed"] = Field(
         "normalised",
-        description="adapts K_s: by rate- and step-normalised losses [code], raw [paper], never",
+        description="adapts K_s: by rate- and step-normalised losses (the authors' code), raw ones (the paper), never",
     )
     step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by it")
     min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
@@ -167,79 +167,15 @@ class ControllerConfig(Section):
         return self
 
 
-class SemiSFLConfig(Section):
-    confidence_threshold: float = Field(
-        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
-    )
-    confidence_rule: Literal[">=", ">"] = Field(
-        ">=", description="confident if conf >= tau [code] or > [paper]"
-    )
-    temperature: float = Field(0.2, gt=0, description="kappa of the contrastive terms")
-    supervised_contrast: bool = Field(True, description="the term T of the supervised loss")
-    clustering: bool = Field(True, description="the term C, clustering regularisation")
-    queue: Literal["two_level", "single"] = Field(
-        "two_level",
-        description="memory queue: the paper's two levels, or the code's one cleared ring",
-    )
-    queue_size: int = Field(1024, ge=0, description="keys a level holds")
-    own_key: bool = Field(True, description="an image's own teacher key is a reference in T [code]")
-    server_pass: Literal["joint", "in_turn"] = Field(
-        "joint",
-        description="same-step keys of all clients are references [code], or only one's own [paper]",
-    )
-    labeled_view: View = Field("strong", description="augmentation of labelled images")
-
-
-class SemiFLConfig(Section):
-    confidence_threshold: float = Field(
-        0.95, ge=0, le=1, description="keep a pseudo-label from here up"
-    )
-    mix_alpha: float = Field(0.75, gt=0, description="Beta(a, a) of the mixing weight")
-    global_momentum: float = Field(
-        0.5, ge=0, lt=1, description="momentum of the server's aggregation"
-    )
-    clip_norm: float = Field(1.0, gt=0, description="gradient norm limit, clients and server")
-
-
-class FedMatchConfig(Section):
-    confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a sample from here up")
-    helpers: int = Field(2, ge=0, description="J, models of other clients a client is given")
-    refresh: int = Field(10, ge=1, description="rounds between two choices of helpers")
-    keep_helpers: bool = Field(
-        True, description="helpers stay until the next choice; false: one round [code]"
-    )
-    psi_factor: float = Field(0.2, gt=0, description="psi starts as so much of sigma")
-    lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
-    lambda_i: float = Field(1e-2, ge=0, description="weight of inter-client consistency")
-    lambda_a: float = Field(1e-2, ge=0, description="weight of the agreement pseudo-label loss")
-    lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
-    lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
-    sparse: bool = Field(
-        False, description="count only changed entries on the wire, as its authors do"
-    )
-    threshold: float = Field(1e-5, ge=0, description="a change or |psi| up to this is dropped")
-
-
-class FedSwitchConfig(Section):
-    confidence_threshold: float = Field(
-        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
-    )
-    rule: Literal["student", "difference"] = Field(
-        "student",
-        description="switch on KL(mean p || uniform) of the student, or on student minus teacher",
-    )
-    iid_threshold: float = Field(
-        0.5, description="beta: above it the student labels, at or below the teacher"
-    )
-    labeled_view: View = Field("weak", description="augmentation of labelled images")
-    controller: bool = Field(False, description="adapt K_s as SemiSFL does (FedSwitch-SL ablation)")
-
-
 class WireConfig(Section):
-    student_features: Codec = Field("fp32", description="how student features cross the wire")
-    teacher_features: Codec = Field("fp32", description="how teacher features cross the wire")
-    gradients: Codec = Field("fp32", description="how gradients cross the wire")
-    models: Codec = Field("fp32", description="how models cross the wire")
+    student_features: Codec = Field(
+        "fp32", description=f"how student features cross the wire {CODECS}"
+    )
+    teacher_features: Codec = Field(
+        "fp32", description=f"how teacher features cross the wire {CODECS}"
+    )
+    gradients: Codec = Field("fp32", description=f"how gradients cross the wire {CODECS}")
+    models: Codec = Field("fp32", description=f"how models cross the wire {CODECS}")
 
 
 class NetworkConfig(Section):
@@ -269,7 +205,11 @@ class RuntimeConfig(Section):
 
 
 class Config(Section):
-    method: MethodName = Field("semisfl", description="how to train")
+    """What every run has. The sections of methods are added by `config_class`: each is its method's."""
+
+    method: Annotated[str, AfterValidator(_known_method)] = Field(
+        "semisfl", description=f"how to train {METHODS}"
+    )
     rounds: int = Field(30, ge=1, description="rounds of training, H")
     seed: int = Field(0, ge=0, description="every draw follows from it")
     data: DataConfig = DataConfig()
@@ -279,10 +219,6 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     teacher: TeacherConfig = TeacherConfig()
     controller: ControllerConfig = ControllerConfig()
-    semisfl: SemiSFLConfig = SemiSFLConfig()
-    semifl: SemiFLConfig = SemiFLConfig()
-    fedmatch: FedMatchConfig = FedMatchConfig()
-    fedswitch: FedSwitchConfig = FedSwitchConfig()
     wire: WireConfig = WireConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
@@ -305,13 +241,68 @@ class Config(Section):
             )
         return self
 
+    def settings(self, kind: type[Settings]) -> Settings:
+        """The section that is a ``kind``: a method asks for its own."""
+        for name in type(self).model_fields:
+            if type(section := getattr(self, name)) is kind:
+                return section
+        raise TypeError(f"this configuration has no {kind.__name__}; its method is {self.method!r}")
 
-def parse(values: dict[str, Any]) -> Config:
-    """A Config from nested plain values; mistakes become one ConfigError line naming the key."""
+
+def config_class(method: NamedMethod | None = None) -> type[Config]:
+    """A configuration with the sections of this package's methods and of ``method``.
+
+    Of other packages' methods only the chosen one's is there, so that what a run writes down can be
+    read where nothing but that one is installed.
+    """
+    settings = lookup.settings_class(method) if method else None
+    if method is None or settings is None or method.section is None:
+        return _with_section(None, None)
+    if method.section in Config.model_fields:
+        raise ConfigError(
+            f"method {method.name!r} calls its section {method.section!r}, as every run has one; rename it"
+        )
+    built_in = _built_in_sections().get(method.section)
+    if built_in not in (None, settings):
+        raise ConfigError(
+            f"method {method.name!r} calls its section {method.section!r}, which is another method's; rename it"
+        )
+    return _with_section(*((None, None) if built_in else (method.section, settings)))
+
+
+@cache
+def _with_section(name: str | None, settings: type[Section] | None) -> type[Config]:
+    sections = _built_in_sections() | ({name: settings} if name and settings else {})
+    fields: dict[str, Any] = {key: (kind, kind()) for key, kind in sections.items()}
+    return create_model("Config", __base__=Config, __module__=__name__, **fields)
+
+
+@cache
+def _built_in_sections() -> dict[str, type[Section]]:
+    found = {row.section: lookup.settings_class(row) for row in catalog.METHODS.values()}
+    return {name: kind for name, kind in found.items() if name and kind}
+
+
+def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Config:
+    """A Config from nested plain values; mistakes become one ConfigError line naming the key.
+
+    Sections of methods that are not this package's and not the one chosen (installed ones, and
+    ``others``) are passed over, as a comparison's values have those of all its methods.
+    """
+    name = values.get("method", "semisfl")
     try:
-        return Config.model_validate(values)
+        chosen = lookup.method(name) if isinstance(name, str) else None
+    except ConfigError:  # said below, with whatever else is wrong
+        chosen = None
+    kind = config_class(chosen)
+    unknown = set(values) - set(kind.model_fields)
+    if unknown:
+        rows = (*others, *lookup.methods().values())
+        unknown &= {row.section for row in rows if row.section}
+    try:
+        return kind.model_validate({key: values[key] for key in values if key not in unknown})
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(_one_line(error, kind)) from error
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -355,7 +346,8 @@ def _copy(values: dict[str, Any]) -> dict[str, Any]:
     return {key: _copy(item) if isinstance(item, dict) else item for key, item in values.items()}
 
 
-def known_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+def known_keys(section: type[BaseModel] | None = None, prefix: str = "") -> list[str]:
+    section = section or config_class()
     keys = []
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -365,12 +357,12 @@ def known_keys(section: type[BaseModel] = Config, prefix: str = "") -> list[str]
     return keys
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError, kind: type[Config]) -> str:
     parts = []
     for item in error.errors():
         key = ".".join(str(piece) for piece in item["loc"])
         if item["type"] == "extra_forbidden":
-            parts.append(_unknown(key))
+            parts.append(_unknown(key, kind))
         elif item["type"] == "value_error":
             parts.append(str(item["ctx"]["error"]))
         elif item["type"] == "literal_error":
@@ -381,9 +373,9 @@ def _one_line(error: ValidationError) -> str:
     return "; ".join(dict.fromkeys(parts))
 
 
-def _unknown(key: str) -> str:
+def _unknown(key: str, kind: type[Config]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key, known_keys(kind), n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else "`semisfl show digits` lists all keys"
     return f"unknown key {key!r}; {hint}"

@@ -28,7 +28,7 @@ def digits() -> Values:
 def _paper(
     name: str, model: str, labeled: int, batch: int, server_batch: int, **more: Any
 ) -> Values:
-    """The settings of ALGORITHMS §1.3: 30 clients, 10 of them active, 1,000 rounds, IID."""
+    """The paper's settings: 30 clients, 10 of them active, 1,000 rounds, IID."""
     return {
         "rounds": 1000,
         "data": {"name": name, "labeled": labeled, "partition": {"kind": "iid"}},

@@ -5,20 +5,26 @@ import json
 import pytest
 import torch
 
-from semisfl import catalog, config
+from semisfl import catalog, lookup
 from semisfl.cli.main import main
-from semisfl.data.sources import SOURCES
-from semisfl.methods import METHODS
 from semisfl.models import MODELS, build, parameter_count
 
 
-def test_methods_and_data_are_those_of_the_code() -> None:
-    assert list(catalog.METHODS) == list(METHODS) == list(config.METHODS)
-    assert list(catalog.DATA) == list(SOURCES)
-    assert catalog.title_of("fedswitch-sl") == METHODS["fedswitch-sl"].title == "FedSwitch-SL"
-    assert catalog.note_of("fedswitch") == METHODS["fedswitch"].note != ""
-    assert catalog.title_of("my.package:Mine") == "my.package:Mine"
-    assert catalog.note_of("my.package:Mine") == ""
+def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
+    for table in (catalog.METHODS, catalog.DATA, catalog.CODECS):
+        assert all(name == row.name for name, row in table.items())
+    for name, row in catalog.METHODS.items():
+        assert lookup.method(name) is row and callable(lookup.method_class(row).round) and row.cost
+        assert name in ("semisfl", "supervised") or row.note, f"{name} must say what is ours"
+    works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
+    assert sorted(works) == ["batchnorm-statistics", "fedmatch", "fedswitch", "semifl"]
+    assert lookup.codec_names() == ["fp32", "fp16", "bf16", "int8"]
+
+
+def test_titles_and_notes_are_found_without_importing_anything() -> None:
+    assert lookup.title_of("fedswitch-sl") == "FedSwitch-SL"
+    assert lookup.note_of("fedswitch").startswith("a reconstruction")
+    assert lookup.title_of("my.package:Mine") == "Mine" and lookup.note_of("my.package:Mine") == ""
 
 
 def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semisfl import config, presets
-from semisfl.config import Config, ConfigError
+from semisfl.config import ConfigError
 
 BASE = {"clients": {"total": 10, "active": 5}}
 
@@ -43,7 +43,8 @@ BASE = {"clients": {"total": 10, "active": 5}}
             "teacher.ema_decay=-0.1",
             "teacher.ema_decay = -0.1: should be greater than or equal to 0",
         ),
-        ("method=fedavg", "method = 'fedavg' is not known; use 'semisfl', 'supervised'"),
+        ("method=fedavg", "method = 'fedavg' is not known; use semisfl, supervised, semifl"),
+        ("wire.models=zip", "wire.models: codec = 'zip' is not known; use one of fp32, fp16"),
         (
             "semisfl.queue=double",
             "semisfl.queue = 'double' is not known; use 'two_level' or 'single'",
@@ -134,7 +135,7 @@ def test_paper_settings() -> None:
         assert (chosen.server.pretrain_rounds, chosen.semisfl.labeled_view) == (before, view)
         assert (chosen.rounds, chosen.clients.total, chosen.clients.active) == (1000, 30, 10)
         assert (chosen.server.steps, chosen.clients.steps) == (100, 50)
-    default = Config()
+    default: Any = config.parse({})
     assert (default.semisfl.temperature, default.semisfl.confidence_threshold) == (0.2, 0.95)
     assert (default.semisfl.queue_size, default.model.projection, default.teacher.ema_decay) == (
         1024,
@@ -162,7 +163,7 @@ def test_every_field_explains_itself() -> None:
             else:
                 assert field.description, f"{section.__name__}.{name}"
 
-    walk(Config)
+    walk(config.config_class())
     promised = "method rounds seed data.name data.labeled data.partition.kind data.partition.alpha"
     promised += (
         " clients.total clients.active clients.batch clients.steps server.batch server.steps"

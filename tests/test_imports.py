@@ -79,10 +79,13 @@ def test_the_parser_sees_imports() -> None:
 
 
 # Who may import what of the package, from the bottom up.
-SETTINGS = ("seeds", "config", "presets", "rows", "catalog", "stopping")
+SETTINGS = ("seeds", "sections", "catalog", "lookup", "config", "presets", "rows", "stopping")
 ALLOWED = {
     "seeds": (),
-    "config": ("layer_tables",),
+    "sections": (),
+    "catalog": (),
+    "lookup": ("catalog", "sections"),
+    "config": ("layer_tables", "catalog", "lookup", "sections"),
     "files": (),
     "layer_tables": (),
     "layer_shapes": ("layer_tables",),
@@ -95,7 +98,7 @@ ALLOWED = {
         *("layers", "layer_tables", "layer_shapes", "layer_modules", "named_models"),
         *("seeds", "config"),
     ),
-    "data": ("data", "seeds", "config", "files", "engine.kernels"),
+    "data": ("data", "seeds", "config", "files", "catalog", "lookup", "engine.kernels"),
     "algorithm": ("algorithm", "config", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "data", *SETTINGS),
     # `fleet.codec` says how many bytes a tensor is; the engines themselves stay out of sight.

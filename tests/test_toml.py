@@ -108,4 +108,4 @@ def test_explanations_stand_in_one_column() -> None:
     assert "\nlr = 0.5                        # learning rate at round 0, eta\n" in text
     assert "\n# cut = none                    # layer index or name where clients stop" in text
     assert re.search(r'\nprojector = "mlp" +# .* \(mlp \| linear \| none\)\n', text)
-    assert "#" not in to_toml(Config())
+    assert "#" not in to_toml(config.parse({}))

@@ -25,7 +25,7 @@ from semisfl.data.batches import DrawnView, draw_batches, draw_view, make_view, 
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.base import draw_active
-from semisfl.fleet.codec import CODECS, roundtrip_state
+from semisfl.fleet.codec import codec_named, roundtrip_state
 from semisfl.layers import use_generator
 from semisfl.models import SplitModel
 
@@ -306,11 +306,13 @@ class PlainTwin:
             sent = [bottom(images) for bottom, images in zip(bottoms, strong, strict=True)]
             with torch.no_grad():
                 taught = [teacher(images) for teacher, images in zip(teachers, weak, strict=True)]
-            student_features = [CODECS[wire.student_features].roundtrip(e.detach()) for e in sent]
-            teacher_features = [CODECS[wire.teacher_features].roundtrip(e) for e in taught]
+            student_features = [
+                codec_named(wire.student_features).roundtrip(e.detach()) for e in sent
+            ]
+            teacher_features = [codec_named(wire.teacher_features).roundtrip(e) for e in taught]
             gradients = self._server_step(student_features, teacher_features, server, sums)
             for position in range(len(active)):
-                received = CODECS[wire.gradients].roundtrip(gradients[position])
+                received = codec_named(wire.gradients).roundtrip(gradients[position])
                 optimizers[position].zero_grad()
                 sent[position].backward(received)
                 optimizers[position].step()

@@ -26,7 +26,7 @@ class Controller:
 
     ``normalised`` [published code]: every ``period`` rounds, over differences of ``window``-round
     means divided by learning rate and steps; K_s <- round(max(K_s / alpha, K_min)).
-    ``raw`` [paper, Algorithm 1]: after every round, over plain differences;
+    ``raw``, as the paper's Algorithm 1 has it: after every round, over plain differences;
     K_s <- max(floor(K_s / alpha), floor(K_min)).
     ``fixed``: never. In all, K_s never rises: a K_min above the first K_s leaves it as it is.
     """

@@ -81,13 +81,18 @@ def join(
     device: Device = "auto",
     insecure_loopback: Insecure = False,
     name: Annotated[str, typer.Option(help="Only with --insecure-loopback: who this is.")] = "",
+    allow_method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:CLASS",
+            help="A method that a server may ask for, though it is not installed under a name.",
+        ),
+    ] = None,
 ) -> None:
     """Take part with this device's images until the run ends; reconnects by itself."""
     with needs_network():
         from semisfl.net.client import join as client
         from semisfl.net.client.connection import Rejected
-    from semisfl.methods import WORKS
-
     if certs is None and not insecure_loopback:
         raise ValueError(
             "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
@@ -97,11 +102,11 @@ def join(
         client.join(
             address,
             data,
-            WORKS,
             certificates=certs,
             device=device,
             insecure_loopback=insecure_loopback,
             name=name,
+            allow_methods=allow_method or (),
         )
     except Rejected as refused:
         raise ValueError(str(refused)) from refused

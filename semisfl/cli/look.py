@@ -26,17 +26,20 @@ def register(app: typer.Typer) -> None:
 
 def list_(json_: Json = False) -> None:
     """Presets, methods, models and data sets."""
-    from semisfl import catalog
+    from semisfl import lookup
     from semisfl.presets import PRESETS, VARIANTS
 
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
         "variants": [_first_line(name, make) for name, make in VARIANTS.items()],
         "methods": [
-            {"name": name, **description._asdict()} for name, description in catalog.METHODS.items()
+            {"name": name, "title": row.title, "summary": row.summary, "note": row.note}
+            for name, row in lookup.methods().items()
         ],
         "models": _models(),
-        "data": [{"name": name, "summary": text} for name, text in catalog.DATA.items()],
+        "data": [
+            {"name": name, "summary": row.summary} for name, row in lookup.data_sets().items()
+        ],
     }
     if json_:
         print(json.dumps(known))
@@ -150,13 +153,14 @@ def costs(
     The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
     """
     from semisfl import config as configs
-    from semisfl.costs.traffic import LOOKS, method_costs
+    from semisfl import lookup
+    from semisfl.costs.traffic import method_costs
     from semisfl.data import sources
 
     config = configs.parse(values_of(preset, settings))
     name, side = config.data.name, config.data.size
-    if name in LOOKS:
-        shape, classes = LOOKS[name]
+    if known := lookup.data_set(name):
+        shape, classes = known.shape, known.classes
     else:
         data = sources.load(name, size=side)
         shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])

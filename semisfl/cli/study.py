@@ -10,9 +10,9 @@ import typer
 from rich import box
 from rich.table import Table
 
-from semisfl.catalog import note_of, title_of
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report
 from semisfl.runs.report import Group, Summary
 

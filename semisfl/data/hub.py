@@ -6,7 +6,6 @@ is an extra and imported only here.
 """
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,24 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image as PILImage
 
+from semisfl.catalog import NamedData
 from semisfl.data.decode import Rows, Source, open_image
 
-
-@dataclass(frozen=True)
-class HubSet:
-    """Where the hub keeps a set."""
-
-    repository: str
-    config: str | None = None
-
-
-SETS = {
-    "cifar10": HubSet("uoft-cs/cifar10"),
-    "svhn": HubSet("ufldl-stanford/svhn", "cropped_digits"),
-    "stl10": HubSet("jxie/stl10"),  # with the 100,000 unlabelled images
-    # The paper names no class list; this public one has about 127,000 training images.
-    "image100": HubSet("clane9/imagenet-100"),
-}
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels")
 TEST_SPLITS = ("test", "validation")
@@ -42,10 +26,10 @@ def is_copy(path: Path) -> bool:
     return path.is_dir() and ((path / "dataset_dict.json").exists() or bool(_parquet(path)))
 
 
-def copy(path: Path, config: str | None = None) -> Source:
-    """The set in a local copy; ``config`` chooses where a copy holds several."""
-    if config and (path / config).is_dir():
-        return copy(path / config)
+def copy(path: Path, subset: str | None = None) -> Source:
+    """The set in a local copy; ``subset`` chooses where a copy holds several."""
+    if subset and (path / subset).is_dir():
+        return copy(path / subset)
     if (path / "dataset_dict.json").exists():
         files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
         return Source(path.name, files, lambda: _rows(_library().load_from_disk(str(path))))
@@ -63,19 +47,19 @@ def _parquet(path: Path) -> tuple[Path, ...]:
     return tuple(sorted([*path.glob("*.parquet"), *path.glob("*/*.parquet")]))
 
 
-def download(name: str) -> Source:
+def download(row: NamedData) -> Source:
     """A named set from the hub, kept in the library's own cache."""
-    library, where = _library(), SETS[name]
+    library = _library()
     try:
-        splits = library.load_dataset(where.repository, where.config)
+        splits = library.load_dataset(row.repository, row.subset)
     except Exception as error:  # the network fails in the ways of three libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{name} could not be fetched from the hub ({where.repository}: {reason}); "
+            f"{row.name} could not be fetched from the hub ({row.repository}: {reason}); "
             "point SEMISFL_DATA at a local copy"
         ) from error
     files = {Path(part["filename"]) for held in splits.values() for part in held.cache_files}
-    return Source(name, tuple(sorted(files)), lambda: _rows(splits))
+    return Source(row.name, tuple(sorted(files)), lambda: _rows(splits))
 
 
 def _library() -> ModuleType:

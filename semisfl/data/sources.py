@@ -8,14 +8,15 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from semisfl import lookup
+from semisfl.catalog import NamedData
 from semisfl.data import decode, folder, hub, npz
 from semisfl.data.decode import Decoded, Source
 from semisfl.files import write_whole
@@ -95,30 +96,12 @@ class Dataset:
             raise ValueError(f"clients {', '.join(empty)} hold no images; remove them")
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a named set is shown to a model: normalisation (ALGORITHMS section 6) and size."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    size: int | None = None
-
-
-LOOKS = {
-    "digits": Look((0.1307,), (0.3081,)),
-    "cifar10": Look((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "svhn": Look((0.5,) * 3, (0.5,) * 3),
-    "stl10": Look((0.4408, 0.4279, 0.3867), (0.2683, 0.2610, 0.2687)),
-    "image100": Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), size=144),
-}
-
-
 def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Dataset:
     """A named set, or the images at a path.
 
     ``name`` is, tried in this order:
 
-    1. a key of ``SOURCES``. ``digits`` is in the package; the others are looked for in
+    1. a data set of the catalog. ``digits`` is in the package; the others are looked for in
        ``$SEMISFL_DATA`` and then fetched through Hugging Face ``datasets``;
     2. a path (``~`` and variables are expanded, so ``"$SEMISFL_DATA"`` works): a ``.npz`` with its
        sister shards, their common prefix, a folder of images, or a Hugging Face copy;
@@ -129,38 +112,37 @@ def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Da
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel")
-    if name in SOURCES:
-        return SOURCES[name](size, cache)
+    if row := lookup.data_set(name):
+        return _named(row, size, cache)
     path = Path(os.path.expandvars(name)).expanduser()
     found = (_at(path) or _in_environment(name)) if name.strip() else None
     if found is None:
         raise ValueError(
-            f"data {name!r} is neither a known set ({', '.join(SOURCES)}) nor a path to images"
+            f"data {name!r} is neither a known set ({', '.join(lookup.data_sets())}) nor a path to images"
             f"{_searched()}"
         )
     return _dataset(found, None, size, cache)
 
 
-def _digits(size: int | None, cache: Path | None) -> Dataset:
-    found = npz.source([Path(__file__).with_name("digits.npz")])
-    return _dataset(found, LOOKS["digits"], size, cache)
+def _named(row: NamedData, size: int | None, cache: Path | None) -> Dataset:
+    if row.file is not None:
+        package, _, file = row.file.partition(":")
+        found = npz.source([Path(str(resources.files(package) / file))])
+    else:
+        found = replace(_in_environment(row.name, row.subset) or _download(row), name=row.name)
+    return _dataset(found, row, size, cache)
 
 
-def _named(name: str, size: int | None, cache: Path | None) -> Dataset:
-    found = _in_environment(name) or hub.download(name)
-    return _dataset(replace(found, name=name), LOOKS[name], size, cache)
+def _download(row: NamedData) -> Source:
+    if row.repository is None:
+        raise ValueError(f"{row.name} is not in SEMISFL_DATA, and no other place is known for it")
+    return hub.download(row)
 
 
-SOURCES: dict[str, Callable[[int | None, Path | None], Dataset]] = {
-    "digits": _digits,
-    **{name: partial(_named, name) for name in hub.SETS},
-}
-
-
-def _at(path: Path, config: str | None = None) -> Source | None:
+def _at(path: Path, subset: str | None = None) -> Source | None:
     """What lies at a path, or None."""
     if hub.is_copy(path):
-        return hub.copy(path, config)
+        return hub.copy(path, subset)
     if files := npz.find(path):
         return npz.source(files)
     if path.is_dir():
@@ -170,7 +152,7 @@ def _at(path: Path, config: str | None = None) -> Source | None:
     return None
 
 
-def _in_environment(name: str) -> Source | None:
+def _in_environment(name: str, subset: str | None = None) -> Source | None:
     """What ``$SEMISFL_DATA`` has under a name: inside it, or it is itself called so."""
     place = os.environ.get("SEMISFL_DATA")
     if not place:
@@ -178,16 +160,17 @@ def _in_environment(name: str) -> Source | None:
     root = Path(place).expanduser()
     if not root.exists():
         raise ValueError(f"SEMISFL_DATA = {place} does not exist; correct or unset it")
-    config = hub.SETS[name].config if name in hub.SETS else None
-    inside = _at(root / name, config) if root.is_dir() else None
+    inside = _at(root / name, subset) if root.is_dir() else None
     if inside is None and npz.is_called(root, name):
-        return _at(root, config)
+        return _at(root, subset)
     return inside
 
 
-def _dataset(source: Source, look: Look | None, size: int | None, cache: Path | None) -> Dataset:
-    size = size or (look.size if look else None)
-    found = _cached(source, size, len(look.mean) if look else None, cache)
+def _dataset(
+    source: Source, row: NamedData | None, size: int | None, cache: Path | None
+) -> Dataset:
+    size = size or (row.size if row else None)
+    found = _cached(source, size, len(row.mean) if row else None, cache)
     channels = found.images.shape[1]
     holder = found.holder[: found.trains]
     dataset = Dataset(
@@ -197,8 +180,8 @@ def _dataset(source: Source, look: Look | None, size: int | None, cache: Path | 
         labels=torch.from_numpy(found.labels[: found.trains]),
         test_images=torch.from_numpy(found.images[found.trains :]),
         test_labels=torch.from_numpy(found.labels[found.trains :]),
-        mean=look.mean if look else (0.5,) * channels,
-        std=look.std if look else (0.5,) * channels,
+        mean=row.mean if row else (0.5,) * channels,
+        std=row.std if row else (0.5,) * channels,
         clients={name: np.flatnonzero(holder == place) for place, name in enumerate(found.holders)}
         or None,
         notes=found.notes,

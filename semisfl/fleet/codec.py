@@ -10,10 +10,14 @@ Integer and bool tensors (BatchNorm's ``num_batches_tracked``) cross raw, whatev
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import torch
 from torch import Tensor
+
+from semisfl import lookup
+from semisfl.sections import ConfigError
 
 Dimensions = Sequence[int]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -124,19 +128,25 @@ class RowScaled(Codec):
         return len(shape) > 1 and prod(shape[1:]) > 1
 
 
-CODECS: Mapping[str, Codec] = {
-    "fp32": Cast("fp32", torch.float32),
-    "fp16": Cast("fp16", torch.float16),
-    "bf16": Cast("bf16", torch.bfloat16),
-    "int8": RowScaled("int8"),
-}
+FP32 = Cast("fp32", torch.float32)
+FP16 = Cast("fp16", torch.float16)
+BF16 = Cast("bf16", torch.bfloat16)
+INT8 = RowScaled("int8")
+
+
+@cache
+def codec_named(name: str) -> Codec:
+    """The codec of a row of the catalog."""
+    found = lookup.load(lookup.codec(name).code)
+    if not isinstance(found, Codec):
+        raise ConfigError(f"codec {name!r} is {type(found).__name__}, no semisfl.fleet.codec.Codec")
+    return found
 
 
 def codec_for(codec: str, dtype: torch.dtype) -> Codec:
     """The codec by name, or the raw one for dtypes that must not lose anything."""
-    if codec not in CODECS:
-        raise ValueError(f"codec = {codec!r} is not known: use one of {', '.join(CODECS)}")
-    return CODECS[codec] if dtype.is_floating_point else Cast("raw", dtype)
+    named = codec_named(codec)
+    return named if dtype.is_floating_point else Cast("raw", dtype)
 
 
 def tensor_bytes(tensor: Tensor | tuple[Dimensions, torch.dtype], codec: str) -> int:

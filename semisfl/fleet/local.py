@@ -24,7 +24,7 @@ from semisfl.fleet.base import (
     Traffic,
     mean_state,
 )
-from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes
+from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
@@ -174,8 +174,8 @@ class LocalFleet:
                     else self._teachers(weak, parallel)
                 )
         with torch.no_grad():
-            student = CODECS[wire.student_features].roundtrip(self._outputs.detach().float())
-            teacher = CODECS[wire.teacher_features].roundtrip(teacher.float())
+            student = codec_named(wire.student_features).roundtrip(self._outputs.detach().float())
+            teacher = codec_named(wire.teacher_features).roundtrip(teacher.float())
         return Features(
             student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth")
         )
@@ -188,7 +188,9 @@ class LocalFleet:
 
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
-        received = CODECS[self.config.wire.gradients].roundtrip(gradients).to(self._outputs.dtype)
+        received = (
+            codec_named(self.config.wire.gradients).roundtrip(gradients).to(self._outputs.dtype)
+        )
         if self.hardware.device.type == "cuda":
             # One call: autograd itself takes every operation back to the stream it came from.
             self._sgd.descend(self._outputs, gradient=received)
@@ -211,9 +213,11 @@ class LocalFleet:
         shape = (self.config.clients.batch, self._features)
         for client in plan.active:
             for codec in (wire.student_features, wire.teacher_features):
-                self.traffic.add("features", "up", client, plan.steps * CODECS[codec].size(shape))
+                self.traffic.add(
+                    "features", "up", client, plan.steps * codec_named(codec).size(shape)
+                )
             self.traffic.add(
-                "gradients", "down", client, plan.steps * CODECS[wire.gradients].size(shape)
+                "gradients", "down", client, plan.steps * codec_named(wire.gradients).size(shape)
             )
             self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
         if wire.models == "fp32":

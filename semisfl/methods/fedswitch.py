@@ -1,6 +1,6 @@
 """FedSwitch: an EMA teacher on the server; each client lets it or its own student give the labels.
 
-A reconstruction [U]: the full paper could not be obtained and there is no public code. Its abstract
+A reconstruction: the full paper could not be obtained and there is no public code. Its abstract
 gives the EMA teacher, local adaptation, the adaptive switch and the "IIDness" threshold; the
 switching rule (a divergence from uniform) and all numbers are ours. FedSwitch-SL: `fedswitch_sl.py`.
 """
@@ -25,6 +25,7 @@ from semisfl.fleet.base import (
     mean_state,
 )
 from semisfl.methods.base import Setup
+from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
@@ -49,10 +50,11 @@ class FedSwitch:
 
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
+        self.settings = config.settings(FedSwitchSettings)
         self.student = setup.hardware.working_copy(whole(setup.model))
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(
-            setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema
+            setup, self.student, view=self.settings.labeled_view, ema=self.ema
         )
         self.work = FedSwitchWork()
 
@@ -76,9 +78,9 @@ class FedSwitch:
             on_request={"teacher": self.ema.model.state_dict()},
             kinds={"teacher": "teacher"},
             settings={
-                "confidence_threshold": config.fedswitch.confidence_threshold,
-                "rule": config.fedswitch.rule,
-                "iid_threshold": config.fedswitch.iid_threshold,
+                "confidence_threshold": self.settings.confidence_threshold,
+                "rule": self.settings.rule,
+                "iid_threshold": self.settings.iid_threshold,
                 "ema_decay": config.teacher.ema_decay,
             },
         )

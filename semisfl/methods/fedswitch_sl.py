@@ -1,6 +1,6 @@
 """FedSwitch-SL: FedSwitch with a split model. SemiSFL without projections, queue and contrast.
 
-A reconstruction [U], as FedSwitch is. Clients lack the top, so the server decides who labels whom:
+A reconstruction, as FedSwitch is. Clients lack the top, so the server decides who labels whom:
 by the mean prediction over a client's weak features in its last participation, the teacher the
 first time. The SemiSFL paper calls this the ablation of clustering regularisation; its two other
 forms are ``fedswitch.labeled_view = "strong"`` and ``fedswitch.controller = true``.
@@ -21,6 +21,7 @@ from semisfl.fleet.base import Features, SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, Setup
 from semisfl.methods.fedswitch import divergence
+from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import SupervisedPhase, whole
 from semisfl.rows import MethodRow
 
@@ -28,9 +29,10 @@ from semisfl.rows import MethodRow
 class FedSwitchSL:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
-        if config.fedswitch.rule != "student":
+        self.settings = config.settings(FedSwitchSettings)
+        if self.settings.rule != "student":
             raise ValueError(
-                f"fedswitch.rule = {config.fedswitch.rule!r} needs both models on a client, which fedswitch-sl "
+                f"fedswitch.rule = {self.settings.rule!r} needs both models on a client, which fedswitch-sl "
                 'has not; set fedswitch.rule = "student"'
             )
         device = setup.hardware.device
@@ -41,12 +43,12 @@ class FedSwitchSL:
             self.ema.model.get_submodule(part) for part in ("bottom", "top")
         )
         self.supervised = SupervisedPhase(
-            setup, self.student, view=config.fedswitch.labeled_view, ema=self.ema
+            setup, self.student, view=self.settings.labeled_view, ema=self.ema
         )
         self.server_sgd = SGD(self.top.parameters(), config.optimizer, setup.hardware.streams)
         fixed = config.controller.model_copy(update={"kind": "fixed"})
         self.controller = Controller(
-            config.controller if config.fedswitch.controller else fixed,
+            config.controller if self.settings.controller else fixed,
             config.server.steps,
             config.clients.steps,
             setup.labeled_share,
@@ -68,7 +70,7 @@ class FedSwitchSL:
         if round_index >= config.server.pretrain_rounds:
             self.active = self.setup.active(round_index)
             # The teacher's bottom goes only to those it will label.
-            limit = config.fedswitch.iid_threshold
+            limit = self.settings.iid_threshold
             by_teacher = [self.skew.get(client, limit) <= limit for client in self.active]
             self.by_teacher[: len(by_teacher)] = torch.tensor(by_teacher)
             fleet.start_round(
@@ -117,7 +119,7 @@ class FedSwitchSL:
                 self.top.eval()(features.teacher).float().softmax(1),
             )
             confidence, labels = predictions.max(1)
-            confident = confidence >= self.setup.config.fedswitch.confidence_threshold
+            confident = confidence >= self.settings.confidence_threshold
         loss = consistency(self.top.train()(features.student), labels, confident)
         (gradients,) = self.server_sgd.descend(loss, also=[features.student])
         # The loss is a mean over all rows; a client wants the mean over its own.

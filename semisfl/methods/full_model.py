@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl.algorithm.teacher import Teacher
-from semisfl.config import View
 from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.models import SplitModel
+from semisfl.sections import View
 
 
 def whole(model: SplitModel) -> nn.Sequential:

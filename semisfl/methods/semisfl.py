@@ -21,20 +21,22 @@ from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.semisfl_settings import SemiSFLSettings
 from semisfl.rows import MethodRow
 
 
 class SemiSFL:
     def __init__(self, setup: Setup) -> None:
         config, self.config = setup.config, setup.config
+        settings = self.settings = config.settings(SemiSFLSettings)
         self.setup, self.fleet, self.labeled = setup, setup.fleet, setup.labeled
         self.student = setup.hardware.working_copy(setup.model)
         ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.ema, self.teacher = ema, ema.model
         self.dropout = ServerDropout(setup)
         queue_seed = seeds.derive(config.seed, "queue")
-        self.queue = QUEUES[config.semisfl.queue](
-            config.semisfl.queue_size, self.student.keys, setup.hardware.device, queue_seed
+        self.queue = QUEUES[settings.queue](
+            settings.queue_size, self.student.keys, setup.hardware.device, queue_seed
         )
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
@@ -58,7 +60,7 @@ class SemiSFL:
         self.dropout.start(round_index)
 
         # Lines 3-6: supervised training on the server.
-        self.labeled.start(round_index, supervised_steps, config.semisfl.labeled_view)
+        self.labeled.start(round_index, supervised_steps, self.settings.labeled_view)
         self.supervised_sgd.restart(lr)
         for _ in range(supervised_steps):
             self.supervised_step()
@@ -104,7 +106,7 @@ class SemiSFL:
 
     def _supervised_step(self) -> None:
         """Lines 4 and 5: one step down L_s = H + T, and the teacher's moving average."""
-        settings, student, teacher = self.config.semisfl, self.student, self.teacher
+        settings, student, teacher = self.settings, self.student, self.teacher
         for_student, for_teacher, labels = self.labeled.next_two()
         student.train()
         with self.overlap:
@@ -127,7 +129,7 @@ class SemiSFL:
 
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
-        settings, student, teacher = self.config.semisfl, self.student, self.teacher
+        settings, student, teacher = self.settings, self.student, self.teacher
         features = self.fleet.forward()  # Line 11
         student.train()
         with self.overlap, torch.no_grad():  # Line 12: q-hat and z~

@@ -23,7 +23,7 @@ The server asks, the client answers; an answer carries the ticket of what it ans
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semisfl import lookup
 from semisfl.config import Config, parse
 from semisfl.fleet.base import State
-from semisfl.fleet.codec import CODECS
 from semisfl.models import Shape, SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError, encode
 
@@ -43,7 +43,15 @@ MAX_STATES = 16
 
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
 HELLO = Schema(
-    {"protocol": int, "run": str, "name": str, "codecs": list, "instance": str, "attempt": int},
+    {
+        "protocol": int,
+        "run": str,
+        "name": str,
+        "codecs": list,
+        "methods": list,
+        "instance": str,
+        "attempt": int,
+    },
     max_bytes=SMALL,
 )
 WELCOME = Schema({"terms": str, "run": str, "epoch": int}, max_bytes=SMALL)
@@ -94,9 +102,15 @@ class Terms:
         return json.dumps(plain, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> "Terms":
+    def from_json(cls, text: str, methods: Collection[str]) -> "Terms":
+        """``methods`` are those that this device does. Of others not even the settings are looked at:
+        to read them is to import the method's code, and no server may choose what a device imports."""
         try:
             plain = json.loads(text)
+            if (method := plain["config"]["method"]) not in methods:
+                raise ValueError(
+                    f"method {str(method)[:80]!r} is neither installed here nor allowed by --allow-method"
+                )
             return cls(
                 parse(plain["config"]),
                 (int(plain["shape"][0]), int(plain["shape"][1]), int(plain["shape"][2])),
@@ -117,7 +131,7 @@ class Terms:
 
 
 def hello(
-    run: str = "", name: str = "", instance: str = "", attempt: int = 0
+    methods: Collection[str], run: str = "", name: str = "", instance: str = "", attempt: int = 0
 ) -> list[bytes | memoryview]:
     """``instance`` tells one process from another with the same certificate; ``attempt`` counts its
     connections, so that one it has given up is not taken for its newest."""
@@ -125,7 +139,8 @@ def hello(
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
-        "codecs": sorted(CODECS),
+        "codecs": sorted(lookup.codec_names()),
+        "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
     }

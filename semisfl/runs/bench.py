@@ -13,12 +13,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from semisfl import config, presets
-from semisfl.config import METHODS, Config
+from semisfl.catalog import DATA, METHODS
+from semisfl.config import Config
 from semisfl.data.sources import Dataset
 from semisfl.models import build_model
 from semisfl.runs.experiment import assemble
 
-SHAPES = {"digits": (1, 28, 28), "svhn": (3, 32, 32), "cifar10": (3, 32, 32)}
 # The first rounds compile, choose convolution algorithms and record steps.
 WARMUP_ROUNDS = 2
 # A round at the paper's settings takes a CPU half a minute.
@@ -143,7 +143,7 @@ def rounds_of_methods(
     """Seconds a round, method by method, at the preset's settings."""
     rows = []
     for preset in names:
-        shape = SHAPES[preset]
+        shape = DATA[preset].shape
         for method in METHODS if not quick else ("semisfl", "supervised"):
             # A threshold of zero lets every client contribute, as it does late in training.
             easy = [
@@ -171,7 +171,7 @@ def growth(device: str, preset: str, counted: int) -> list[dict[str, Any]]:
     for total, active in ((10, 10), (100, 10), (1000, 10), (100, 20), (100, 40), (100, 80)):
         timed = Timed(
             settings(preset, f"clients.total={total}", f"clients.active={active}"),
-            SHAPES[preset],
+            DATA[preset].shape,
             device,
         )
         row: dict[str, Any] = {

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from semisfl import config as configs
+from semisfl import lookup
 from semisfl.config import Config, ConfigError
-from semisfl.methods import METHODS
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 
 Status = Literal["new", "unfinished", "finished"]
@@ -25,27 +25,33 @@ class Job:
 def choose_methods(names: str) -> list[str]:
     """``a,b`` or ``all``."""
     if names.strip() == "all":
-        return list(METHODS)
+        return list(lookup.methods())
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if unknown := [name for name in chosen if name not in METHODS]:
-        raise ConfigError(
-            f"--methods: {unknown[0]!r} is not known; use all or some of {', '.join(METHODS)}"
-        )
     if not chosen:
-        raise ConfigError(f"--methods names no method; use all or some of {', '.join(METHODS)}")
+        known = ", ".join(lookup.method_names())
+        raise ConfigError(f"--methods names no method; use all or some of {known}")
+    for name in chosen:
+        lookup.method(name)
     return chosen
 
 
 def list_jobs(values: dict[str, Any], methods: Sequence[str], seeds: int, out: Path) -> list[Job]:
     """The runs of a comparison, seed by seed so that an early end still compares like with like."""
-    first = configs.parse(values).seed
+    rows = {name: lookup.method(name) for name in methods}
+    first = configs.parse(values, others=rows.values()).seed
     jobs = []
     for seed in range(first, first + seeds):
-        for method in methods:
-            config = configs.parse({**values, "method": method, "seed": seed})
-            path = out / f"{method}-seed{seed}"
+        for method, row in rows.items():
+            changed = {**values, "method": method, "seed": seed}
+            config = configs.parse(changed, others=rows.values())
+            path = out / f"{_as_file_name(row.name)}-seed{seed}"
             jobs.append(Job(config, path, _status(config, path)))
     return jobs
+
+
+def _as_file_name(method: str) -> str:
+    """A method without a row of its own is called ``package.module:Class``."""
+    return method.rpartition(":")[2]
 
 
 def _status(config: Config, path: Path) -> Status:
@@ -61,7 +67,7 @@ def _status(config: Config, path: Path) -> Status:
 
 
 def _difference(there: Config, here: Config) -> str:
-    for key in configs.known_keys():
+    for key in configs.known_keys(type(here)):
         pair: list[Any] = [there, here]
         for name in key.split("."):
             pair = [getattr(section, name) for section in pair]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from semisfl import lookup
 from semisfl.config import Config, ConfigError
 from semisfl.data import partition as partitions
 from semisfl.data import sources
@@ -21,7 +22,6 @@ from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
-from semisfl.methods import METHODS
 from semisfl.methods.base import LabeledImages, Method, Setup
 from semisfl.models import build_model
 from semisfl.stopping import StopFlag
@@ -179,7 +179,7 @@ def assemble(
     labeled = LabeledImages(batches, data.labels[chosen].to(hardware.device), config, hardware)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
-        method = METHODS[config.method].make(
+        method = lookup.method_class(lookup.method(config.method))(
             Setup(config, split_model, fleet, labeled, classes, hardware, stop)
         )
     except BaseException:

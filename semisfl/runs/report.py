@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from semisfl.catalog import title_of
+from semisfl.lookup import title_of
 from semisfl.rows import RoundRow
 from semisfl.runs.metrics import read_metrics
 

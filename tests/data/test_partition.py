@@ -1,4 +1,4 @@
-"""Who holds what: the rule of ALGORITHMS section 6, and its promises for any input."""
+"""Who holds what: the rule for IID and Dirichlet shards, and its promises for any input."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_iid_sizes_on_cifar():
 
 
 def mean_divergence(found: Partition, labels: np.ndarray) -> float:
-    """Mean over clients of KL(class mix || uniform), as in ALGORITHMS section 4."""
+    """Mean over clients of KL(class mix || uniform)."""
     mixes = np.stack([np.bincount(labels[rows], minlength=10) for rows in found.clients])
     shares = mixes / mixes.sum(axis=1, keepdims=True)
     logs = np.log(np.where(shares > 0, shares * 10, 1))

@@ -14,8 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.data import decode, hub, sources
-from semisfl.data.sources import SOURCES, Dataset, load
+from semisfl import catalog
+from semisfl.data import decode
+from semisfl.data.sources import Dataset, load
 
 
 @pytest.fixture(autouse=True)
@@ -435,7 +436,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_sources_lists_the_named_sets():
-    assert list(SOURCES) == ["digits", "cifar10", "svhn", "stl10", "image100"]
+    assert list(catalog.DATA) == ["digits", "cifar10", "svhn", "stl10", "image100"]
 
 
 def test_named_sets_are_found_in_the_environments_folder(tmp_path, monkeypatch):
@@ -518,10 +519,6 @@ def test_a_local_hugging_face_copy(tmp_path, monkeypatch, form):
         assert (found.name, found.classes) == ("stl10", ("even", "odd"))
 
 
-def test_every_hub_set_has_a_look():
-    assert set(hub.SETS) < set(sources.LOOKS)
-
-
 def test_named_sets_are_normalised_as_published():
     published = {
         "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -530,8 +527,8 @@ def test_named_sets_are_normalised_as_published():
         "image100": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     }
     for name, constants in published.items():
-        look = sources.LOOKS[name]
-        assert (look.mean, look.std) == constants, name
+        row = catalog.DATA[name]
+        assert (row.mean, row.std) == constants, name
 
 
 # A Dataset of one's own

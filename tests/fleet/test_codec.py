@@ -4,10 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semisfl import seeds
-from semisfl.fleet.codec import CODECS, roundtrip_state, state_bytes, tensor_bytes
+from semisfl import catalog, seeds
+from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes, tensor_bytes
 
 FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
+CODECS = {name: codec_named(name) for name in catalog.CODECS}
 NAMES = list(CODECS)
 
 

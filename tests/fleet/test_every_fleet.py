@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from semisfl.config import Config
-from semisfl.costs import traffic
-from semisfl.costs.traffic import Sizes
+from semisfl.costs.traffic import sizes_of
 from semisfl.fleet.base import SplitRound, mean_state
-from semisfl.methods import WORKS
+from semisfl.methods import fedswitch_settings, semisfl_settings
+from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.models import build_model
 from semisfl.runs import checkpoint
@@ -45,7 +45,7 @@ def local(config: Config) -> Iterator[Fixture]:
 
 @contextmanager
 def over_network(config: Config) -> Iterator[Fixture]:
-    with network(config, works=WORKS) as net:
+    with network(config) as net:
         net.join_all()
         yield Fixture(net.experiment, lambda client: _lose(net, client), lambda: _ended(net))
 
@@ -107,16 +107,21 @@ def test_every_client_sends_what_the_formula_says(make: Make, method: str) -> No
     config = tiny(3, method=method, rounds=1, semifl={"confidence_threshold": 0.0})
     data, _ = toy_data(3)
     model = build_model(config, data.shape, len(data.classes))
-    sizes = Sizes.of(model, config.clients.batch, config.clients.steps)
+    sizes = sizes_of(model, config.clients.batch, config.clients.steps)
     with make(config) as fixture:
         fixture.experiment.fleet.wait_ready()
         fixture.experiment.method.round(0)
         counts = fixture.experiment.fleet.traffic.counts
     # FedSwitch's clients take the teacher only if they label with it: what they took is allowed.
+    switch = config.settings(fedswitch_settings.FedSwitchSettings)
     allowed = {
-        "semisfl": [traffic.semisfl(sizes)],
-        "semifl": [traffic.semifl(sizes)],
-        "fedswitch": [traffic.fedswitch(sizes, teacher) for teacher in (False, True)],
+        "semisfl": [
+            semisfl_settings.cost(sizes, config.settings(semisfl_settings.SemiSFLSettings))
+        ],
+        "semifl": [semifl_settings.cost(sizes, config.settings(semifl_settings.SemiFLSettings))],
+        "fedswitch": [
+            fedswitch_settings.cost(sizes, switch, teacher=used) for used in (False, True)
+        ],
     }[method]
     for client in range(3):
         down, up = (

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.config import View
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.runs.experiment import Experiment
+from semisfl.sections import View
 from tests import toy
 
 

@@ -1,6 +1,5 @@
 """What holds for every method: it learns, counts its bytes, repeats itself and resumes exactly."""
 
-import importlib.util
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,12 +8,14 @@ import pytest
 import torch
 
 import semisfl
-from semisfl import config, models, presets
-from semisfl.config import METHODS as NAMES
-from semisfl.costs import traffic
-from semisfl.costs.traffic import LOOKS, Cost, Sizes, method_costs
+from semisfl import config, lookup, models, presets
+from semisfl.catalog import DATA, METHODS
+from semisfl.costs.traffic import method_costs, sizes_of
 from semisfl.data.partition import Partition
-from semisfl.methods import METHODS, Entry
+from semisfl.methods import fedswitch_settings, semisfl_settings
+from semisfl.methods.fedmatch import settings as fedmatch_settings
+from semisfl.methods.semifl import settings as semifl_settings
+from semisfl.methods.sizes import Cost, Sizes
 from semisfl.runs import checkpoint
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
@@ -24,16 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUND_LOSSES = ("loss_supervised", "loss_semi")
 
 
-def test_every_name_of_the_configuration_has_a_method() -> None:
-    assert tuple(METHODS) == NAMES
-    for name in ("semifl", "fedmatch", "fedswitch", "fedswitch-sl"):
-        assert METHODS[name].note, f"{name} must say what is a reconstruction"
-    works = [work.name for entry in METHODS.values() for work in entry.works]
-    assert sorted(works) == ["batchnorm-statistics", "fedmatch", "fedswitch", "semifl"]
-
-
 @pytest.mark.parametrize("own_table", [False, True])
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_learns_a_toy_set(method: str, own_table: bool) -> None:
     data = toy.dataset()
     rest = np.arange(16, len(data.images))
@@ -67,7 +60,7 @@ def spent(method: str, *assignments: str, batchnorm: bool) -> tuple[list[Cost], 
     rounds = [totals[0]]
     for before, after in pairwise(totals):
         rounds.append(Cost(after.down - before.down, after.up - before.up))
-    return rounds, Sizes.of(model, clients.batch, clients.steps), rows
+    return rounds, sizes_of(model, clients.batch, clients.steps), rows
 
 
 def times(count: int, cost: Cost) -> Cost:
@@ -81,31 +74,37 @@ def test_traffic_is_the_formula_to_the_byte(batchnorm: bool) -> None:
     assert bool(sizes.statistics) is batchnorm
 
     rounds, sizes, _ = spent("semisfl", batchnorm=batchnorm)
-    assert rounds == [times(3, traffic.semisfl(sizes))] * 3
+    assert (
+        rounds == [times(3, semisfl_settings.cost(sizes, semisfl_settings.SemiSFLSettings()))] * 3
+    )
 
     rounds, _, rows = spent("semifl", "semifl.confidence_threshold=0", batchnorm=batchnorm)
-    usual = times(3, traffic.semifl(sizes))
+    usual = times(3, semifl_settings.cost(sizes, semifl_settings.SemiFLSettings()))
     # The statistics of the first distribution are asked for within round 0.
     first = Cost(sizes.full, sizes.statistics) if batchnorm else Cost(0, 0)
     assert rounds == [Cost(usual.down + 3 * first.down, usual.up + 3 * first.up), usual, usual]
     assert rows[0].contributing == 3
 
     rounds, _, _ = spent("fedmatch", "fedmatch.refresh=2", batchnorm=batchnorm)
-    plain, refresh = traffic.fedmatch(sizes), traffic.fedmatch(sizes, helpers=2)
+    settings = fedmatch_settings.FedMatchSettings()
+    plain, refresh = (
+        fedmatch_settings.cost(sizes, settings, choosing=chosen) for chosen in (False, True)
+    )
     assert rounds == [times(3, plain), times(3, refresh), times(3, plain)]
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
 @pytest.mark.parametrize("method", ["fedswitch", "fedswitch-sl"])
 def test_a_teacher_is_counted_only_where_it_is_used(method: str, batchnorm: bool) -> None:
-    formula = {"fedswitch": traffic.fedswitch, "fedswitch-sl": traffic.fedswitch_sl}[method]
+    formula = lookup.load(METHODS[method].cost or "")
+    settings = fedswitch_settings.FedSwitchSettings()
     shares = set()
     for threshold in (99.0, -1.0):
         setting = f"fedswitch.iid_threshold={threshold}"
         rounds, sizes, rows = spent(method, setting, batchnorm=batchnorm)
         for cost, row in zip(rounds, rows, strict=True):
             teachers = round(3 * row.labelled_by_teacher)
-            with_one, without = formula(sizes, True), formula(sizes, False)
+            with_one, without = (formula(sizes, settings, teacher=used) for used in (True, False))
             assert cost.down == teachers * with_one.down + (3 - teachers) * without.down
             assert cost.up == 3 * with_one.up
             shares.add(teachers)
@@ -121,15 +120,18 @@ def test_formulas_give_the_totals_of_the_papers_models() -> None:
     }
     for (name, side, batch), expected in published.items():
         model = models.build(name, (3, side, side), 10, projector="none")
-        sizes = Sizes.of(model, batch, 50)
-        got = traffic.semisfl(sizes).total / 1e6, 2 * sizes.full / 1e6
+        sizes = sizes_of(model, batch, 50)
+        got = (
+            semisfl_settings.cost(sizes, semisfl_settings.SemiSFLSettings()).total / 1e6,
+            2 * sizes.full / 1e6,
+        )
         assert got == pytest.approx(expected, abs=0.06), name
 
 
 # --- accuracy -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_runs_accuracy_is_that_of_the_teacher_where_there_is_one(method: str) -> None:
     """By hand on the test images. The two models differ, so that it matters which is taken."""
     experiment = toy.assemble(method, "rounds=2", "teacher.warmup=false", "optimizer.lr=0.1")
@@ -164,7 +166,7 @@ GOLDEN: dict[str, list[list[float]]] = {
 """By round: supervised, semi-supervised."""
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_golden_losses(method: str) -> None:
     assert losses(method) == [pytest.approx(row, rel=2e-3, abs=1e-5) for row in GOLDEN[method]]
 
@@ -180,7 +182,7 @@ def losses(method: str) -> list[list[float]]:
     return [[getattr(row, name) or 0.0 for name in ROUND_LOSSES] for row in rows]
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", METHODS)
 def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
     settings = (
         "rounds=5",
@@ -224,28 +226,21 @@ def test_engines_do_not_know_methods_by_name() -> None:
 def test_the_seventh_method_runs_and_is_the_one_in_the_documentation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = ROOT / "examples" / "seventh_method.py"
-    spec = importlib.util.spec_from_file_location("seventh_method", path)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    # In the package a seventh method gets a name of its own; here it borrows one.
-    entry = Entry(example.FedAvgFixMatch, "FedAvg-FixMatch", "the example")
-    monkeypatch.setitem(METHODS, "semifl", entry)
-    experiment = toy.assemble("semifl", "rounds=4", "optimizer.lr=0.1")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    experiment = toy.assemble("seventh_method:FedAvgFixMatch", "rounds=4", "optimizer.lr=0.1")
     result = run_rounds(experiment)
     assert result.accuracy > 30
-    sizes = Sizes.of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
+    sizes = sizes_of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
     assert experiment.fleet.traffic.total() == 4 * 2 * (2 * sizes.full)
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    assert path.read_text(encoding="utf-8").strip() in page
+    example = (ROOT / "examples" / "seventh_method.py").read_text(encoding="utf-8")
+    assert example.strip() in page
 
 
 def test_a_plan_says_what_a_run_sends() -> None:
-    """ALGORITHMS' per-client totals: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
+    """The paper's models, per client and round: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
     options = presets.preset("cifar10")
-    shape, classes = LOOKS["cifar10"]
+    shape, classes = DATA["cifar10"].shape, DATA["cifar10"].classes
     rows = {row["method"]: row for row in method_costs(options, shape, classes, up=8.0, down=8.0)}
     sent = rows["semisfl"]["down_bytes"] + rows["semisfl"]["up_bytes"]
     assert sent / 1e6 == pytest.approx(184.3, abs=0.05)

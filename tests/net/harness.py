@@ -18,7 +18,7 @@ from torch import Tensor
 from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.fleet.base import ClientWork, Features, SplitRound, State, Traffic, mean_state
+from semisfl.fleet.base import Features, SplitRound, State, Traffic, mean_state
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net import certs
 from semisfl.net.chunks import LoopThread
@@ -84,7 +84,7 @@ class Client(threading.Thread):
         name: str,
         *,
         credentials: certs.Credentials | None = None,
-        works: Mapping[str, ClientWork] | None = None,
+        allow_methods: Sequence[str] = (),
         break_at: Callable[["Client", Frame], None] | None = None,
         load: Images | None = None,
     ) -> None:
@@ -94,9 +94,10 @@ class Client(threading.Thread):
             credentials,
             name=name,
             insecure_loopback=credentials is None,
+            allow_methods=allow_methods,
             thread=loop_thread(),
         )
-        self.device = Device(self.link, load or (lambda shape: (images, 0)), works or {}, "cpu")
+        self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")
         if break_at is not None:
             self.device.acting = lambda frame: break_at(self, frame)  # type: ignore[method-assign]
         self.error: BaseException | None = None
@@ -132,13 +133,12 @@ class Network:
         *,
         certificates: Path | None = None,
         port: int = 0,
-        works: Mapping[str, ClientWork] | None = None,
         handshake_seconds: float = 10.0,
     ) -> None:
         fleet = config.fleet.model_copy(update={"kind": "network"})
         self.config = config.model_copy(update={"fleet": fleet})
         self.data, self.partition = data, partition
-        self.certificates, self.works = certificates, works
+        self.certificates = certificates
         self.clients: dict[int, Client] = {}
         self._handshake_seconds = handshake_seconds
         self.start_server(port)
@@ -172,7 +172,7 @@ class Network:
         if self.certificates is not None:
             how.setdefault("credentials", certs.load_client_credentials(self.certificates, name))
         images = self.data.images[self.partition.clients[index]]
-        client = Client(address or self.address, images, name, works=self.works, **how)
+        client = Client(address or self.address, images, name, **how)
         self.clients[index] = client
         return client
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.methods import WORKS
 from semisfl.net import certs, chunks
 from semisfl.net.client.connection import Connection, Rejected, Stream
 from semisfl.net.client.device import Device
@@ -132,7 +131,7 @@ def test_a_death_in_a_full_model_round() -> None:
         if frame.kind == "upload":
             client.die()
 
-    with network(config, works=WORKS) as net:
+    with network(config) as net:
         for client in range(3):
             net.join(client, break_at=at if client == 2 else None)
         assert net.fleet.wait_for(3, 20)
@@ -421,7 +420,7 @@ def test_impossible_values_are_dropped_before_they_are_used(
 
 def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch) -> None:
     spoiling(monkeypatch, "states", float("nan"), times=5)
-    with network(tiny(3, method="fedswitch"), works=WORKS) as net:
+    with network(tiny(3, method="fedswitch")) as net:
         net.join_all()
         run_rounds(net.experiment)
         for key, value in weights(net.experiment).items():
@@ -494,11 +493,10 @@ print("stopped" if result.stopped else "finished", flush=True)
 CLIENT = """
 import sys
 from pathlib import Path
-from semisfl.methods import WORKS
 from semisfl.net.client.join import join
 place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 credentials = place / "certs" / "clients" / name
-join(f"localhost:{port}", place / name, WORKS, certificates=credentials, device="cpu")
+join(f"localhost:{port}", place / name, certificates=credentials, device="cpu")
 """
 
 

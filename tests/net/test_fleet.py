@@ -11,7 +11,6 @@ from PIL import Image
 from semisfl import models
 from semisfl.config import Config, ConfigError
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.methods import WORKS
 from semisfl.net import certs, chunks, messages
 from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
 from semisfl.net.client.connection import Connection
@@ -61,7 +60,7 @@ def compare(config: Config, certificates: Path | None = None) -> tuple[Network, 
     data, partition = toy_data(config.clients.total)
     local = assemble(config, data, partition, device="cpu")
     expected = run_rounds(local)
-    with network(config, certificates=certificates, works=WORKS) as net:
+    with network(config, certificates=certificates) as net:
         net.join_all()
         got = run_rounds(net.experiment)
         for ours, theirs in zip(got.rounds, expected.rounds, strict=True):
@@ -168,7 +167,7 @@ def test_a_client_sends_features_weights_and_counts_only(
     for method in METHODS:
         config = tiny(1, method=method, rounds=1)
         images, _ = load_images(tmp_path / "secret-folder", (1, SIDE, SIDE))
-        with network(config, works=WORKS) as net:
+        with network(config) as net:
             net.data.images[net.partition.clients[0]] = images
             net.join_all()
             run_rounds(net.experiment)
@@ -279,7 +278,7 @@ def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
 
 def test_terms_say_everything_and_tell_runs_apart() -> None:
     terms = Terms(tiny(), (1, SIDE, SIDE), 4, (0.5,), (0.25,))
-    assert Terms.from_json(terms.to_json()) == terms
+    assert Terms.from_json(terms.to_json(), ["semisfl"]) == terms
     others = [
         Terms(tiny(seed=6), (1, SIDE, SIDE), 4, (0.5,), (0.25,)),
         Terms(tiny(), (1, SIDE, SIDE), 5, (0.5,), (0.25,)),

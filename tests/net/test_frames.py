@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from semisfl import seeds
-from semisfl.fleet.codec import CODECS, state_bytes
+from semisfl import catalog, seeds
+from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.net.frames import (
     MAX_DEPTH,
     MAX_HEADER,
@@ -63,6 +63,7 @@ TENSORS = {
     "count": torch.tensor(7),
     "none": torch.zeros(0, 4),
 }
+CODECS = {name: codec_named(name) for name in catalog.CODECS}
 FEATURE_CODECS = {
     **{"student": "fp32", "teacher": "int8", "half": "fp16", "brain": "bf16"},
     **{"mask": "fp16", "count": "int8", "none": "int8"},

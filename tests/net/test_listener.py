@@ -145,6 +145,7 @@ def good_hello(**changes: object) -> list[bytes]:
         "run": "",
         "name": "",
         "codecs": ["bf16", "fp16", "fp32", "int8"],
+        "methods": ["semisfl"],
         "instance": "",
         "attempt": 1,
         **changes,
@@ -282,6 +283,10 @@ DOOR_REFUSALS = {
         "protocol 9",
     ),
     "another run": (lambda net, folder: {"chunks": good_hello(run="0" * 32)}, "belongs to run"),
+    "another method": (
+        lambda net, folder: {"chunks": good_hello(methods=["supervised"])},
+        "does not have method 'semisfl'; install",
+    ),
     "too few codecs": (lambda net, folder: {"chunks": good_hello(codecs=["int8"])}, "codecs fp32"),
     "another kind": (
         lambda net, folder: {"chunks": list(cut(encode("bottom", {"round": 1}, {}), 0, 0))},

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from semisfl.config import NetworkConfig
-from semisfl.methods import WORKS
 from semisfl.net import chunks
 from semisfl.net.client.full_round import OnRequest
 from semisfl.net.frames import Frame
@@ -49,7 +48,7 @@ def test_answering_heartbeats_is_no_progress(
     """The deadline is many heartbeats long, as it is by default."""
     monkeypatch.setattr(chunks, "BEAT_SECONDS", 0.1)
     config, over = tiny(2, method=method, rounds=1, network={"deadline": 2.0}), threading.Event()
-    with network(config, works=WORKS) as net:
+    with network(config) as net:
         net.join(0, break_at=stalling(over, lambda client: None))
         net.join(1)
         assert net.fleet.wait_for(2, 20)
@@ -106,7 +105,7 @@ def test_a_state_is_fetched_at_most_once_a_round(
 
     monkeypatch.setattr(OnRequest, "__getitem__", greedy)
     config = tiny(3, method="fedswitch", rounds=1, fedswitch={"iid_threshold": 10.0})
-    with network(config, works=WORKS) as net:
+    with network(config) as net:
         net.join_all()
         run_rounds(net.experiment)
         downloads = {

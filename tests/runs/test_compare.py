@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semisfl import config
-from semisfl.methods import METHODS
+from semisfl.catalog import METHODS
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.catalog import title_of
+from semisfl.catalog import METHODS
 from semisfl.cli.main import main
 from semisfl.runs import plots, report
 from tests.pictures import cut_off
@@ -209,7 +209,7 @@ def test_committed_results_can_be_reported(
     assert runs == {file.parent for file in folder.glob("*/config.toml")}
     for result in told:
         assert result["accuracy"]["mean"] > 30 and not result["remark"]
-        assert result["label"].split()[0] == title_of(result["method"])
+        assert result["label"].split()[0] == METHODS[result["method"]].title
     assert picture.read_bytes().startswith(PNG)
 
 

@@ -1,6 +1,6 @@
 """FedMatch, labels at the server: theta = sigma + psi; the server learns sigma, the clients psi.
 
-The algorithm follows its authors' code. Ours [U]: biases are decomposed too, BatchNorm's affine
+The algorithm follows its authors' code. Ours, not theirs: biases are decomposed too, BatchNorm's affine
 weights belong to sigma and its buffers are averaged (the original network has neither); helpers
 stay with a client until it is given others (``keep_helpers = false``: for one round, as in the
 code); the weights of the losses, except in the variant ``fedmatch_original``; p(x) is read with
@@ -32,6 +32,7 @@ from semisfl.fleet.base import (
 )
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
+from semisfl.methods.fedmatch.settings import FedMatchSettings
 from semisfl.methods.fedmatch.sparse import SparseLinks
 from semisfl.methods.full_model import (
     COUNTED,
@@ -65,13 +66,14 @@ class FedMatch:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, config = setup, setup.config
+        settings = self.settings = config.settings(FedMatchSettings)
         self.model = whole(setup.model)
         """theta as it is tested, and BatchNorm's buffers."""
         self.sigma = copy.deepcopy(self.model)
         self.psi = copy.deepcopy(self.model).requires_grad_(False)
         self.names = decomposed(self.model)
         for name, parameter in self.psi.named_parameters():
-            parameter.mul_(config.fedmatch.psi_factor if name in self.names else 0.0)
+            parameter.mul_(settings.psi_factor if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
         self.sgd = SGD(self.sigma.parameters(), config.optimizer)
         self.meter = Meter(setup.hardware)
@@ -80,7 +82,7 @@ class FedMatch:
         self.helpers = Helpers()
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
         self.noise = setup.labeled.normalized(noise)
-        self.links = SparseLinks(self.names, config.fedmatch.threshold, base="psi")
+        self.links = SparseLinks(self.names, settings.threshold, base="psi")
         self._join()
 
     def round(self, round_index: int) -> MethodRow:
@@ -107,11 +109,11 @@ class FedMatch:
         images, labels = self.setup.labeled.next()
         theta = joined(self.sigma, dict(self.psi.named_parameters()))
         loss = F.cross_entropy(functional_call(self.model.train(), theta, images).float(), labels)
-        self.sgd.descend(self.setup.config.fedmatch.lambda_s * loss)
+        self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
 
     def _plan(self, round_index: int, lr: float) -> FullRound:
-        config, settings = self.setup.config, self.setup.config.fedmatch
+        config, settings = self.setup.config, self.settings
         active = self.setup.active(round_index)
         refresh = (round_index + 1) % settings.refresh == 0
         if refresh:
@@ -144,10 +146,7 @@ class FedMatch:
     @torch.no_grad()
     def _aggregate(self, round_index: int, results: list[ClientResult]) -> None:
         """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
-        settings, uploads = (
-            self.setup.config.fedmatch,
-            {r.client: r.states["psi"] for r in results if r.states},
-        )
+        settings, uploads = self.settings, {r.client: r.states["psi"] for r in results if r.states}
         for client, upload in uploads.items():
             if settings.sparse:
                 uploads[client] = upload = self.links.up(client, upload)
@@ -166,7 +165,7 @@ class FedMatch:
     @torch.no_grad()
     def _join(self) -> None:
         """The tested theta, in which entries of psi up to the threshold are zero."""
-        threshold = self.setup.config.fedmatch.threshold
+        threshold = self.settings.threshold
         psi = {name: F.hardshrink(value, threshold) for name, value in self.psi.named_parameters()}
         self.model.load_state_dict(joined(self.sigma, psi), strict=False)
 

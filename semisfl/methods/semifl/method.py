@@ -1,9 +1,9 @@
 """SemiFL: clients train on pseudo-labels that the received global model gives once a round.
 
-Follows its authors' code, with iterations in place of epochs, and momentum that restarts each
-round like every method's here [U]. Static BatchNorm (sBN): its authors recompute statistics over
-the data of all clients; here over the server's and those of the clients of the coming round [U],
-which is what can be had for the bytes counted. Models without BatchNorm skip it.
+Follows its authors' code, but for two choices of ours: iterations in place of epochs, with momentum
+that restarts each round like every method's here; and static BatchNorm (sBN), whose statistics its
+authors recompute over the data of all clients, is here over the server's and those of the clients of
+the coming round, which is what can be had for the bytes counted. Models without BatchNorm skip it.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ from semisfl.methods.full_model import (
     states_of,
     whole,
 )
+from semisfl.methods.semifl.settings import SemiFLSettings
 from semisfl.methods.semifl.static_batchnorm import (
     SBN_BATCH,
     combine,
@@ -50,10 +51,10 @@ class SemiFL:
     """The server's half."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, settings = setup, setup.config.semifl
+        self.setup, self.settings = setup, setup.config.settings(SemiFLSettings)
         self.model = whole(setup.model)
         self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
-        self.supervised = SupervisedPhase(setup, self.model, clip_norm=settings.clip_norm)
+        self.supervised = SupervisedPhase(setup, self.model, clip_norm=self.settings.clip_norm)
         self.work, self.statistics_work = SemiFLWork(), StatisticsWork()
 
     def round(self, round_index: int) -> MethodRow:
@@ -74,7 +75,7 @@ class SemiFL:
                 lr,
                 send={"statistics": statistics} if statistics else {"model": state},
                 held={client: {"model": state} for client in active} if statistics else {},
-                settings=config.semifl.model_dump(),
+                settings=self.settings.model_dump(),
             )
             results = self.setup.fleet.train(self.work, plan)
             self._aggregate(states_of(results, "model"))
@@ -101,7 +102,7 @@ class SemiFL:
         for (name, parameter), velocity in zip(
             self.model.named_parameters(), self.velocity, strict=True
         ):
-            velocity.mul_(self.setup.config.semifl.global_momentum).add_(parameter - mean[name])
+            velocity.mul_(self.settings.global_momentum).add_(parameter - mean[name])
             parameter.sub_(velocity)
 
     def _recompute_statistics(self, round_index: int, active: tuple[int, ...]) -> None:

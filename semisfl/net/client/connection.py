@@ -7,11 +7,13 @@ import random
 import secrets
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
+from semisfl import lookup
 from semisfl.net import chunks, credentials, messages
 from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
@@ -79,6 +81,7 @@ class Connection:
         *,
         name: str = "",
         insecure_loopback: bool = False,
+        allow_methods: Collection[str] = (),
         thread: LoopThread | None = None,
     ) -> None:
         if certificate is None or insecure_loopback:
@@ -88,6 +91,8 @@ class Connection:
                 "a client needs a certificate; give its folder, or ask for --insecure-loopback"
             )
         chunks.split_address(address)
+        self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
+        """What this device does if a server asks: installed under a name, or allowed by its operator."""
         self.run = ""
         """The run this client belongs to, once it was welcomed to one."""
         self.over = threading.Event()
@@ -297,7 +302,7 @@ class Connection:
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         self._attempts += 1
-        hello = messages.hello(self.run, self._name, self._instance, self._attempts)
+        hello = messages.hello(self.methods, self.run, self._name, self._instance, self._attempts)
         await self._send(call, 0, 0, [b"".join(hello)])
         while (item := await stream.outbox.get()) is not None:
             ticket, parts = item

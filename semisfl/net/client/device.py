@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from semisfl import lookup
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.net import messages
@@ -30,14 +31,13 @@ class Device:
         self,
         connection: Connection,
         images: Images,
-        works: Mapping[str, ClientWork],
         device: str = "auto",
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
         self._connection = connection
         self._images = images
-        self._works = works
+        self._works: Mapping[str, ClientWork] = {}
         self._device = device
         self._stop = StopFlag()
         self._member: Member | None = None
@@ -141,7 +141,8 @@ class Device:
 
     def _welcome(self, received: Received, frame: Frame) -> None:
         if self._member is None or self._member.run != frame.fields["run"]:
-            terms = Terms.from_json(frame.fields["terms"])
+            terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
+            self._works = lookup.works(lookup.method(terms.config.method))
             self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
             self._connection.run = self._member.run
         member = self.member

@@ -2,15 +2,15 @@
 
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from semisfl import lookup
 from semisfl.config import ConfigError
 from semisfl.data import decode, folder
-from semisfl.fleet.base import ClientWork
 from semisfl.models import Shape
 from semisfl.net import certs
 from semisfl.net.client.connection import Connection
@@ -22,25 +22,34 @@ log = logging.getLogger(__name__)
 def join(
     address: str,
     data: Path,
-    works: Mapping[str, ClientWork],
     *,
     certificates: Path | None,
     device: str = "auto",
     insecure_loopback: bool = False,
     name: str = "",
+    allow_methods: Sequence[str] = (),
 ) -> None:
     """Take part with the images in ``data`` until the run is finished, SIGTERM or Ctrl-C.
 
-    ``works`` are the client halves a server may ask for (`semisfl.methods.WORKS`). Raises
-    `semisfl.net.client.connection.Rejected` with the server's reason if it refuses this client.
+    A server may ask for methods that are installed here under a name, and for ``allow_methods``
+    (``package.module:Class``). Raises `semisfl.net.client.connection.Rejected` with the server's
+    reason if it refuses this client.
     """
     credentials = (
         None if insecure_loopback else certs.load_client_credentials(certificates or Path())
     )
     if not data.is_dir():
         raise ConfigError(f"{data} is no folder; --data wants a folder of images")
-    connection = Connection(address, credentials, name=name, insecure_loopback=insecure_loopback)
-    client = Device(connection, lambda shape: load_images(data, shape), works, device)
+    for method in allow_methods:  # what is not there is said now, not when a server asks for it
+        lookup.works(lookup.method(method))
+    connection = Connection(
+        address,
+        credentials,
+        name=name,
+        insecure_loopback=insecure_loopback,
+        allow_methods=allow_methods,
+    )
+    client = Device(connection, lambda shape: load_images(data, shape), device)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, lambda *_: client.stop())

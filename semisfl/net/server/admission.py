@@ -53,6 +53,12 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
     known = {codec for codec in fields["codecs"] if isinstance(codec, str)}
     if missing := sorted(terms.codecs() - known):
         raise Refused(incompatible, f"the client does not know the codecs {', '.join(missing)}")
+    if (method := terms.config.method) not in fields["methods"]:
+        allow = f", and let it join with --allow-method {method}" if ":" in method else ""
+        raise Refused(
+            incompatible,
+            f"the client does not have method {method!r}; install its package on that device{allow}",
+        )
     if identity not in roster.index and len(roster.index) >= roster.total:
         raise no_place(roster, identity)
 

@@ -1,0 +1,193 @@
+"""From a name to its row of the catalog, and from a row to its code.
+
+A name is that of a row in `semisfl.catalog`, or of an entry point with which an installed package
+adds one (groups ``semisfl.methods``, ``semisfl.data``, ``semisfl.codecs``); a method may also be
+``package.module:Class``. Nothing is imported before it is needed, and nothing here loads torch.
+"""
+
+import importlib
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from semisfl import catalog
+from semisfl.catalog import NamedCodec, NamedData, NamedMethod
+from semisfl.sections import ConfigError, Section
+
+log = logging.getLogger(__name__)
+
+Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec)
+METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
+WORK_NEEDS = ("name", "start", "step", "finish")
+
+
+# --- methods ------------------------------------------------------------------------------------
+
+
+def methods() -> dict[str, NamedMethod]:
+    """Every method that has a name here: the package's, then those of installed packages."""
+    return _rows(catalog.METHODS, "semisfl.methods", NamedMethod)
+
+
+def method(name: str) -> NamedMethod:
+    """The row of a method by its name, or by ``package.module:Class``, which is then imported."""
+    if (row := _row(name, catalog.METHODS, "semisfl.methods", NamedMethod)) is not None:
+        return row
+    if ":" in name:
+        known = [row for row in methods().values() if row.code == name]
+        return known[0] if known else _as_method(load(name), name)
+    raise ConfigError(
+        f"method = {name!r} is not known; use {', '.join(method_names())}, or package.module:Class"
+    )
+
+
+def method_names() -> list[str]:
+    """As `methods`, without importing anything."""
+    return [*catalog.METHODS, *_points("semisfl.methods", catalog.METHODS)]
+
+
+def is_installed(name: str) -> bool:
+    """Whether a method has a name here: then somebody installed it, whoever asks for it."""
+    return name in method_names()
+
+
+def method_class(row: NamedMethod) -> Any:
+    return _having(METHOD_NEEDS, row.code, "method")
+
+
+def settings_class(row: NamedMethod) -> type[Section] | None:
+    if row.settings is None:
+        return None
+    found = load(row.settings)
+    if not (isinstance(found, type) and issubclass(found, Section)):
+        raise ConfigError(
+            f"{row.settings} is no settings class; derive it from semisfl.sections.Section"
+        )
+    if row.section is None or not row.section.isidentifier():
+        raise ConfigError(
+            f"method {row.name!r} has settings but section = {row.section!r}; give it a name such as 'mine'"
+        )
+    return found
+
+
+def works(row: NamedMethod) -> dict[str, Any]:
+    """A method's client halves, by the names that servers ask for them with."""
+    made = [_having(WORK_NEEDS, place, "client half")() for place in row.works]
+    return {work.name: work for work in made}
+
+
+def title_of(name: str) -> str:
+    """A method as people write it. A report's runs may be of methods that are not here."""
+    row = _by_name(name)
+    return row.title if row else name.rpartition(":")[2]
+
+
+def note_of(name: str) -> str:
+    row = _by_name(name)
+    return row.note if row else ""
+
+
+def _by_name(name: str) -> NamedMethod | None:
+    """Nothing is imported because a run's file says so: only rows with a name are looked at."""
+    try:
+        return _row(name, catalog.METHODS, "semisfl.methods", NamedMethod)
+    except ConfigError:
+        return None
+
+
+def _as_method(found: Any, place: str) -> NamedMethod:
+    """What a method is found by may be its row, or its class; a class may have its ``row``."""
+    if isinstance(found, NamedMethod):
+        return found
+    if not isinstance(found, type):
+        raise ConfigError(f"{place} is {type(found).__name__}, neither a class nor a NamedMethod")
+    if isinstance(row := getattr(found, "row", None), NamedMethod):
+        return replace(row, code=place)
+    summary = (found.__doc__ or "").strip().partition("\n")[0]
+    return NamedMethod(name=place, code=place, title=found.__name__, summary=summary)
+
+
+# --- data sets and codecs -----------------------------------------------------------------------
+
+
+def data_sets() -> dict[str, NamedData]:
+    return _rows(catalog.DATA, "semisfl.data", NamedData)
+
+
+def data_set(name: str) -> NamedData | None:
+    """None: no named set; it may be a path."""
+    return _row(name, catalog.DATA, "semisfl.data", NamedData)
+
+
+def codec_names() -> list[str]:
+    return [*catalog.CODECS, *_points("semisfl.codecs", catalog.CODECS)]
+
+
+def codec(name: str) -> NamedCodec:
+    if (row := _row(name, catalog.CODECS, "semisfl.codecs", NamedCodec)) is not None:
+        return row
+    raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(codec_names())}")
+
+
+# --- names to code ------------------------------------------------------------------------------
+
+
+def load(place: str) -> Any:
+    """What ``package.module:name`` is."""
+    module, _, name = place.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except (
+        Exception
+    ) as error:  # a module of somebody else's may fail in any way while it is imported
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"{place!r}: {module} cannot be imported ({reason}); install its package or set PYTHONPATH"
+        ) from error
+    try:
+        return getattr(found, name)
+    except AttributeError:
+        public = [key for key in vars(found) if not key.startswith("_")]
+        raise ConfigError(
+            f"{place!r}: {module} has no {name!r}; it has {', '.join(public)}"
+        ) from None
+
+
+def _having(needed: Collection[str], place: str, kind: str) -> Any:
+    found = load(place)
+    if missing := [name for name in needed if not hasattr(found, name)]:
+        raise ConfigError(f"{place} is no {kind}: it lacks {', '.join(missing)}")
+    return found
+
+
+def _points(group: str, built_in: Collection[str]) -> dict[str, EntryPoint]:
+    """What installed packages add; a name of ours stays ours."""
+    return {point.name: point for point in entry_points(group=group) if point.name not in built_in}
+
+
+def _row(name: str, built_in: Mapping[str, Row], group: str, kind: type[Row]) -> Row | None:
+    if name in built_in:
+        return built_in[name]
+    point = _points(group, built_in).get(name)
+    return _from_point(point, kind) if point else None
+
+
+def _rows(built_in: Mapping[str, Row], group: str, kind: type[Row]) -> dict[str, Row]:
+    rows = dict(built_in)
+    for name, point in _points(group, built_in).items():
+        try:
+            rows[name] = _from_point(point, kind)
+        except ConfigError as error:  # somebody else's package must not take ours down
+            log.warning("%s is left out: %s", name, error)
+    return rows
+
+
+def _from_point(point: EntryPoint, kind: type[Row]) -> Row:
+    found = load(point.value)
+    if kind is NamedMethod:
+        found = _as_method(found, point.value)
+    if not isinstance(found, kind):
+        raise ConfigError(f"entry point {point.name} = {point.value} is no {kind.__name__}")
+    return replace(found, name=point.name)

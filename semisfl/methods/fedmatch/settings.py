@@ -1,0 +1,32 @@
+"""FedMatch's settings, and what a round of it sends."""
+
+from pydantic import Field
+
+from semisfl.methods.sizes import Cost, Sizes
+from semisfl.sections import Section
+
+
+class FedMatchSettings(Section):
+    confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a sample from here up")
+    helpers: int = Field(2, ge=0, description="J, models of other clients a client is given")
+    refresh: int = Field(10, ge=1, description="rounds between two choices of helpers")
+    keep_helpers: bool = Field(
+        True,
+        description="helpers stay until the next choice; false: one round, as in the authors' code",
+    )
+    psi_factor: float = Field(0.2, gt=0, description="psi starts as so much of sigma")
+    lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
+    lambda_i: float = Field(1e-2, ge=0, description="weight of inter-client consistency")
+    lambda_a: float = Field(1e-2, ge=0, description="weight of the agreement pseudo-label loss")
+    lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
+    lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
+    sparse: bool = Field(
+        False, description="count only changed entries on the wire, as its authors do"
+    )
+    threshold: float = Field(1e-5, ge=0, description="a change or |psi| up to this is dropped")
+
+
+def cost(sizes: Sizes, settings: FedMatchSettings, *, choosing: bool = False) -> Cost:
+    """Dense. ``choosing``: in a round in which helpers are chosen anew."""
+    helpers = settings.helpers if choosing else 0
+    return Cost((2 + helpers) * sizes.full, sizes.full)

@@ -1,0 +1,33 @@
+"""The settings that FedSwitch and FedSwitch-SL share, and what a round of each sends."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from semisfl.methods.sizes import Cost, Sizes
+from semisfl.sections import Section, View
+
+
+class FedSwitchSettings(Section):
+    confidence_threshold: float = Field(
+        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
+    )
+    rule: Literal["student", "difference"] = Field(
+        "student",
+        description="switch on KL(mean p || uniform) of the student, or on student minus teacher",
+    )
+    iid_threshold: float = Field(
+        0.5, description="beta: above it the student labels, at or below the teacher"
+    )
+    labeled_view: View = Field("weak", description="augmentation of labelled images")
+    controller: bool = Field(False, description="adapt K_s as SemiSFL does (FedSwitch-SL ablation)")
+
+
+def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
+    """``teacher``: whether the client downloads it."""
+    return Cost((1 + teacher) * sizes.full, sizes.full)
+
+
+def split_cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
+    down = (1 + teacher) * sizes.bottom + sizes.features
+    return Cost(down, sizes.bottom + 2 * sizes.features)

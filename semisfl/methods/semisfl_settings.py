@@ -1,0 +1,37 @@
+"""SemiSFL's settings, and what a round of it sends."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from semisfl.methods.sizes import Cost, Sizes
+from semisfl.sections import Section, View
+
+
+class SemiSFLSettings(Section):
+    confidence_threshold: float = Field(
+        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
+    )
+    confidence_rule: Literal[">=", ">"] = Field(
+        ">=", description="confident if conf >= tau (the authors' code) or > (the paper)"
+    )
+    temperature: float = Field(0.2, gt=0, description="kappa of the contrastive terms")
+    supervised_contrast: bool = Field(True, description="the term T of the supervised loss")
+    clustering: bool = Field(True, description="the term C, clustering regularisation")
+    queue: Literal["two_level", "single"] = Field(
+        "two_level",
+        description="memory queue: the paper's two levels, or the code's one cleared ring",
+    )
+    queue_size: int = Field(1024, ge=0, description="keys a level holds")
+    own_key: bool = Field(
+        True, description="an image's own teacher key is a reference in T, as in the authors' code"
+    )
+    server_pass: Literal["joint", "in_turn"] = Field(
+        "joint",
+        description="same-step keys of all clients are references (the authors' code), or only one's own (the paper)",
+    )
+    labeled_view: View = Field("strong", description="augmentation of labelled images")
+
+
+def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:
+    return Cost(2 * sizes.bottom + sizes.features, sizes.bottom + 2 * sizes.features)

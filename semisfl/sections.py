@@ -1,0 +1,32 @@
+"""What every section of a configuration is made of, those that methods own included."""
+
+from types import NoneType
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+View = Literal["strong", "weak"]
+
+
+class ConfigError(ValueError):
+    """A mistake in a configuration, said in one line."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_none(cls, values: Any) -> Any:
+        """TOML has no null: a field that may be none takes the word for it."""
+        if not isinstance(values, dict):
+            return values
+        optional = {
+            name
+            for name, field in cls.model_fields.items()
+            if NoneType in get_args(field.annotation)
+        }
+        return {
+            key: None if item == "none" and key in optional else item
+            for key, item in values.items()
+        }
