@@ -1,6 +1,7 @@
 """Imports go one way: cli -> runs -> methods -> algorithm, models, fleet.base."""
 
 import ast
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -166,6 +167,39 @@ def test_server_and_client_do_not_know_each_other() -> None:
     for side, other in (("net.server", "net.client"), ("net.client", "net.server")):
         for module in modules(side):
             assert not any(below(name, other) for name in inside(module)), module
+
+
+def test_there_is_no_cycle() -> None:
+    """Imports that wait until a function is called count too."""
+    waiting = {module: inside(module) & FILES.keys() - {module} for module in FILES}
+    while free := [module for module, needs in waiting.items() if not needs]:
+        for module in free:
+            del waiting[module]
+        for needs in waiting.values():
+            needs -= set(free)
+    # What is left imports itself by some way round, or something that does.
+    assert not waiting
+
+
+def test_a_name_means_one_module() -> None:
+    """A package's `base`, a method's `method` and `settings`, and the two sides of the network aside."""
+    mirrored = {"__init__", "base", "method", "settings"}
+    names = [
+        name
+        for module in FILES
+        if (name := module.split(".")[-1]) not in mirrored and not below(module, "net.client")
+    ]
+    shared = {name for name in names if names.count(name) > 1}
+    assert shared <= {"fleet", "semisfl"}, (
+        "the network's fleet, and the method the package is named for"
+    )
+
+
+def test_engines_know_no_method() -> None:
+    for module in modules("engine", "fleet", "net", "data", "algorithm"):
+        words = set(re.findall(r"\w+", FILES[module].read_text(encoding="utf-8").lower()))
+        known = words & {"semifl", "fedmatch", "fedswitch", "fedswitch_sl"}
+        assert not known, f"{module} names {known}"
 
 
 def test_no_catch_all_modules() -> None:

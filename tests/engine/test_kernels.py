@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from semisfl.algorithm.losses import References
 from semisfl.config import OptimizerConfig
 from semisfl.data.augment import Normalizer
-from semisfl.engine.kernels import OPERATIONS
+from semisfl.engine.kernels.plain import OPERATIONS
 from semisfl.engine.weights import Home
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

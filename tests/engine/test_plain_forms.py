@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.engine import kernels
-from semisfl.engine.kernels import OPERATIONS
+from semisfl.engine.kernels.plain import OPERATIONS
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semisfl.engine.kernels import OPERATIONS
 from semisfl.engine.kernels.contrast import fused_contrast
 from semisfl.engine.kernels.convolution import FEW, stacked_convolution
 from semisfl.engine.kernels.images import normalized_row
+from semisfl.engine.kernels.plain import OPERATIONS
 from semisfl.engine.kernels.pooling import bias_relu
 from semisfl.engine.kernels.update import fused_ema, fused_sgd
 

@@ -1,0 +1,151 @@
+"""The operations and their plain forms: what they mean, differentiated by autograd."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LIBRARY = torch.library.Library("semisfl", "DEF")
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""The plain forms, by name."""
+
+
+def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
+    """Define ``schema`` with the decorated function as its plain form; gives what callers call."""
+
+    def define(plain: Callable[..., Any]) -> Any:
+        name = schema.partition("(")[0]
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, plain, "CompositeImplicitAutograd")
+        OPERATIONS[name] = plain
+        return getattr(torch.ops.semisfl, name).default
+
+    return define
+
+
+@_operation("bias_relu_pool(Tensor x, Tensor bias, int pool) -> Tensor")
+def bias_relu_pool(x: Tensor, bias: Tensor, pool: int) -> Tensor:
+    """relu(max_pool2d(x, pool) + bias), pool 1 or 2.
+
+    Adding a bias and ReLU are monotonic: after the pooling they give what they give before it, on
+    a quarter of the elements.
+    """
+    pooled = F.max_pool2d(x, 2) if pool == 2 else x
+    return F.relu(pooled + bias.view(-1, 1, 1).to(x.dtype))
+
+
+@_operation(
+    "conv_relu_pool(Tensor x, Tensor weight, Tensor bias, int[2] stride, int[2] padding, "
+    "int[2] dilation, int groups, int pool) -> Tensor"
+)
+def conv_relu_pool(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    pool: int,
+) -> Tensor:
+    """relu(max_pool2d(conv2d(x, weight) + bias, pool)), pool 1 or 2."""
+    return bias_relu_pool(F.conv2d(x, weight, None, stride, padding, dilation, groups), bias, pool)
+
+
+@_operation(
+    "stacked_conv_relu_pool(Tensor x, Tensor weight, Tensor bias, int[2] padding, int pool) -> Tensor"
+)
+def stacked_conv_relu_pool(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: Sequence[int], pool: int
+) -> Tensor:
+    """`conv_relu_pool` of stride 1, client by client.
+
+    ``weight`` [clients, output, input, row, column], ``bias`` [clients, output]; the rows of ``x``
+    belong to the clients in equal shares.
+    """
+    convolved = [
+        F.conv2d(rows, own, padding=padding)
+        for rows, own in zip(x.chunk(len(weight)), weight, strict=True)
+    ]
+    return torch.cat([bias_relu_pool(y, own, pool) for y, own in zip(convolved, bias, strict=True)])
+
+
+@_operation(
+    "contrast(Tensor projections, Tensor labels, Tensor keys, Tensor key_labels, Tensor positive, "
+    "Tensor present, float temperature, Tensor? mask=None) -> Tensor"
+)
+def contrast(
+    projections: Tensor,
+    labels: Tensor,
+    keys: Tensor,
+    key_labels: Tensor,
+    positive: Tensor,
+    present: Tensor,
+    temperature: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """See `semisfl.algorithm.losses.contrastive`."""
+    with torch.autocast(projections.device.type, enabled=False):
+        similarity = projections.float() @ keys.float().T / temperature
+    absent = ~present.unsqueeze(0)
+    if mask is not None:
+        absent = absent | mask
+    # A large finite number, not -inf: an anchor whose references are all absent must not give NaN.
+    similarity = similarity.masked_fill(absent, -1e9)
+    log_share = similarity - similarity.logsumexp(dim=1, keepdim=True)
+    positives = (labels.unsqueeze(1) == key_labels.unsqueeze(0)) & positive & ~absent
+    counts = positives.sum(1).clamp(min=1)
+    return -((log_share * positives).sum(1) / counts).mean()
+
+
+@_operation(
+    "normalized_row(Tensor views, Tensor counter, Tensor scale, Tensor offset, ScalarType dtype) -> Tensor"
+)
+def normalized_row(
+    views: Tensor, counter: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """offset + scale x, by channel, of the uint8 images ``views[counter]``, in channels-last memory."""
+    values = views.index_select(0, counter)[0].permute(0, 2, 3, 1).contiguous().float()
+    return torch.addcmul(offset, values, scale).to(dtype).permute(0, 3, 1, 2)
+
+
+@_operation(
+    "sgd_step(Tensor(a!) master, Tensor(b!) work, Tensor(c!) momentum, Tensor gradient, Tensor lr, "
+    "float weight_decay, float momentum_factor, bool nesterov, Tensor(d!)? teacher=None, "
+    "Tensor(e!)? teacher_work=None, Tensor? ema_decay=None) -> ()"
+)
+def sgd_step(
+    master: Tensor,
+    work: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    lr: Tensor,
+    weight_decay: float,
+    momentum_factor: float,
+    nesterov: bool,
+    teacher: Tensor | None = None,
+    teacher_work: Tensor | None = None,
+    ema_decay: Tensor | None = None,
+) -> None:
+    """One SGD step of full-precision weights [rows, size]; ``work`` is their copy in another type.
+
+    The rows of the three lie equally far from each other, those of ``gradient`` one after the
+    other. ``teacher``: weights laid out alike that follow, their working copy, and their decay.
+    """
+    gradient = gradient.view_as(master).float() + weight_decay * master
+    momentum.mul_(momentum_factor).add_(gradient)
+    master.sub_(lr * (gradient + momentum_factor * momentum if nesterov else momentum))
+    work.copy_(master)
+    if teacher is not None and teacher_work is not None and ema_decay is not None:
+        teacher.lerp_(master, 1 - ema_decay)
+        teacher_work.copy_(teacher)
+
+
+@_operation("ema_step(Tensor(a!) target, Tensor source, Tensor(b!)? work, Tensor decay) -> ()")
+def ema_step(target: Tensor, source: Tensor, work: Tensor | None, decay: Tensor) -> None:
+    """target <- decay target + (1 - decay) source; ``work`` copies the head of ``target``."""
+    target.lerp_(source, 1 - decay)
+    if work is not None:
+        work.copy_(target[: work.numel()])
