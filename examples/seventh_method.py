@@ -61,6 +61,7 @@ class FixMatchWork:
         places = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("weak", "weak", places)
         client.draw_view("strong", "strong", places)
+        client.hold("truth", client.truth(places))
         full_model.start_counter(client)
         return True
 
@@ -71,7 +72,8 @@ class FixMatchWork:
         labels, confident = pseudo_label(weak, client.settings["tau"])
         loss = consistency(model.train()(client.batch_of("strong")), labels, confident)
         client.descend(model, loss)
-        full_model.count(client, loss, confident)
+        full_model.count_loss(client, loss, consistency=loss)
+        full_model.count_labels(client, labels, confident, client.held_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {"model": client.model("model").state_dict()}, full_model.read_counter(client)

@@ -177,6 +177,7 @@ class ClientRuntime(Protocol):
     batch: int
     count: int
     """Images this client holds."""
+    classes: int
     settings: Mapping[str, Any]
     device: torch.device
     lr: Tensor
@@ -215,6 +216,11 @@ class ClientRuntime(Protocol):
 
     def batch_of(self, name: str) -> Tensor:
         """This step's normalised images of a planned view."""
+        ...
+
+    def truth(self, indices: np.ndarray) -> Tensor:
+        """True labels of local images where a simulation knows them; -1 elsewhere, as on every
+        device. For statistics only."""
         ...
 
     def hold(self, name: str, value: Tensor) -> Tensor:

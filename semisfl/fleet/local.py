@@ -1,13 +1,12 @@
 """Every client in this process: the simulation engine."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semisfl import seeds
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
@@ -57,10 +56,7 @@ class LocalFleet:
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features
-        whole = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
-        self._full = FullModelClients(
-            whole, self.shards, config, hardware, self.batches, self.traffic, setup.stop
-        )
+        self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
 
     def open(self, directory: Path | None) -> None:
         """Everybody is here from the start."""

@@ -1,5 +1,6 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -26,8 +27,9 @@ from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Direction, FullRound, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
+from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
-from semisfl.stopping import StopFlag, Stopped
+from semisfl.stopping import Stopped
 
 PREDICT_BATCH = 512
 
@@ -40,6 +42,7 @@ class Slot:
     ) -> None:
         self.device = hardware.device
         self.batch = config.clients.batch
+        self.classes = engine.classes
         self.lr = torch.zeros((), device=self.device)
         self._template = template
         self._config = config
@@ -147,6 +150,10 @@ class Slot:
     def batch_of(self, name: str) -> Tensor:
         return self.views[name]
 
+    def truth(self, indices: np.ndarray) -> Tensor:
+        labels = self._engine.labels
+        return labels[torch.from_numpy(self._shard[indices]).to(labels.device)]
+
     def hold(self, name: str, value: Tensor) -> Tensor:
         kept = self._held.get(name)
         if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
@@ -178,20 +185,19 @@ class Slot:
 class FullModelClients:
     def __init__(
         self,
-        template: nn.Module,
+        setup: FleetSetup,
         shards: Sequence[np.ndarray],
-        config: Config,
-        hardware: Hardware,
         batches: RoundBatches,
         traffic: Traffic,
-        stop: StopFlag,
     ) -> None:
+        assert setup.labels is not None
+        self.labels, self.classes = setup.labels, setup.classes
         self.batches = batches
         self.traffic = traffic
-        self._template = template
+        model = setup.model
+        self._template = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
         self._shards = shards
-        self._config = config
-        self._hardware, self._stop = hardware, stop
+        self._config, self._hardware, self._stop = setup.config, setup.hardware, setup.stop
         self._slots: list[Slot] = []
         self._captured: dict[tuple[str, int], Callable[[], None]] = {}
 

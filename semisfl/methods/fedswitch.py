@@ -29,7 +29,8 @@ from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
-    count,
+    count_labels,
+    count_loss,
     given,
     read_counter,
     report,
@@ -122,6 +123,7 @@ class FedSwitchWork:
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("strong", "strong", indices)
         client.draw_view("weak", "weak", indices)
+        client.hold("truth", client.truth(indices))
         start_counter(client)
         return True
 
@@ -143,7 +145,8 @@ class FedSwitchWork:
         loss = consistency(student(client.batch_of("strong")), labels, confident)
         client.descend(student, loss)
         follow(labeller, student, client.held("ema_decay"))
-        count(client, loss, confident)
+        count_loss(client, loss, consistency=loss)
+        count_labels(client, labels, confident, client.held_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         numbers = {**read_counter(client), "by_teacher": float(client.held("by_teacher"))}

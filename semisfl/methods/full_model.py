@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
+from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.models import SplitModel
 from semisfl.sections import View
@@ -76,26 +77,31 @@ def given(client: ClientRuntime, name: str) -> State:
     return state
 
 
-# A client counts on its device and reads once per round: [steps, loss, images, kept images].
-COUNTED = {"loss": (-1e6, 1e6), "coverage": (0.0, 1.0)}
-"""What `read_counter` gives, for `Answers.numbers`."""
+# A client counts on its device and reads once per round.
+COUNTED = {"loss": (-1e6, 1e6), "loss_consistency": (-1e6, 1e6), "coverage": (0.0, 1.0)}
+"""What `read_counter` gives, for `Answers.numbers`; in a simulation, counts by true class as well."""
 
 
 def start_counter(client: ClientRuntime) -> None:
-    client.hold("counter", torch.zeros(4))
+    client.hold("loss_sums", torch.zeros(3))
+    client.hold("label_counts", torch.zeros(len(statistics.COUNTS), client.classes + 1))
 
 
-def count(client: ClientRuntime, loss: Tensor, kept: Tensor) -> None:
-    kept = kept.float()
-    counts = torch.stack(
-        [torch.ones_like(loss), loss, torch.full_like(loss, len(kept)), kept.sum()]
-    )
-    client.held("counter").add_(counts.detach().float())
+def count_loss(client: ClientRuntime, loss: Tensor, consistency: Tensor) -> None:
+    """A step's loss, and the part of it that is cross-entropy with pseudo-labels."""
+    step = torch.stack([torch.ones_like(loss), loss, consistency])
+    client.held("loss_sums").add_(step.detach().float())
+
+
+def count_labels(client: ClientRuntime, labels: Tensor, kept: Tensor, truth: Tensor) -> None:
+    """Pseudo-labels, which of them are confident enough to be used, and `ClientRuntime.truth`."""
+    client.held("label_counts").add_(statistics.table(labels, kept, truth, client.classes))
 
 
 def read_counter(client: ClientRuntime) -> dict[str, float]:
-    steps, loss, images, kept = client.held("counter").tolist()
-    return {"loss": loss / steps, "coverage": kept / images}
+    steps, loss, consistency = client.held("loss_sums").tolist()
+    counted = statistics.as_numbers(client.held("label_counts").tolist())
+    return {"loss": loss / steps, "loss_consistency": consistency / steps, **counted}
 
 
 def states_of(results: Sequence[ClientResult], name: str) -> list[State]:
@@ -108,10 +114,11 @@ def report(results: Sequence[ClientResult]) -> dict[str, Any]:
     there = [result for result in results if result.states]
     if not there:
         return {"contributing": 0}
-    coverage = {str(result.client): result.numbers["coverage"] for result in there}
+    numbers = [result.numbers for result in there]
     return {
         "contributing": len(there),
-        "loss_semi": sum(result.numbers["loss"] for result in there) / len(there),
-        "mask_rate": 1 - sum(coverage.values()) / len(there),
-        "coverage_by_client": coverage,
+        "loss_semi": sum(one["loss"] for one in numbers) / len(there),
+        "loss_consistency": sum(one["loss_consistency"] for one in numbers) / len(there),
+        "coverage_by_client": {str(result.client): result.numbers["coverage"] for result in there},
+        **statistics.of_numbers(numbers),
     }

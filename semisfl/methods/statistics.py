@@ -1,6 +1,12 @@
-"""How good a round's pseudo-labels were: what the paper calls mask rate and impurity, and coverage."""
+"""How good a round's pseudo-labels were: what the paper calls mask rate and impurity, and coverage.
 
-from collections.abc import Sequence
+Labels are counted in a table [3, 1 + classes]: images, those whose label is kept (confident), and
+the wrong ones among these, by true class. The first column is for images whose class is not known;
+on a real device, which has no true labels, that is all of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,67 +14,94 @@ from torch import Tensor
 
 from semisfl.fleet.base import Features
 
+LOSSES = ("loss_semi", "loss_consistency", "loss_clustering")
+COUNTS = ("images", "kept", "wrong")
+Table = Sequence[Sequence[float]]
+
+
+def table(labels: Tensor, kept: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """The counts of some images; ``truth`` is -1 where it is not known."""
+    kept = kept.float()
+    counted = torch.stack([torch.ones_like(kept), kept, kept * (labels != truth)])
+    # No matrix product: that would count in the models' precision.
+    columns = torch.arange(-1, classes, device=labels.device)
+    return (counted.unsqueeze(2) * (truth.unsqueeze(1) == columns)).sum(1)
+
+
+def of_classes(counts: Table) -> dict[str, Any]:
+    """Fields of a `MethodRow` that need true labels; none of them if no image's is known."""
+    images, kept, wrong = (row[1:] for row in counts)
+    if not sum(images):
+        return {}
+    return {
+        "impurity": sum(wrong) / sum(kept) if sum(kept) else None,
+        "coverage_by_class": _shares(kept, images),
+    }
+
+
+def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | None]:
+    return [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]
+
+
+# --- split rounds: the server sees every label ------------------------------------------------------
+
 
 def of_step(
     features: Features, active: Sequence[int], labels: Tensor, confident: Tensor, classes: int
 ) -> dict[str, Tensor]:
     """Sums of one step, for a `Meter`; those by client in the order of ``active``, who answered or not."""
-    # A captured step pays for every kernel: what follows from other sums is left to `of_round`.
+    # A captured step pays for every kernel: what follows from other sums is left to `of_split_round`.
     kept = confident.float()
-    counts = {
-        "client_rows": kept.new_full((len(features.clients),), features.batch),
+    sums = {
+        "client_images": kept.new_full((len(features.clients),), features.batch),
         "client_kept": kept.view(len(features.clients), -1).sum(1),
     }
     if features.clients != tuple(active):
         places = torch.tensor([active.index(client) for client in features.clients])
         places = places.to(kept.device)
-        counts = {
-            name: kept.new_zeros(len(active)).index_copy(0, places, sums)
-            for name, sums in counts.items()
+        sums = {
+            name: kept.new_zeros(len(active)).index_copy(0, places, one)
+            for name, one in sums.items()
         }
-    if features.truth is not None:
-        every = torch.arange(classes, device=labels.device)
-        by_class = (features.truth.unsqueeze(1) == every).float()
-        counts |= {
-            "right": (kept * (labels == features.truth)).sum(),
-            "class_rows": by_class.sum(0),
-            "class_kept": (by_class * kept.unsqueeze(1)).sum(0),
-        }
-    return counts
+    truth = torch.full_like(labels, -1) if features.truth is None else features.truth
+    return {**sums, "by_class": table(labels, kept, truth, classes)}
 
 
-LOSSES = ("loss_semi", "loss_consistency", "loss_clustering")
-
-
-def of_split_round(sums: dict[str, Any], clients: Sequence[int], steps: int) -> dict[str, Any]:
-    """Fields of a `MethodRow` from the sums of a split round's ``steps``; ``clients``: the active ones."""
-    losses = {name: sums[name] / steps for name in LOSSES if name in sums}
-    # Who leaves a round does not come back to it: the rows of those who stayed are the most.
-    rows = sums["client_rows"]
-    return {"contributing": rows.count(max(rows)), **losses, **of_round(sums, clients)}
-
-
-def of_round(sums: dict[str, Any], clients: Sequence[int]) -> dict[str, Any]:
-    """Rates of a round from the sums of its steps.
-
-    mask_rate: share of images whose label is not confident. impurity: share of wrong ones among
-    the confident, where true labels are known. coverage: share of confident images, by true class
-    and by client.
-    """
-    if "client_rows" not in sums:
-        return {}
-    rates: dict[str, Any] = {
-        "mask_rate": 1 - sum(sums["client_kept"]) / sum(sums["client_rows"]),
-        "coverage_by_client": dict(
-            zip(map(str, clients), _shares(sums["client_kept"], sums["client_rows"]), strict=True)
-        ),
+def of_split_round(sums: dict[str, Any], active: Sequence[int], steps: int) -> dict[str, Any]:
+    """Fields of a `MethodRow` from the sums of a split round's ``steps``."""
+    images, kept = sums["client_images"], sums["client_kept"]
+    return {
+        # Who leaves a round does not come back to it: the images of those who stayed are the most.
+        "contributing": images.count(max(images)),
+        **{name: sums[name] / steps for name in LOSSES if name in sums},
+        "mask_rate": 1 - sum(kept) / sum(images),
+        "coverage_by_client": dict(zip(map(str, active), _shares(kept, images), strict=True)),
+        **of_classes(sums["by_class"]),
     }
-    if sum(sums.get("class_rows", ())):
-        known_kept = sum(sums["class_kept"])
-        rates["impurity"] = 1 - sums["right"] / known_kept if known_kept else None
-        rates["coverage_by_class"] = _shares(sums["class_kept"], sums["class_rows"])
-    return rates
 
 
-def _shares(parts: list[float], wholes: list[float]) -> list[float | None]:
-    return [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]
+# --- full-model rounds: clients count, and answer with numbers -----------------------------------------
+
+
+def as_numbers(counts: Table) -> dict[str, float]:
+    """What a client says of its labels; by class only in a simulation, which knows the true ones."""
+    images, kept, _ = counts
+    by_class = {
+        f"{name}/{label}": value
+        for name, row in zip(COUNTS, counts, strict=True)
+        for label, value in enumerate(row[1:])
+    }
+    return {"coverage": sum(kept) / sum(images), **(by_class if sum(images[1:]) else {})}
+
+
+def of_numbers(numbers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Fields of a `MethodRow` from what several clients said with `as_numbers`."""
+    total = Counter[str]()
+    for one in numbers:
+        total.update({key: value for key, value in one.items() if "/" in key})
+    classes = len(total) // len(COUNTS)
+    counts = [[0, *(total[f"{name}/{label}"] for label in range(classes))] for name in COUNTS]
+    return {
+        "mask_rate": 1 - sum(one["coverage"] for one in numbers) / len(numbers),
+        **of_classes(counts),
+    }

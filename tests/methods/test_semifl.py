@@ -13,7 +13,7 @@ from semisfl import seeds
 from semisfl.data.batches import draw_batches
 from semisfl.data.partition import Partition
 from semisfl.fleet.base import FullRound, draw_active
-from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_loss
+from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_losses
 from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of
 from semisfl.runs.experiment import Experiment, assemble
 from tests import toy
@@ -36,13 +36,14 @@ def test_loss_is_the_sum_of_three_cross_entropies() -> None:
     strong, mixed = rng.normal(size=(2, 6, 4))
     labels, others = rng.integers(0, 4, size=(2, 6))
     weight = 0.3
-    expected = cross_entropy(strong, labels)
-    expected += weight * cross_entropy(mixed, labels) + (1 - weight) * cross_entropy(mixed, others)
-    got = semifl_loss(
+    mixing = weight * cross_entropy(mixed, labels) + (1 - weight) * cross_entropy(mixed, others)
+    got = semifl_losses(
         *(torch.from_numpy(value) for value in (strong, mixed, labels, others)),
         torch.tensor(weight),
     )
-    assert float(got) == pytest.approx(expected, rel=1e-6)
+    assert [float(loss) for loss in got] == pytest.approx(
+        [cross_entropy(strong, labels), mixing], rel=1e-6
+    )
 
 
 def test_mixing_weights_the_fixed_image() -> None:

@@ -10,7 +10,6 @@ from torch import nn
 from semisfl import config, presets
 from semisfl.config import Config
 from semisfl.fleet.base import Features, RoundAborted
-from semisfl.methods import statistics
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide
@@ -242,30 +241,6 @@ def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
     ]
-
-
-def features(clients: tuple[int, ...], truth: list[int] | None) -> Features:
-    rows = torch.zeros(2 * len(clients), 4)
-    return Features(rows, rows, clients, None if truth is None else torch.tensor(truth))
-
-
-def test_statistics_by_hand() -> None:
-    labels, confident = torch.tensor([0, 1, 2, 2]), torch.tensor([True, True, False, True])
-    sums = statistics.of_step(features((4, 7), [0, 2, 2, -1]), (4, 7), labels, confident, 3)
-    rates = statistics.of_round({name: value.tolist() for name, value in sums.items()}, (4, 7))
-    assert rates["mask_rate"] == pytest.approx(1 / 4)
-    assert rates["impurity"] == pytest.approx(1 / 2)  # one of two confident rows of known label
-    assert rates["coverage_by_class"] == [1.0, None, 0.5]
-    assert rates["coverage_by_client"] == {"4": 1.0, "7": 0.5}
-
-
-def test_statistics_of_a_step_that_a_client_missed() -> None:
-    labels, confident = torch.tensor([0, 1]), torch.tensor([True, False])
-    sums = statistics.of_step(features((7,), None), (4, 7, 9), labels, confident, 3)
-    assert sums["client_rows"].tolist() == [0, 2, 0] and sums["client_kept"].tolist() == [0, 1, 0]
-    rates = statistics.of_round({name: value.tolist() for name, value in sums.items()}, (4, 7, 9))
-    assert rates["coverage_by_client"] == {"4": None, "7": 0.5, "9": None}
-    assert "impurity" not in rates and "coverage_by_class" not in rates
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

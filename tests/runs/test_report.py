@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -263,3 +264,26 @@ def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> No
 def test_reports_need_nothing_that_trains() -> None:
     code = "import sys, semisfl.runs.report, semisfl.runs.plots; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- results/README.md -------------------------------------------------------------------------------
+
+
+def test_the_results_page_says_what_the_files_hold() -> None:
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    everywhere, table = page.split("All of them have")[1].split("| folder |")
+    always = set(re.findall(r"`(\w+)`", everywhere))
+    described = set()
+    for line in re.findall(r"^\| `.*", table, re.MULTILINE):
+        pattern, environment, keys = (cell.strip() for cell in line.strip("|").split("|"))
+        runs = [
+            path for path in RESULTS.glob(pattern.strip("`")) if (path / "config.toml").exists()
+        ]
+        described |= set(runs)
+        assert {(path / "environment.json").exists() for path in runs} == {environment == "yes"}
+        lines = [(path / "metrics.jsonl").read_text().splitlines() for path in runs]
+        found = [{key for text in texts for key in json.loads(text)} for texts in lines]
+        assert all(always <= one for one in found), pattern
+        assert set.union(*found) - always == set(re.findall(r"`(\w+)`", keys)), pattern
+    assert described == {file.parent for file in RESULTS.rglob("config.toml")}
+    assert all(report.read_run(path).finished for path in described)

@@ -36,7 +36,8 @@ from semisfl.methods.fedmatch.settings import FedMatchSettings
 from semisfl.methods.fedmatch.sparse import SparseLinks
 from semisfl.methods.full_model import (
     COUNTED,
-    count,
+    count_labels,
+    count_loss,
     given,
     read_counter,
     report,
@@ -203,6 +204,7 @@ class FedMatchWork:
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("plain", "plain", indices)  # weak augmentation hurt its authors
         client.draw_view("strong", "strong", indices)
+        client.hold("truth", client.truth(indices))
         start_counter(client)
         return True
 
@@ -228,14 +230,16 @@ class FedMatchWork:
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = agreement(own, helpers, helped)
         strong = functional_call(psi.train(), theta, client.batch_of("strong"))
-        loss = settings["lambda_a"] * over_confident(
+        by_label = settings["lambda_a"] * over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )
+        loss = by_label
         if helpers:
             loss = loss + settings["lambda_i"] * helped * inter_client(own, helpers, confident)
         penalty = regularisers(sigma, psi, settings["lambda_l2"], settings["lambda_l1"])
         client.descend(psi, loss + penalty)
-        count(client, loss, confident)
+        count_loss(client, loss, consistency=by_label)
+        count_labels(client, labels, confident, client.held_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {"psi": client.model("psi").state_dict()}, read_counter(client)

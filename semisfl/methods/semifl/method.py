@@ -28,7 +28,8 @@ from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
-    count,
+    count_labels,
+    count_loss,
     given,
     read_counter,
     report,
@@ -144,13 +145,8 @@ class SemiFLWork:
         model.load_state_dict(client.received("statistics") or {}, strict=False)
         # Pseudo-labels of every local image, once, by the received model on one weak view.
         confidence, labels = client.predict(model, "weak").max(1)
-        kept = (
-            (confidence >= client.settings["confidence_threshold"])
-            .nonzero()
-            .flatten()
-            .cpu()
-            .numpy()
-        )
+        confident = confidence >= client.settings["confidence_threshold"]
+        kept = confident.nonzero().flatten().cpu().numpy()
         # D_fix: the kept. D_mix: as many draws with replacement from all, of any confidence.
         rng, alpha = client.rng("batches"), client.settings["mix_alpha"]
         fix = _batches(client, rng, kept)
@@ -158,11 +154,11 @@ class SemiFLWork:
         client.hold("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
         client.hold("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
         client.hold("weight", torch.from_numpy(rng.beta(alpha, alpha, size=client.steps)).float())
-        client.hold("kept", torch.tensor(len(kept) / client.count))
         client.draw_view("strong", "strong", fix)
         client.draw_view("weak_fix", "weak", fix)
         client.draw_view("weak_mix", "weak", mix)
         start_counter(client)
+        count_labels(client, labels, confident, client.truth(np.arange(client.count)))
         return len(kept) > 0
 
     def step(self, client: ClientRuntime) -> None:
@@ -170,13 +166,14 @@ class SemiFLWork:
         labels, others = client.held_step("labels_fix"), client.held_step("labels_mix")
         weight = client.held_step("weight")
         mixed = mix(client.batch_of("weak_fix"), client.batch_of("weak_mix"), weight)
-        loss = semifl_loss(model(client.batch_of("strong")), model(mixed), labels, others, weight)
-        client.descend(model, loss, clip_norm=client.settings["clip_norm"])
-        count(client, loss, torch.ones_like(labels))
+        strong, mixing = semifl_losses(
+            model(client.batch_of("strong")), model(mixed), labels, others, weight
+        )
+        client.descend(model, strong + mixing, clip_norm=client.settings["clip_norm"])
+        count_loss(client, strong + mixing, consistency=strong)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        numbers = {**read_counter(client), "coverage": float(client.held("kept"))}
-        return {"model": client.model("model").state_dict()}, numbers
+        return {"model": client.model("model").state_dict()}, read_counter(client)
 
 
 def _batches(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
@@ -190,12 +187,11 @@ def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
     return torch.lerp(others, images, weight.to(images.dtype))
 
 
-def semifl_loss(
+def semifl_losses(
     strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor
-) -> Tensor:
-    """CE(strong, y_fix) + l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
-    fixed = F.cross_entropy(strong.float(), labels)
-    return fixed + torch.lerp(
+) -> tuple[Tensor, Tensor]:
+    """The loss's two terms: CE(strong, y_fix), and l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
+    return F.cross_entropy(strong.float(), labels), torch.lerp(
         F.cross_entropy(mixed.float(), others), F.cross_entropy(mixed.float(), labels), weight
     )
 
