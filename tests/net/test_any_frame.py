@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from semisfl.methods import WORKS
+from semisfl import catalog, lookup
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, encode
 from tests.net.harness import Client, Network, network, tiny, until, weights
@@ -197,8 +197,8 @@ class Lie:
 def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
     honest_hello = messages.hello
 
-    def hello(run: str = "", name: str = "", *more: Any) -> list[Any]:
-        frame = honest_hello(run, name, *more)
+    def hello(methods: Any, run: str = "", name: str = "", *more: Any) -> list[Any]:
+        frame = honest_hello(methods, run, name, *more)
         if name != "client-1" or not lie.tells():
             return frame
         header = b"".join(frame)
@@ -231,7 +231,7 @@ def net(request: pytest.FixtureRequest) -> Iterator[Network]:
         network={"deadline": 10.0},
         **SETTINGS.get(request.param, {}),
     )
-    with network(config, works=WORKS) as net:
+    with network(config) as net:
         for honest in (0, 2):
             net.join(honest)
         assert net.fleet.wait_for(2, 20)
@@ -298,7 +298,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
     numbers: Any, states: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """FedSwitch's `done`, in the forms that once ended the server."""
-    with network(tiny(3, method="fedswitch", rounds=1), works=WORKS) as net:
+    with network(tiny(3, method="fedswitch", rounds=1)) as net:
         net.join_all()
         device = net.clients[1].device
         original = device.answer
@@ -346,4 +346,5 @@ def test_the_simulation_holds_to_the_same_declaration() -> None:
 
         fleet.train = train  # type: ignore[method-assign]
         experiment.method.round(0)
-    assert seen == WORKS.keys()
+    works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
+    assert seen == set(works)

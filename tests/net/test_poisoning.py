@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisfl.methods import WORKS
 from semisfl.net.client.device import Device
 from semisfl.net.server.plausible import ABSURD, MOST_COUNTED, ranges, unbelievable
 from semisfl.runs.directory import RunDirectory
@@ -116,7 +115,7 @@ def test_whole_models_are_held_against_each_other_too(
 ) -> None:
     poisoning(monkeypatch, "states", times(factor))
     config = tiny(3, method=method, semifl={"confidence_threshold": 0.0})
-    with network(config, works=WORKS) as net:
+    with network(config) as net:
         net.join_all()
         run_rounds(net.experiment)
         assert_sound(net)
