@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from semisfl.data.partition import Partition as Partition
     from semisfl.data.sources import Dataset as Dataset
     from semisfl.data.sources import load as load
-    from semisfl.layer_modules import layers_of as layers_of
     from semisfl.layers import Residual as Residual
     from semisfl.presets import preset as preset
     from semisfl.runs.experiment import divide as divide
     from semisfl.runs.loop import Result as Result
     from semisfl.runs.start import resume as resume
     from semisfl.runs.start import train as train
+    from semisfl.tables.modules import layers_of as layers_of
     from semisfl.use.predict import evaluate as evaluate
     from semisfl.use.predict import predict as predict
 
@@ -32,7 +32,7 @@ _HOMES = {
     "Result": "semisfl.runs.loop",
     "divide": "semisfl.runs.experiment",
     "evaluate": "semisfl.use.predict",
-    "layers_of": "semisfl.layer_modules",
+    "layers_of": "semisfl.tables.modules",
     "load": "semisfl.data.sources",
     "parse": "semisfl.config",
     "predict": "semisfl.use.predict",

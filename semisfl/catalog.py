@@ -1,4 +1,4 @@
-"""What there is, one row each: methods, data sets and codecs (models: `semisfl.named_models`).
+"""What there is, one row each: methods, data sets and codecs (models: `semisfl.tables.named`).
 
 Everything else reads these rows: the configuration, `semisfl list`, `costs`, `compare`, reports,
 and a device that is asked to do a method's client half. A row names its code as

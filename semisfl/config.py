@@ -19,9 +19,9 @@ from pydantic import (
 
 from semisfl import catalog, lookup
 from semisfl.catalog import NamedMethod
-from semisfl.layer_tables import Layer, parse_layers
 from semisfl.sections import ConfigError as ConfigError
 from semisfl.sections import Section as Section
+from semisfl.tables.kinds import Layer, parse_layers
 
 Settings = TypeVar("Settings", bound=Section)
 

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.config import Config, ModelConfig
-from semisfl.layer_modules import layers_of, modules_of
-from semisfl.layer_shapes import Shape as Shape
-from semisfl.layer_tables import Layer
 from semisfl.layers import Dropout, Layers, Residual, named_layers
-from semisfl.named_models import MODELS as MODELS
+from semisfl.tables.kinds import Layer
+from semisfl.tables.modules import layers_of, modules_of
+from semisfl.tables.named import MODELS as MODELS
+from semisfl.tables.shapes import Shape as Shape
 
 log = logging.getLogger(__name__)
 

@@ -60,9 +60,9 @@ def _first_line(name: str, function: Any) -> dict[str, Any]:
 
 def _models() -> list[dict[str, Any]]:
     """The named models with their usual cut, before the first flatten; counted without torch."""
-    from semisfl.layer_shapes import place
-    from semisfl.layer_tables import Flatten
-    from semisfl.named_models import MODELS
+    from semisfl.tables.kinds import Flatten
+    from semisfl.tables.named import MODELS
+    from semisfl.tables.shapes import place
 
     described = []
     for name, model in MODELS.items():

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from semisfl.layer_shapes import Shape
-from semisfl.layer_tables import (
+from semisfl.tables.kinds import (
     AveragePool,
     BatchNorm,
     Conv,
@@ -17,6 +16,7 @@ from semisfl.layer_tables import (
     Relu,
     ResidualBlock,
 )
+from semisfl.tables.shapes import Shape
 
 
 def cnn() -> list[Layer]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl import models
-from semisfl.layer_shapes import place
 from semisfl.layers import Dropout
 from semisfl.models import MODELS, parameter_count
+from semisfl.tables.shapes import place
 
 Layers = list[tuple[str, nn.Module]]
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from semisfl import models
-from semisfl.layer_modules import layers_of, modules_of
-from semisfl.layer_shapes import place
-from semisfl.layer_tables import (
+from semisfl.layers import Layers, Residual
+from semisfl.tables.kinds import (
     AveragePool,
     BatchNorm,
     Conv,
@@ -25,7 +24,8 @@ from semisfl.layer_tables import (
     ResidualBlock,
     parse_layers,
 )
-from semisfl.layers import Layers, Residual
+from semisfl.tables.modules import layers_of, modules_of
+from semisfl.tables.shapes import place
 from tests.twin import bn_model, plain
 
 SHAPE, CLASSES = (2, 10, 10), 3

@@ -7,8 +7,8 @@ import pytest
 
 from semisfl import config
 from semisfl.config import ConfigError
-from semisfl.layer_shapes import MAX_OUTPUT, MAX_PARAMETERS, place
-from semisfl.layer_tables import MAX_LAYERS, Conv, Flatten, Linear, Relu, named, parse_layers
+from semisfl.tables.kinds import MAX_LAYERS, Conv, Flatten, Linear, Relu, named, parse_layers
+from semisfl.tables.shapes import MAX_OUTPUT, MAX_PARAMETERS, place
 from semisfl.toml import commented_toml, to_toml
 
 Rows = list[dict[str, Any]]

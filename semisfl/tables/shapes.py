@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from semisfl.layer_tables import (
+from semisfl.tables.kinds import (
     AveragePool,
     BatchNorm,
     Conv,

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from semisfl.layer_shapes import Placed, Shape, place
-from semisfl.layer_tables import (
+from semisfl.layers import Dropout, Layers, Residual, named_layers
+from semisfl.tables.kinds import (
     AveragePool,
     BatchNorm,
     Conv,
@@ -20,7 +20,7 @@ from semisfl.layer_tables import (
     ResidualBlock,
     parse_layers,
 )
-from semisfl.layers import Dropout, Layers, Residual, named_layers
+from semisfl.tables.shapes import Placed, Shape, place
 
 # What a module has besides its layers; `weights` is where `engine.weights` keeps its own.
 RESERVED = {*dir(Layers()), "weights"}

@@ -1,0 +1,1 @@
+"""Models as tables: kinds of layers, the shapes they give, the models known by name, and their modules."""
