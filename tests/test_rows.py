@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.catalog import title_of
-from semisfl.methods import METHODS
+from semisfl.catalog import METHODS
 from semisfl.rows import KEYS, MethodRow, RoundRow
 from semisfl.runs.loop import run_rounds
 from tests import toy
@@ -64,7 +63,7 @@ def test_every_key_is_defined_once_and_nothing_else() -> None:
 
 def documented(method: str) -> set[str]:
     """Keys that the page gives to a method."""
-    title = title_of(method)
+    title = METHODS[method].title
     named = {
         key: [name.strip() for name in cells[3].removeprefix("all but ").split(",")]
         for key, cells in CELLS.items()

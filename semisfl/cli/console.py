@@ -3,9 +3,6 @@
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,9 +14,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from semisfl.rows import RoundRow
+from semisfl.runs.sinks import RunInfo, Sink
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-Observer = Callable[[dict[str, Any]], None]
 
 
 class _Warnings(logging.Handler):
@@ -48,58 +47,68 @@ def accuracy_text(accuracy: float | None) -> str:
     return "accuracy   –   " if accuracy is None else f"accuracy {accuracy:5.1f} %"
 
 
-@contextmanager
-def progress(title: str, first: int, rounds: int, quiet: bool) -> Iterator[Observer]:
-    """An observer of rounds: a bar on a terminal, lines elsewhere, nothing if ``quiet``."""
+def progress(title: str, quiet: bool) -> list[Sink]:
+    """A bar on a terminal, lines elsewhere, nothing if ``quiet``."""
     if quiet:
-        yield lambda row: None
-    elif err.is_terminal:
-        with _bar(title, first, rounds) as observe:
-            yield observe
-    else:
-        yield _lines(title, first, rounds)
+        return []
+    return [ProgressBar(title) if err.is_terminal else ProgressLines(title)]
 
 
-@contextmanager
-def _bar(title: str, first: int, rounds: int) -> Iterator[Observer]:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, speed_estimate_period=600, expand=True) as bar:
-        task = bar.add_task(title, total=rounds, completed=first, accuracy=accuracy_text(None))
+class ProgressBar:
+    def __init__(self, title: str) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._title = title
+        self._bar = Progress(*columns, console=err, speed_estimate_period=600, expand=True)
 
-        def observe(row: dict[str, Any]) -> None:
-            bar.update(task, completed=row["round"] + 1)
-            if "accuracy" in row:
-                bar.update(task, accuracy=accuracy_text(row["accuracy"]))
+    def start(self, run: RunInfo) -> None:
+        self._bar.start()
+        self._task = self._bar.add_task(
+            self._title,
+            total=run.config.rounds,
+            completed=run.first,
+            accuracy=accuracy_text(None),
+        )
 
-        yield observe
+    def row(self, row: RoundRow) -> None:
+        self._bar.update(self._task, completed=row.round + 1)
+        if row.accuracy is not None:
+            self._bar.update(self._task, accuracy=accuracy_text(row.accuracy))
+
+    def close(self) -> None:
+        self._bar.stop()
 
 
-def _lines(title: str, first: int, rounds: int) -> Observer:
-    spent = 0.0
-    known: float | None = None
+class ProgressLines:
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._spent = 0.0
+        self._accuracy: float | None = None
 
-    def observe(row: dict[str, Any]) -> None:
-        nonlocal spent, known
-        spent += row["seconds"]
-        known = row.get("accuracy", known)
-        done = row["round"] + 1
-        left = spent / (done - first) * (rounds - done)
+    def start(self, run: RunInfo) -> None:
+        self._first, self._rounds = run.first, run.config.rounds
+
+    def row(self, row: RoundRow) -> None:
+        seconds = row.seconds or 0.0
+        self._spent += seconds
+        self._accuracy = self._accuracy if row.accuracy is None else row.accuracy
+        done = row.round + 1
+        left = self._spent / (done - self._first) * (self._rounds - done)
         say(
-            f"{title}: round {done}/{rounds}  {accuracy_text(known)}  "
-            f"{row['seconds']:.1f} s  left {clock(left)}"
+            f"{self._title}: round {done}/{self._rounds}  {accuracy_text(self._accuracy)}  "
+            f"{seconds:.1f} s  left {clock(left)}"
         )
         sys.stderr.flush()
 
-    return observe
+    def close(self) -> None: ...
 
 
 def can_draw() -> bool:

@@ -171,7 +171,7 @@ def costs(
             json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})
         )
         return
-    table = Table("method", "down", "up", "s a round", "whole run", "hours")
+    table = Table("method", "down", "up", "s per round", "whole run", "hours")
     for row in rows:
         table.add_row(
             row["method"],

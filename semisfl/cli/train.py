@@ -101,14 +101,14 @@ def bench(
         bool, typer.Option("--quick", help="Only SemiSFL and Supervised-only, no growth.")
     ] = False,
 ) -> None:
-    """Seconds a round on this machine, where they go, and how they grow with the clients."""
+    """Seconds per round on this machine, where they go, and how they grow with the clients."""
     from semisfl.runs.bench import main
 
     result = main(device, quick)
     if as_json:
         print(json.dumps(result, indent=2))
         return
-    rounds = Table("preset", "method", "s a round", "TFLOP/s", "start-up s", "peak GiB")
+    rounds = Table("preset", "method", "s per round", "TFLOP/s", "start-up s", "peak GiB")
     for row in result["rounds"]:
         rounds.add_row(
             row["preset"],
@@ -127,7 +127,7 @@ def bench(
             )
             console.out.print(f"{row['preset']}: {shares}")
     if "growth" in result:
-        grown = Table("clients", "active", "s a round", "peak GiB")
+        grown = Table("clients", "active", "s per round", "peak GiB")
         for row in result["growth"]:
             grown.add_row(
                 str(row["clients"]),

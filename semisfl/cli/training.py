@@ -87,11 +87,10 @@ def rounds(
     run: runs.Run, signals: StopSignals, *, quiet: bool = False, title: str | None = None
 ) -> Result:
     """A run's rounds, watched, stopped by signals; an error if its end could not be saved."""
-    config, directory = run.experiment.config, run.directory
+    directory = run.directory
     assert directory is not None
     signals.running = True
-    with console.progress(title or config.method, run.first, config.rounds, quiet) as observe:
-        result = run.go(observe)
+    result = run.go(console.progress(title or run.experiment.config.method, quiet))
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "

@@ -140,7 +140,7 @@ def _kind(name: str) -> str:
 def rounds_of_methods(
     device: str, names: list[str], counted: int, quick: bool
 ) -> list[dict[str, Any]]:
-    """Seconds a round, method by method, at the preset's settings."""
+    """Seconds per round, method by method, at the preset's settings."""
     rows = []
     for preset in names:
         shape = DATA[preset].shape

@@ -17,7 +17,8 @@ from semisfl import __version__, config
 from semisfl.config import Config
 from semisfl.files import remove_temporary, write_whole
 from semisfl.runs import checkpoint
-from semisfl.runs.metrics import append_whole, read_metrics
+from semisfl.runs.metrics import read_metrics
+from semisfl.runs.sinks import MetricsFile
 from semisfl.toml import to_toml
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._unwritten: list[str] = []
+        self.record = MetricsFile(path / "metrics.jsonl")
         self._unsaved: set[str] = set()
         self._latest_round: int | None = None
         self._made: list[Path] = []
@@ -38,7 +39,7 @@ class RunDirectory:
     @property
     def unsaved(self) -> list[str]:
         """What the disk refused and nothing later replaced."""
-        return sorted(self._unsaved | ({"metrics.jsonl"} if self._unwritten else set()))
+        return sorted(self._unsaved | ({"metrics.jsonl"} if self.record.unwritten else set()))
 
     @classmethod
     def create(cls, path: Path, run_config: Config) -> "RunDirectory":
@@ -158,15 +159,6 @@ class RunDirectory:
                 f"cannot write to {self.path}: {error.strerror or error}; make room or allow it, then --resume again"
             ) from error
         return rows
-
-    def append(self, row: dict[str, Any]) -> None:
-        """One line of metrics; lines a full disk refuses are kept and tried again with the next."""
-        self._unwritten.append(json.dumps(row) + "\n")
-        try:
-            append_whole(self.path / "metrics.jsonl", "".join(self._unwritten).encode())
-            self._unwritten.clear()
-        except OSError as error:
-            log.warning("cannot write metrics to %s: %s; will try again", self.path, error)
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
         """Write checkpoint ``name``; False, and the previous one is kept, if the disk refuses."""

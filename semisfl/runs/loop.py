@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,10 @@ from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.health import Health
+from semisfl.runs.sinks import RunInfo, Sink
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
-Observer = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -42,7 +42,7 @@ def run_rounds(
     *,
     first: int = 0,
     best: float = 0.0,
-    observe: Observer | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Result:
     """Do the rounds from ``first`` on; ``best`` is the highest accuracy of those before."""
     config, method, fleet = experiment.config, experiment.method, experiment.fleet
@@ -63,6 +63,10 @@ def run_rounds(
                 root.setLevel(logging.INFO)
             stack.callback(root.removeHandler, handler)
             stack.callback(handler.close)
+        info = RunInfo(config, first, directory.path if directory is not None else None)
+        for sink in sinks:
+            sink.start(info)
+            stack.callback(sink.close)
         device = experiment.hardware.device
         log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
         round_index = first
@@ -113,20 +117,21 @@ def run_rounds(
                 seconds=ended - started,
                 seconds_training=trained - begun,
                 seconds_testing=ended - trained if tested else None,
-            ).as_dict()
-            history.append(row)
-            improved = row.get("accuracy", -1.0) > best
-            best = max(best, row.get("accuracy", 0.0))
+            )
+            history.append(row.as_dict())
+            improved = row.accuracy is not None and row.accuracy > best
+            best = max(best, row.accuracy or 0.0)
             round_index += 1
             if directory is not None:
-                directory.append(row)
+                # Before the checkpoint: on resume a line too many is dropped, one too few is lost.
+                directory.record.row(row)
                 if improved and good:
                     best_state = checkpoint.snapshot(full_state(round_index))
                 if good and (last or round_index % config.runtime.checkpoint_every == 0):
                     directory.save_latest(full_state(round_index))
                     best_state = _save_best(directory, best_state)
-            if observe is not None:
-                observe(row)
+            for sink in sinks:
+                sink.row(row)
     return _result(method, history, best, stopped=False, directory=directory)
 
 

@@ -5,7 +5,7 @@ round, the directory is left as it was found.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -20,7 +20,8 @@ from semisfl.models import with_layers_of
 from semisfl.runs import checkpoint, health
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
-from semisfl.runs.loop import Observer, Result, run_rounds
+from semisfl.runs.loop import Result, run_rounds
+from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,11 @@ class Run:
         self.started = self.finished = False
         self._best = best
 
-    def go(self, observe: Observer | None = None) -> Result:
+    def go(self, sinks: Sequence[Sink] = ()) -> Result:
         """Do the rounds that are left."""
         self.started = True
         result = run_rounds(
-            self.experiment, self.directory, first=self.first, best=self._best, observe=observe
+            self.experiment, self.directory, first=self.first, best=self._best, sinks=sinks
         )
         self.finished = not result.stopped
         return result
@@ -137,14 +138,30 @@ def train(
     *,
     out: Path | str | None = None,
     observe: Observer | None = None,
+    sinks: Sequence[Sink] = (),
     **means: Unpack[Means],
 ) -> Result:
-    """Train as ``config`` says; with ``out``, keep a run directory there."""
+    """Train as ``config`` says; with ``out``, keep a run directory there.
+
+    ``observe`` is called with every round's row, and what it raises ends the run; ``sinks`` are given
+    the rows too, and one that fails is left alone from there on.
+    """
     with begin(config, out=out, **means) as run:
-        return run.go(observe)
+        return run.go(_watchers(observe, sinks))
 
 
-def resume(path: Path | str, *, observe: Observer | None = None, **means: Unpack[Means]) -> Result:
+def resume(
+    path: Path | str,
+    *,
+    observe: Observer | None = None,
+    sinks: Sequence[Sink] = (),
+    **means: Unpack[Means],
+) -> Result:
     """Continue the run in ``path`` from its latest checkpoint, or from the checkpoint named."""
     with go_on(path, **means) as run:
-        return run.go(observe)
+        return run.go(_watchers(observe, sinks))
+
+
+def _watchers(observe: Observer | None, sinks: Sequence[Sink]) -> list[Sink]:
+    mine: list[Sink] = [Observed(observe)] if observe is not None else []
+    return mine + [Guarded(sink) for sink in sinks]

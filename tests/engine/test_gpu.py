@@ -19,6 +19,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble, divide
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.sinks import Observed
 from semisfl.runs.start import resume, train
 from tests.twin import PlainTwin, bn_model, toy_data
 
@@ -100,7 +101,7 @@ def test_deterministic_resume_is_bit_identical(precision: str, tmp_path: Path) -
     def stop(row: dict[str, Any]) -> None:
         half.stop.requested = row["round"] == 2
 
-    assert run_rounds(half, directory, observe=stop).stopped
+    assert run_rounds(half, directory, sinks=[Observed(stop)]).stopped
     directory.unlock()
     resume(tmp_path / "half", data=data, device="cuda")
     states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "half")]

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
+from semisfl.catalog import METHODS
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientResult, Features, FullRound
-from semisfl.methods import METHODS, full_model, statistics
+from semisfl.methods import full_model, statistics
 from semisfl.methods.fedmatch.method import joined
 from semisfl.rows import MethodRow
 from tests import toy

@@ -7,6 +7,7 @@ import pytest
 
 from semisfl import config
 from semisfl.catalog import METHODS
+from semisfl.rows import RoundRow
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 
@@ -19,7 +20,7 @@ def fake_training(job: compare.Job) -> bool:
         accuracy = (
             50.0 + job.config.seed + 10 * number + (5 if job.config.method == "semisfl" else 0)
         )
-        directory.append({"round": number, "accuracy": accuracy, "bytes_total": 9, "seconds": 1.0})
+        directory.record.row(RoundRow(round=number, accuracy=accuracy, bytes_total=9, seconds=1.0))
     return True
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import os
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,11 @@ from semisfl.config import Config
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.methods.base import Setup
-from semisfl.runs import checkpoint
-from semisfl.runs import directory as run_directory
+from semisfl.runs import checkpoint, sinks
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
+from tests.disk import largest_file
 from tests.twin import bn_model, toy_data
 
 DATA = toy_data()
@@ -385,12 +384,12 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def append(path: Path, data: bytes, really: Any = run_directory.append_whole) -> None:
+    def append(path: Path, data: bytes, really: Any = sinks.append_whole) -> None:
         fsync(0)
         really(path, data)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(run_directory, "append_whole", append)
+    monkeypatch.setattr(sinks, "append_whole", append)
 
     def fill(row: dict[str, Any]) -> None:
         nonlocal full
@@ -412,33 +411,6 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
         == [r["round"] for r in again.rounds]
     )
     assert len(whole.rounds) == 5
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The kernel cuts writes off at ``size`` bytes, as a disk that fills up in the middle of one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_metrics_that_did_not_fit_are_written_later_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = RunDirectory.create(tmp_path / "run", small())
-    rows = [{"round": index, "loss": index / 3} for index in range(4)]
-    directory.append(rows[0])
-    # The limit holds for every file of this process: no warning may go to a file meanwhile.
-    monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
-    with largest_file((directory.path / "metrics.jsonl").stat().st_size + 10):
-        directory.append(rows[1])
-        directory.append(rows[2])
-    assert directory.metrics() == rows[:1]
-    directory.append(rows[3])
-    assert directory.metrics() == rows
 
 
 def test_checkpoint_that_did_not_fit_leaves_the_previous_one(

@@ -1,0 +1,100 @@
+"""Where a run's rows go: its file of metrics, a progress line, and whatever a user adds."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from semisfl.config import Config
+from semisfl.rows import RoundRow
+from semisfl.runs.metrics import append_whole
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a sink is told of its run."""
+
+    config: Config
+    first: int
+    """The round it begins with; not 0 if it is resumed."""
+    directory: Path | None
+
+
+class Sink(Protocol):
+    """Started before the first round, given each row once its round is saved, closed at the end,
+    however that comes."""
+
+    def start(self, run: RunInfo) -> None: ...
+
+    def row(self, row: RoundRow) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one line per row; lines a full disk refuses are tried again with the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unwritten: list[str] = []
+
+    def start(self, run: RunInfo) -> None:
+        """The file is made by its first line."""
+
+    def row(self, row: RoundRow) -> None:
+        self.unwritten.append(json.dumps(row.as_dict()) + "\n")
+        try:
+            append_whole(self.path, "".join(self.unwritten).encode())
+            self.unwritten.clear()
+        except OSError as error:
+            log.warning("cannot write to %s: %s; will try again", self.path, error)
+
+    def close(self) -> None:
+        """Every line that the disk took is there already."""
+
+
+class Observed:
+    """A function of the caller's, given each row as plain values; what it raises ends the run."""
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+
+    def start(self, run: RunInfo) -> None: ...
+
+    def row(self, row: RoundRow) -> None:
+        self._observe(row.as_dict())
+
+    def close(self) -> None: ...
+
+
+class Guarded:
+    """A sink that is none of the run's business: if it fails, that is said once and it gets no more rows."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._failed = False
+
+    def start(self, run: RunInfo) -> None:
+        self._try(lambda: self._sink.start(run))
+
+    def row(self, row: RoundRow) -> None:
+        self._try(lambda: self._sink.row(row))
+
+    def close(self) -> None:
+        self._try(self._sink.close)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            call()
+        except Exception as error:  # whatever it is, training is worth more than a picture of it
+            self._failed = True
+            name = type(self._sink).__name__
+            log.warning("sink %s failed and gets no more rows: %r", name, error)
