@@ -1,6 +1,6 @@
 """The same local work in Flower's simulation and in our in-process fleet, timed in one run.
 
-Ten clients, all active, train FixMatch with the model they are sent (`examples/seventh_method.py`):
+Ten clients, all active, train FixMatch with the model they are sent (`examples/fedavg_fixmatch`):
 same weights, same images, same draws, same optimiser, plain averaging, on two CPU cores. Flower's
 client is plain PyTorch: its own layers, optimiser and loop. The engines take turns round by round,
 so that both meet the same machine. Prints JSON, for each amount of local work: seconds a round of
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "fedavg_fixmatch"
 CORES, CLIENTS, ROUNDS = 2, 10, 10
 LOCAL_STEPS = (1, 10, 50)  # one: what is left is mostly the engines' own cost
 
@@ -33,17 +34,17 @@ os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see semisfl/cli/__init__.py
 # Flower's worker processes find this file and the example where this process does.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")]
+    [str(ROOT), str(ROOT / "benchmarks"), str(EXAMPLE), os.environ.get("PYTHONPATH", "")]
 )
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(EXAMPLE)]
 
 import torch  # noqa: E402
+from fedavg_fixmatch.method import FixMatchWork  # noqa: E402
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
-from seventh_method import FixMatchWork  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 

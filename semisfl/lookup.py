@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec)
 METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
-WORK_NEEDS = ("name", "start", "step", "finish")
+WORK_NEEDS = ("name", "answers", "start", "step", "finish")
 
 
 # --- methods ------------------------------------------------------------------------------------

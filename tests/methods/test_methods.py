@@ -21,7 +21,6 @@ from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from tests import toy
 
-ROOT = Path(__file__).resolve().parents[2]
 ROUND_LOSSES = ("loss_supervised", "loss_semi")
 
 
@@ -220,21 +219,7 @@ def test_engines_do_not_know_methods_by_name() -> None:
             assert name not in code, f"fleet/{path.name} mentions {name}"
 
 
-# --- the worked example ---------------------------------------------------------------------------
-
-
-def test_the_seventh_method_runs_and_is_the_one_in_the_documentation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    experiment = toy.assemble("seventh_method:FedAvgFixMatch", "rounds=4", "optimizer.lr=0.1")
-    result = run_rounds(experiment)
-    assert result.accuracy > 30
-    sizes = sizes_of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
-    assert experiment.fleet.traffic.total() == 4 * 2 * (2 * sizes.full)
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    example = (ROOT / "examples" / "seventh_method.py").read_text(encoding="utf-8")
-    assert example.strip() in page
+# --- costs ----------------------------------------------------------------------------------------
 
 
 def test_a_plan_says_what_a_run_sends() -> None:

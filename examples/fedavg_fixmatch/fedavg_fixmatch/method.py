@@ -1,4 +1,4 @@
-"""A seventh method, complete: FedAvg of clients that train FixMatch with the model they receive."""
+"""The two halves of the method."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedavg_fixmatch import METHOD
+from fedavg_fixmatch.settings import FixMatchSettings
 from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import ClientRuntime, FullRound, State, mean_state
+from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor, mean_state
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup
 from semisfl.rows import MethodRow
@@ -18,19 +20,26 @@ from semisfl.rows import MethodRow
 class FedAvgFixMatch:
     """The server's half: a round, what is tested, what a checkpoint holds."""
 
+    row = METHOD
+
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.model = setup, full_model.whole(setup.model)
-        self.supervised = full_model.SupervisedPhase(setup, self.model)
+        self.setup, self.settings = setup, setup.config.settings(FixMatchSettings)
+        self.model = full_model.whole(setup.model)
+        view = self.settings.labeled_view
+        self.supervised = full_model.SupervisedPhase(setup, self.model, view=view)
         self.work = FixMatchWork()
 
     def round(self, round_index: int) -> MethodRow:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        active = self.setup.active(round_index)
-        send = {"model": self.model.state_dict()}
         plan = FullRound(
-            round_index, active, config.clients.steps, lr, send, settings={"tau": 0.95}
+            round_index,
+            self.setup.active(round_index),
+            config.clients.steps,
+            lr,
+            send={"model": self.model.state_dict()},
+            settings={"tau": self.settings.confidence_threshold},
         )
         results = self.setup.fleet.train(self.work, plan)
         self.model.load_state_dict(mean_state(full_model.states_of(results, "model")))
@@ -55,6 +64,7 @@ class FixMatchWork:
     """The client's half: the same code in a simulation, on a GPU and on a device of its own."""
 
     name = "fixmatch"
+    answers = Answers({"model": every_tensor}, full_model.COUNTED)
 
     def start(self, client: ClientRuntime) -> bool:
         client.model("model").load_state_dict(full_model.given(client, "model"))

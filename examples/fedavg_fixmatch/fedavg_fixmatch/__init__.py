@@ -1,0 +1,15 @@
+"""A method of another package, complete: FedAvg of clients that train FixMatch."""
+
+from semisfl.catalog import NamedMethod
+
+METHOD = NamedMethod(
+    name="fedavg-fixmatch",
+    code="fedavg_fixmatch.method:FedAvgFixMatch",
+    title="FedAvg-FixMatch",
+    summary="clients label with the model they are training; the mean is what is tested",
+    note="an example, not tuned",
+    section="fixmatch",
+    settings="fedavg_fixmatch.settings:FixMatchSettings",
+    works=("fedavg_fixmatch.method:FixMatchWork",),
+    cost="fedavg_fixmatch.settings:cost",
+)

@@ -1,0 +1,102 @@
+"""Methods of other packages over a network: where they are installed or allowed, and nowhere else."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.config import Config
+from semisfl.net.client.connection import Rejected
+from semisfl.net.frames import WireError
+from semisfl.net.messages import Terms
+from semisfl.net.server import listener
+from semisfl.runs.experiment import assemble
+from semisfl.runs.loop import run_rounds
+from tests.net.harness import SIDE, network, tiny, toy_data, until
+from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
+
+
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    with imported_anew("fedavg_fixmatch"):
+        yield
+
+
+def settings(method: str) -> Config:
+    return tiny(2, method=method, fixmatch={"confidence_threshold": 0.2})
+
+
+@pytest.mark.parametrize("method", [PLACE, NAME])
+def test_it_runs_as_in_one_process(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if method == NAME:
+        install_package(tmp_path / "site", monkeypatch, EXAMPLE, entry_points_of(EXAMPLE))
+    config = settings(method)
+    data, partition = toy_data(2)
+    local = assemble(config, data, partition, device="cpu")
+    expected = run_rounds(local)
+    with network(config) as net:
+        net.join_all(allow_methods=[PLACE] if method == PLACE else [])
+        got = run_rounds(net.experiment)
+        assert net.fleet.traffic.counts == local.fleet.traffic.counts
+        for ours, theirs in zip(got.rounds, expected.rounds, strict=True):
+            assert ours["loss_semi"] == pytest.approx(theirs["loss_semi"], rel=1e-5)
+        assert {client.error for client in net.clients.values()} == {None}
+        assert [client.device.rounds for client in net.clients.values()] == [2, 2]
+
+
+def test_a_device_without_it_is_refused_and_both_sides_say_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with network(settings(PLACE)) as net:
+        client = net.join(0)
+        until(lambda: client.error is not None)
+        assert isinstance(client.error, Rejected)
+        reason = f"the client does not have method '{PLACE}'; install its package on that device"
+        allow = f", and let it join with --allow-method {PLACE}"
+        assert reason + allow in str(client.error)
+        assert any(
+            reason in record.getMessage()
+            for record in caplog.records
+            if record.name == "semisfl.audit"
+        )
+
+
+def test_a_server_that_does_not_ask_is_refused_by_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "check_hello", lambda *_: None)
+    with network(settings(PLACE)) as net:
+        client = net.join(0)
+        until(lambda: client.error is not None)
+        assert isinstance(client.error, WireError)
+        assert "neither installed here nor allowed by --allow-method" in str(client.error)
+
+
+def test_no_server_chooses_what_a_device_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trap.py").write_text("class Trap: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = json.loads(Terms(tiny(2), (1, SIDE, SIDE), 4, (0.5,), (0.5,)).to_json())
+    plain["config"]["method"] = "trap:Trap"
+    with pytest.raises(WireError, match="'trap:Trap' is neither installed here nor allowed"):
+        Terms.from_json(json.dumps(plain), ["semisfl"])
+    assert "trap" not in sys.modules
+    with imported_anew("trap"):
+        assert Terms.from_json(json.dumps(plain), ["trap:Trap"]).config.method == "trap:Trap"
+        assert "trap" in sys.modules, "else the lines above prove nothing"
+
+
+def test_what_an_operator_allows_has_to_be_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["join", "127.0.0.1:1", "--data", str(tmp_path), "--insecure-loopback"]
+    assert main([*words, "--allow-method", "nowhere.at_all:Mine"]) != 0
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and "nowhere.at_all cannot be imported" in said[0]

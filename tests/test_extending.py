@@ -1,0 +1,295 @@
+"""A method, a data set and a codec of another package: found by entry point or by path, in every command."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from semisfl import config, lookup, models
+from semisfl.cli.main import main
+from semisfl.config import ConfigError
+from semisfl.costs.traffic import cost_of, sizes_of
+from semisfl.data import sources
+from semisfl.fleet.codec import codec_named
+from semisfl.runs.loop import run_rounds
+from semisfl.toml import commented_toml, to_toml
+from tests import toy
+from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
+
+ROOT = Path(__file__).resolve().parents[1]
+Install = Callable[[Path, Mapping[str, Mapping[str, str]]], None]
+TINY = ["rounds=2", "clients.total=3", "clients.active=2", "clients.batch=4", "clients.steps=2"]
+TINY += ["server.batch=4", "server.steps=2", "data.labeled=20"]
+
+
+@pytest.fixture(autouse=True)
+def inside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with imported_anew("fedavg_fixmatch", "other"):
+        yield
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the path, but not installed."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    return partial(install_package, tmp_path / "site", monkeypatch)
+
+
+@pytest.fixture
+def installed(install: Install) -> None:
+    install(EXAMPLE, entry_points_of(EXAMPLE))
+
+
+def test_the_documentation_shows_the_example() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for file in sorted(EXAMPLE.rglob("*.py")):
+        assert file.read_text(encoding="utf-8").strip() in page, file.name
+    assert f'{NAME} = "{entry_points_of(EXAMPLE)["semisfl.methods"][NAME]}"' in page
+
+
+# --- through the command line ---------------------------------------------------------------------
+
+
+def test_a_path_is_enough_to_run_show_and_resume(tmp_path: Path) -> None:
+    words = ["--set", *TINY, f"method={PLACE}", "fixmatch.confidence_threshold=0.2"]
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        paths = os.pathsep.join([str(ROOT), str(EXAMPLE)])
+        return subprocess.run(
+            [sys.executable, "-m", "semisfl", *words],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+
+    done = command("run", "digits", *words, "--out", "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert kept["method"] == PLACE
+    assert kept["fixmatch"] == {"confidence_threshold": 0.2, "labeled_view": "weak"}
+    # Rounds that a longer run still has to do are done by the same method, without being told it.
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
+    resumed = command("run", "--resume", "run", "--quiet")
+    assert resumed.returncode == 0, resumed.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    reported = command("report", "run", "--json")
+    assert json.loads(reported.stdout)["results"][0]["label"] == "FedAvgFixMatch"
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_method_is_listed_shown_and_priced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert rows[NAME]["title"] == "FedAvg-FixMatch" and rows[NAME]["note"]
+    assert main(["show", "digits", "--set", f"method={NAME}", "fixmatch.labeled_view=strong"]) == 0
+    shown = capsys.readouterr().out
+    assert 'labeled_view = "strong"         # augmentation of labelled images' in shown
+    assert main(["show", "digits"]) == 0
+    assert "fixmatch" not in capsys.readouterr().out, "a run is readable where it is not installed"
+    assert main(["costs", "digits", "--json"]) == 0
+    prices = {row["method"]: row for row in json.loads(capsys.readouterr().out)["costs"]}
+    assert prices[NAME]["down_bytes"] == prices["fedswitch"]["down_bytes"] // 2
+    assert main(["show", "--set", f"method={NAME}", "fixmatch.confidence=1"]) != 0
+    assert "did you mean 'fixmatch.confidence_threshold'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_is_compared_with_the_others_by_name_and_by_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", *TINY, "fixmatch.confidence_threshold=0.3", "--quiet", "--json"]
+    assert main(["compare", "digits", "--methods", f"supervised,{NAME}", "--out", "a", *words]) == 0
+    told = json.loads(capsys.readouterr().out)["results"]
+    assert [row["label"] for row in told] == ["Supervised-only", "FedAvg-FixMatch"]
+    assert told[1]["note"] == "an example, not tuned"
+    kept = tomllib.loads((tmp_path / "a" / f"{NAME}-seed0" / "config.toml").read_text())
+    assert kept["fixmatch"]["confidence_threshold"] == 0.3
+    other = tomllib.loads((tmp_path / "a" / "supervised-seed0" / "config.toml").read_text())
+    assert "fixmatch" not in other
+    assert NAME in lookup.methods(), "and `--methods all` is those"
+
+
+@pytest.mark.usefixtures("reachable")
+def test_a_comparison_has_settings_of_a_method_that_is_not_installed() -> None:
+    values = {"fixmatch": {"confidence_threshold": 0.3}}
+    with pytest.raises(ConfigError, match="unknown key 'fixmatch'"):
+        config.parse(values)
+    row = lookup.method(PLACE)
+    assert config.parse(values, others=[row]) == config.parse({})
+    chosen = config.parse({**values, "method": PLACE}, others=[row])
+    assert chosen.fixmatch.confidence_threshold == 0.3  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("reachable")
+def test_it_learns_costs_what_its_formula_says_and_is_written_down_whole() -> None:
+    settings = ["rounds=4", "optimizer.lr=0.1", "fixmatch.confidence_threshold=0.5"]
+    experiment = toy.assemble(PLACE, *settings)
+    assert run_rounds(experiment).accuracy > 30
+    sizes = sizes_of(models.split(toy.network(), (3, 12, 12), projection=8), 8, 4)
+    cost = cost_of(lookup.method(PLACE), sizes, experiment.config)
+    assert cost is not None and experiment.fleet.traffic.total() == 4 * 2 * cost.total > 0
+    for text in (to_toml(experiment.config), commented_toml(experiment.config)):
+        assert config.parse(tomllib.loads(text)) == experiment.config
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+OTHER = """
+from semisfl.catalog import NamedCodec, NamedData, NamedMethod
+from semisfl.sections import Section
+
+class Bare:
+    def round(self, round_index): ...
+
+class Work:
+    name = "half"
+
+class Mine(Section):
+    size: int = 3
+
+def row(**changes):
+    return NamedMethod(name="x", title="X", **{"code": "other:Bare", **changes})
+
+TAKEN = row(section="semisfl", settings="other:Mine")
+COMMON = row(section="clients", settings="other:Mine")
+NAMELESS = row(settings="other:Mine")
+NO_SETTINGS = row(section="mine", settings="other:Work")
+HALF = row(works=("other:Work",))
+FINE = row(section="mine", settings="other:Mine")
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "other.py").write_text(OTHER)
+    (tmp_path / "package" / "broken.py").write_text("1 / 0\n")
+    return tmp_path / "package"
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("other", r"method = 'other' is not known; use semisfl, .*, or package.module:Class"),
+        ("nowhere.at_all:Mine", r"nowhere.at_all cannot be imported \(ModuleNotFound.*install"),
+        ("broken:Mine", r"broken cannot be imported \(ZeroDivisionError"),
+        ("other:Nothing", r"other has no 'Nothing'; it has .*Bare"),
+        ("other:NUMBER", r"other:NUMBER is int, neither a class nor a NamedMethod"),
+        ("other:TAKEN", r"calls its section 'semisfl', which is another method's; rename it"),
+        ("other:COMMON", r"calls its section 'clients', as every run has one; rename it"),
+        ("other:NAMELESS", r"has settings but section = None"),
+        ("other:NO_SETTINGS", r"other:Work is no settings class; derive it"),
+    ],
+)
+def test_a_method_that_cannot_be_is_said_in_one_line(
+    method: str, said: str, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(other))
+    with pytest.raises(ConfigError) as error:
+        config.parse({"method": method})
+    assert re.search(said, str(error.value)) and "\n" not in str(error.value)
+
+
+def test_what_a_class_lacks_is_named(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(other))
+    with pytest.raises(ConfigError, match="no method: it lacks tested, state_dict, load_state_di"):
+        lookup.method_class(lookup.method("other:Bare"))
+    with pytest.raises(ConfigError, match="no client half: it lacks answers, start, step, finish"):
+        lookup.works(lookup.method("other:HALF"))
+    with pytest.raises(ConfigError, match=r"unknown key 'mine\.sise'; did you mean 'mine.size'"):
+        config.parse({"method": "other:FINE", "mine": {"sise": 1}})
+
+
+def test_a_broken_package_does_not_take_the_others_down(
+    other: Path, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(other, {"semisfl.methods": {"bad": "broken:Mine", "semisfl": "other:FINE"}})
+    assert "bad" not in lookup.methods() and "bad is left out: " in caplog.text
+    assert lookup.method("semisfl").title == "SemiSFL", "a name of ours stays ours"
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        config.parse({"method": "bad"})
+
+
+# --- data sets and codecs -------------------------------------------------------------------------
+
+SHAPES = """
+from semisfl.catalog import NamedCodec, NamedData
+
+LOOK = {"shape": (1, 8, 8), "classes": 2, "mean": (0.25,), "std": (0.5,)}
+SET = NamedData(name="shapes", summary="circles and squares", file="other_data:shapes.npz", **LOOK)
+ELSEWHERE = NamedData(name="elsewhere", summary="nowhere", **LOOK)
+CODEC = NamedCodec(name="halves", code="other_codec:HALVES", summary="to the next half")
+WRONG = NamedCodec(name="wrong", code="other_rows:LOOK", summary="no codec")
+"""
+HALVES = """
+import torch
+from semisfl.fleet.codec import Cast
+
+class Halves(Cast):
+    def encode(self, tensor):
+        return (tensor.detach().mul(2).round().div(2).to(self.dtype),)
+
+HALVES = Halves("halves", torch.float16)
+"""
+
+
+@pytest.fixture
+def brought(tmp_path: Path, install: Install) -> None:
+    folder = tmp_path / "brought"
+    (folder / "other_data").mkdir(parents=True)
+    (folder / "other_data" / "__init__.py").write_text("")
+    (folder / "other_rows.py").write_text(SHAPES)
+    (folder / "other_codec.py").write_text(HALVES)
+    parts = {
+        "x": np.arange(20 * 64, dtype=np.uint8).reshape(20, 8, 8),
+        "labels": np.arange(20) % 2,
+        "split": np.array([0] * 16 + [1] * 4),
+        "classes": np.array(["circle", "square"]),
+    }
+    np.savez(folder / "other_data" / "shapes.npz", **parts)
+    data = {"shapes": "other_rows:SET", "elsewhere": "other_rows:ELSEWHERE"}
+    codecs = {"halves": "other_rows:CODEC", "wrong": "other_rows:WRONG"}
+    install(folder, {"semisfl.data": data, "semisfl.codecs": codecs})
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_data_set_of_another_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sources.load("shapes", cache=tmp_path / "cache")
+    assert (found.shape, found.classes, found.mean) == ((1, 8, 8), ("circle", "square"), (0.25,))
+    assert main(["list", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["data"]]
+    assert names[-2:] == ["shapes", "elsewhere"]
+    with pytest.raises(ValueError, match=r"known set \(digits, .*, shapes, elsewhere\)"):
+        sources.load("absent")
+    monkeypatch.delenv("SEMISFL_DATA", raising=False)
+    with pytest.raises(ValueError, match="elsewhere is not in SEMISFL_DATA, and no other place"):
+        sources.load("elsewhere")
+
+
+@pytest.mark.usefixtures("brought")
+def test_a_codec_of_another_package() -> None:
+    chosen = config.parse({"wire": {"gradients": "halves"}}).wire.gradients
+    crossed = codec_named(chosen).roundtrip(torch.tensor([0.3, 0.7, 1.2]))
+    assert crossed.tolist() == [0.5, 0.5, 1.0]
+    with pytest.raises(ConfigError, match="codec 'wrong' is dict, no semisfl"):
+        codec_named("wrong")
