@@ -8,13 +8,14 @@ OLDEST_PYTHON ?= python3.11
 OLDEST := .venv-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
-.PHONY: help demo test test-slow test-kernels test-oldest check bench clean
+.PHONY: help demo test test-slow test-kernels test-oldest mutants check bench clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
 	@echo "make test       the tests (make test-slow: those that take minutes; make test-kernels:"
 	@echo "                the GPU's kernels in Triton's interpreter; make test-oldest: with the"
 	@echo "                oldest versions of everything that pyproject.toml promises)"
+	@echo "make mutants    deliberately wrong changes, one at a time: the tests must notice each"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds an iteration and images a second on this machine"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
@@ -34,6 +35,9 @@ test-kernels: $(VENV)/.installed-test
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n auto -m "not slow and not gpu"
+
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutants.run
 
 check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff check .
@@ -69,4 +73,4 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(OLDEST) .mutants .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -150,6 +150,16 @@ def test_single_cleared_slots_count_one_each_in_the_denominator() -> None:
     )
 
 
+def test_single_cleared_slots_are_nobodys_positives() -> None:
+    """In the next supervised phase every slot of an anchor's label is one: cleared ones have none."""
+    queue = SingleQueue(3, WIDTH, CPU)
+    queue.push_pseudo(keys(1, 2), ints(0, 1), flags(1, 1))
+    queue.end_round()
+    references = queue.push_labeled(keys(5), ints(0))
+    assert references.labels.tolist() == [0, -1, -1, -1]
+    assert not references.keys[1:].any() and bool(references.present.all())
+
+
 def test_references_do_not_change_with_later_pushes() -> None:
     for queue in (TwoLevelQueue(2, WIDTH, CPU), SingleQueue(2, WIDTH, CPU)):
         queue.push_labeled(keys(1, 2), ints(0, 1))

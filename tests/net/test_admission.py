@@ -1,0 +1,82 @@
+"""The rules of who comes in, one by one; that they are followed is tested with real connections."""
+
+from typing import Any
+
+import pytest
+
+from semisfl import config, models
+from semisfl.net import messages
+from semisfl.net.frames import PROTOCOL, decode
+from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.admission import MOST_IMAGES, Refused, check_hello, check_ready
+from semisfl.net.server.roster import Roster
+
+SETTINGS = config.parse(
+    {"clients": {"total": 2, "active": 1}, "wire": {"gradients": "int8", "models": "fp16"}}
+)
+TERMS = Terms(SETTINGS, (1, 28, 28), 10, (0.5,), (0.5,))
+SCHEMAS = Schemas.of(SETTINGS, models.build("cnn", (1, 28, 28), 10, projector="none"))
+
+
+def hello(**change: Any) -> dict[str, Any]:
+    """What a client says that fits, but for ``change``."""
+    said = messages.hello(["semifl", "semisfl"], run=TERMS.run)
+    return {**decode(b"".join(said), {"hello": messages.HELLO}).fields, **change}
+
+
+def ready(**change: Any) -> dict[str, Any]:
+    return {"model": SCHEMAS.digest, "images": 5, "skipped": 0, **change}
+
+
+def roster(*names: str) -> Roster:
+    known = Roster(2)
+    for name in names:
+        known.enrol(name, 5)
+    return known
+
+
+@pytest.mark.parametrize("run", ["", TERMS.run])
+def test_whoever_fits_comes_in(run: str) -> None:
+    check_hello(hello(run=run), "ann", TERMS, roster())
+    check_hello(hello(run=run), "ann", TERMS, roster("bob"))
+    check_ready(ready(), SCHEMAS)
+    check_ready(ready(images=MOST_IMAGES, skipped=MOST_IMAGES), SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"protocol": PROTOCOL - 1}, "install the same semisfl"),
+        ({"protocol": PROTOCOL + 1}, "install the same semisfl"),
+        ({"run": "another"}, "the client belongs to run 'another'"),
+        ({"codecs": ["fp32", "int8", 7]}, "does not know the codecs fp16"),
+        ({"codecs": []}, "does not know the codecs fp16, fp32, int8"),
+        ({"methods": ["semifl"]}, "does not have method 'semisfl'"),
+    ],
+)
+def test_whoever_cannot_take_part_is_told_why(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        check_hello(hello(**change), "ann", TERMS, roster())
+
+
+def test_a_place_once_given_is_kept_and_others_find_none() -> None:
+    full = roster("ann", "bob")
+    check_hello(hello(), "bob", TERMS, full)
+    with pytest.raises(Refused, match=r"all clients\.total = 2 places are taken and eve has none"):
+        check_hello(hello(), "eve", TERMS, full)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "0" * 32}, "the client built model"),
+        ({"images": 0}, "the client has no images"),
+        ({"images": -3}, "the client has no images"),
+        ({"images": MOST_IMAGES + 1}, "says images = "),
+        ({"skipped": -1}, "says skipped = -1"),
+        ({"skipped": MOST_IMAGES + 1}, "says skipped = "),
+    ],
+)
+def test_what_a_client_says_it_holds_is_checked(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        check_ready(ready(**change), SCHEMAS)
