@@ -17,7 +17,7 @@ help:
 	@echo "                oldest versions of everything that pyproject.toml promises)"
 	@echo "make mutants    deliberately wrong changes, one at a time: the tests must notice each"
 	@echo "make check      lint, format, types"
-	@echo "make bench      milliseconds an iteration and images a second on this machine"
+	@echo "make bench      milliseconds per iteration and images per second on this machine"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
 demo: $(VENV)/.installed

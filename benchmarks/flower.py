@@ -3,7 +3,7 @@
 Ten clients, all active, train FixMatch with the model they are sent (`examples/fedavg_fixmatch`):
 same weights, same images, same draws, same optimiser, plain averaging, on two CPU cores. Flower's
 client is plain PyTorch: its own layers, optimiser and loop. The engines take turns round by round,
-so that both meet the same machine. Prints JSON, for each amount of local work: seconds a round of
+so that both meet the same machine. Prints JSON, for each amount of local work: seconds per round of
 each engine and their ratio, the arithmetic in a round, how far the models were moved and how far
 they lie apart in the end.
 

@@ -200,7 +200,7 @@ class BareLoop:
 
 
 def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
-    """Milliseconds an iteration on the clock, and of this process's CPU."""
+    """Milliseconds per iteration on the clock, and of this process's CPU."""
     clock, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         step()
@@ -269,7 +269,7 @@ def free_port() -> int:
 
 
 def start(target: Callable[..., None], folder: Path, *arguments: Any) -> list[Any]:
-    """One process a client."""
+    """One process per client."""
     processes = [
         PROCESSES.Process(target=target, args=(folder, number, *arguments), daemon=True)
         for number in range(CLIENTS)

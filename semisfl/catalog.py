@@ -83,7 +83,7 @@ METHODS = {
             name="semifl",
             code="semisfl.methods.semifl.method:SemiFL",
             title="SemiFL",
-            summary="pseudo-labels once a round by the global model, mixed images, server fine-tuning",
+            summary="pseudo-labels once per round by the global model, mixed images, server fine-tuning",
             note="iterations, rates and augmentation as for the other methods, not the authors' own; "
             "BatchNorm statistics over the server and active clients",
             section="semifl",
@@ -195,7 +195,9 @@ CODECS = {
             name="bf16", code="semisfl.fleet.codec:BF16", summary="2 bytes a value, fp32's range"
         ),
         NamedCodec(
-            name="int8", code="semisfl.fleet.codec:INT8", summary="1 byte a value, a scale a row"
+            name="int8",
+            code="semisfl.fleet.codec:INT8",
+            summary="1 byte per value, a scale per row",
         ),
     )
 }

@@ -75,12 +75,12 @@ class DataConfig(Section):
 class ClientsConfig(Section):
     total: int = Field(10, ge=1, description="clients, N")
     active: int = Field(5, ge=1, description="clients drawn anew each round, |V_h|")
-    batch: int = Field(64, ge=1, description="unlabelled images a client and step, B_u")
-    steps: int = Field(50, ge=1, description="cross-entity (or local) steps a round, K_u")
+    batch: int = Field(64, ge=1, description="unlabelled images per client and step, B_u")
+    steps: int = Field(50, ge=1, description="cross-entity (or local) steps per round, K_u")
 
 
 class ServerConfig(Section):
-    batch: int = Field(64, ge=1, description="labelled images a step, B_s")
+    batch: int = Field(64, ge=1, description="labelled images per step, B_s")
     steps: int = Field(100, ge=1, description="supervised steps in the first round, K_s")
     pretrain_rounds: int = Field(0, ge=0, description="first rounds without clients")
 
@@ -196,7 +196,7 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
     )
-    capture: bool = Field(True, description="record iterations as CUDA graphs")
+    capture: bool = Field(True, description="capture iterations as CUDA graphs")
     deterministic: bool = Field(False, description="bit-identical repeats on a GPU, slower")
     evaluate_every: int = Field(
         1, ge=1, description="rounds between two tests; the last round is tested"

@@ -34,7 +34,7 @@ def compare(
     methods: Annotated[
         str, typer.Option(help="Methods, comma between; or all.")
     ] = "supervised,semisfl",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs a method: seed, seed + 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per method: seed, seed + 1, ...")] = 3,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")

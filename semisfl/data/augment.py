@@ -193,8 +193,8 @@ def _cut_out(images: Tensor, boxes: np.ndarray) -> Tensor:
     box = to_device(boxes, images.device).view(-1, 4, 1, 1, 1)
     y = torch.arange(images.shape[2], device=images.device, dtype=torch.int16).view(-1, 1)
     x = torch.arange(images.shape[3], device=images.device, dtype=torch.int16)
-    hidden = ((y >= box[:, 0]) & (y < box[:, 2])) & ((x >= box[:, 1]) & (x < box[:, 3]))
-    grey = hidden.flatten(2).to(torch.uint8).neg_()
+    mask = ((y >= box[:, 0]) & (y < box[:, 2])) & ((x >= box[:, 1]) & (x < box[:, 3]))
+    grey = mask.flatten(2).to(torch.uint8).neg_()
     # Bit masks, since `masked_fill_` with a mask shared by the channels takes several times as long.
     images.flatten(2).bitwise_and_(~grey).bitwise_or_(grey & GREY)
     return images

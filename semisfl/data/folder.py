@@ -91,7 +91,7 @@ def _by_class(listing: _Listing, folders: set[str]) -> tuple[str, ...]:
     if len(classes) < 2:
         raise ValueError(
             f"{root / 'train'} has {len(classes)} class folders ({', '.join(classes) or 'none'}); "
-            "at least 2 are needed, one folder a class"
+            "at least 2 are needed, one folder per class"
         )
     for label, name in enumerate(classes):
         listing.add(root / "train" / name, label=label)

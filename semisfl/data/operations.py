@@ -19,7 +19,7 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _per_image(values: np.ndarray, images: Tensor) -> Tensor:
-    """One value an image, shaped to broadcast over its channels and pixels."""
+    """One value per image, shaped to broadcast over its channels and pixels."""
     return to_device(values, images.device).view(-1, 1, 1, 1)
 
 

@@ -199,7 +199,7 @@ def weights_of(module: nn.Module) -> Weights:
 def clone(module: Module) -> Module:
     """A copy with full-precision parameters of its own, whatever the original computes in."""
     own = module.__dict__.pop("weights", None)
-    # Dropout's generators stay the same objects: one that a recorded graph uses must not be copied.
+    # Dropout's generators stay the same objects: one that a captured graph uses must not be copied.
     values = [value for layer in module.modules() for value in vars(layer).values()]
     generators = {id(value): value for value in values if isinstance(value, torch.Generator)}
     try:

@@ -22,7 +22,7 @@ class SemiSFLSettings(Section):
         "two_level",
         description="memory queue: the paper's two levels, or the code's one cleared ring",
     )
-    queue_size: int = Field(1024, ge=0, description="keys a level holds")
+    queue_size: int = Field(1024, ge=0, description="keys that each level holds")
     own_key: bool = Field(
         True, description="an image's own teacher key is a reference in T, as in the authors' code"
     )

@@ -1,4 +1,4 @@
-"""Training over a network: what both sides say, and one folder a side."""
+"""Training over a network: what both sides say, and one folder per side."""
 
 import os
 

@@ -7,7 +7,7 @@
                              <-     enrolled      which client of the run this is
                              <-     split         a split round begins (split_alone: no teacher is sent)
     features                 ->
-                             <-     gradients     and so on, once a step
+                             <-     gradients     and so on, once per step
     bottom                   ->                   after the last step's gradients
                              <-     full          a full-model round begins; which states will come
     accept                   ->

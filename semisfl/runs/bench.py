@@ -1,4 +1,4 @@
-"""Timings of this machine, on images of the right size but without content: anyone can repeat them."""
+"""Timings of this machine, on synthetic images of the right size: anyone can repeat them."""
 
 import gc
 import re
@@ -19,7 +19,7 @@ from semisfl.data.sources import Dataset
 from semisfl.models import build_model
 from semisfl.runs.experiment import assemble
 
-# The first rounds compile, choose convolution algorithms and record steps.
+# The first rounds compile, choose convolution algorithms and capture steps.
 WARMUP_ROUNDS = 2
 # A round at the paper's settings takes a CPU half a minute.
 FEWER_STEPS = {"svhn": ("clients.steps=5", "server.steps=10")}

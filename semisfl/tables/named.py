@@ -122,7 +122,7 @@ def resnet18() -> list[Layer]:
 
 
 def wrn_28_2() -> list[Layer]:
-    """Zagoruyko and Komodakis 2016: BatchNorm and ReLU before each convolution, four blocks a group.
+    """Zagoruyko and Komodakis 2016: BatchNorm and ReLU before each convolution, four blocks per group.
 
     A group's first block changes the width; there the shortcut too starts after BatchNorm and ReLU.
     """

@@ -1,4 +1,4 @@
-"""SemiFL: clients train on pseudo-labels that the received global model gives once a round.
+"""SemiFL: clients train on pseudo-labels that the received global model gives once per round.
 
 Follows its authors' code, but for two choices of ours: iterations in place of epochs, with momentum
 that restarts each round like every method's here; and static BatchNorm (sBN), whose statistics its
@@ -183,7 +183,7 @@ def _batches(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) 
 
 
 def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
-    """x_mix = l x_fix + (1 - l) x'_mix, one l a batch, as it was drawn (no max(l, 1 - l))."""
+    """x_mix = l x_fix + (1 - l) x'_mix, one l per batch, as it was drawn (no max(l, 1 - l))."""
     return torch.lerp(others, images, weight.to(images.dtype))
 
 

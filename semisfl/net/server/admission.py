@@ -1,4 +1,4 @@
-"""The rules of the door: who may not come in, and why."""
+"""Who may not come in, and why."""
 
 import asyncio
 import logging

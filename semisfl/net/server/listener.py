@@ -1,4 +1,4 @@
-"""The server's door: who comes in, who does not, and one audit line for each who does not."""
+"""Where clients arrive: who comes in, who does not, and one audit line for each who does not."""
 
 import asyncio
 import logging
