@@ -110,6 +110,8 @@ class Assembler:
         if self.awaited is not None:
             self._abandoned.add(self.awaited)
             self._owed = self.limit
+            # Its rest still has to pass the link, before anything else can.
+            self._late = self._left > 0 and (self._late or self.ticket == self.awaited)
         self.awaited = self._buffer = None
 
     @property
@@ -182,7 +184,7 @@ class Assembler:
             return progress, None
         if self._late:
             self._abandoned.discard(self.ticket)
-            self._owed = 0
+            self._owed = self._owed if self._abandoned else 0
         frame, self._buffer = self._buffer, None
         if frame is None:
             return progress, None

@@ -54,12 +54,14 @@ class Health:
 
 def _norms(method: Method) -> dict[str, float]:
     """Of the weights of every part (bottom, top, ...) of the tested models; NaN if any weight is."""
-    return {
-        f"{name} {part}": float(torch.nn.utils.get_total_norm(weights))
+    norms = {
+        f"{name} {part}": torch.nn.utils.get_total_norm(weights)
         for name, model in method.tested().items()
         for part, module in model.named_children()
         if (weights := [parameter.detach() for parameter in module.parameters()])
     }
+    # Read together: a device is waited for once.
+    return dict(zip(norms, torch.stack([*norms.values()]).tolist(), strict=True)) if norms else {}
 
 
 def last_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:

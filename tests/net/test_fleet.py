@@ -323,6 +323,22 @@ def test_late_repeated_and_foreign_frames_are_passed_over() -> None:
     assert assembler.passed_over == 3
 
 
+def test_the_rest_of_an_answer_that_was_given_up_is_progress_until_it_has_passed() -> None:
+    """A slow link is at work on it, and cannot begin with anything else."""
+    assembler = Assembler()
+    assembler.expect(1, 3 * CHUNK)
+    first, second, third = cut([bytes(2 * CHUNK + 9)], 0, 1)
+    assert assembler.feed(first) == (True, None)
+    assembler.expect(2, 10)
+    assert assembler.late == 10
+    assembler.abandon()
+    assert assembler.feed(second) == (True, None) and assembler.late == 10
+    assert assembler.feed(third) == (True, None) and assembler.late == 10
+    (other,) = cut([bytes(10)], 0, 2)
+    assert assembler.feed(other) == (True, None) and assembler.late == 0
+    assert assembler.passed_over == 0
+
+
 def test_a_frame_above_the_limit_is_never_stored() -> None:
     assembler = Assembler()
     assembler.expect(1, 100)

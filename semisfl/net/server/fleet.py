@@ -260,9 +260,15 @@ class NetworkFleet:
                 self._listener.strike(blamed, "the round blew up with its values and not without")
             self._on_trial.clear()
             return None
+        suspect = self._accuse()
+        if suspect is None:
+            self._on_trial.clear()
+        return suspect
+
+    def _accuse(self) -> str | None:
+        """Leave out of the repetition who stood out most; its name. Nobody if too few would be left."""
         suspect = self._questions.screen.suspect(self._on_trial)
         if suspect is None or len(self.present()) <= self.config.network.quorum:
-            self._on_trial.clear()
             return None
         self._on_trial.append(suspect)
         return self.roster.name(suspect)
@@ -271,7 +277,7 @@ class NetworkFleet:
         """Rather than send out what will blow its clients up, begin again without who caused it."""
         if not self._questions.screen.sends(sizes(ranges(sent))):
             return
-        suspect = self.settle(False)
+        suspect = self._accuse()
         if suspect is not None:
             self._questions.give_up()
             raise RoundAborted(f"what the server computed is far from usual; {suspect} stands out")
