@@ -1,7 +1,19 @@
-"""``python -m semisfl``."""
+"""``python -m semisfl``, and the command ``semisfl``."""
 
 import sys
 
-from semisfl.cli.main import main
+from semisfl.cli import signals
 
-sys.exit(main())
+
+def run() -> int:
+    signals.note_early(sys.argv[1:])
+    # Only now: this takes a moment, in which a signal may come.
+    from semisfl.cli.main import main
+
+    status = main()
+    signals.ignore()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(run())

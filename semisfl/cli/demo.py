@@ -1,8 +1,12 @@
 """``semisfl demo-network``: a server here and its devices as processes beside it."""
 
 import os
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,6 +14,7 @@ from PIL import Image
 
 from semisfl import config, presets
 from semisfl.cli import training
+from semisfl.cli.signals import StopSignals
 from semisfl.config import Config
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import certs
@@ -17,6 +22,7 @@ from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import start
 from semisfl.runs.experiment import load_data, load_images
 from semisfl.runs.loop import Result
+from semisfl.stopping import StopFlag
 
 SETTINGS = [
     "clients.total=4",
@@ -25,39 +31,51 @@ SETTINGS = [
     "network.quorum=2",
     "data.partition.kind=iid",
 ]
-GOODBYE_SECONDS = 10.0
+FINISHED_SECONDS, STOPPED_SECONDS = 10.0, 3.0
+"""How long the devices' processes may take to end before they are killed."""
 
 
 def demo_network(
-    place: Path, signals: training.StopSignals, *, device: str = "auto", quiet: bool = False
+    place: Path, signals: StopSignals, *, device: str = "auto", quiet: bool = False
 ) -> Result:
-    """Four client processes, on loopback with real TLS and the embedded digits."""
+    """Four client processes, on loopback with real TLS and the embedded digits.
+
+    ``place`` is new; what lies there is taken away again if the run does not begin.
+    """
     settings = config.parse(config.override(presets.digits(), SETTINGS))
-    authority = place / "certs"
-    certs.make_authority(authority)
-    certs.make_server(authority, ["localhost", "127.0.0.1"])
-    _write_images(settings, place)
     # Five processes on one machine: with more threads than cores each would wait for the others.
     torch.set_num_threads(1)
-    server = start.begin(
+    devices: list[subprocess.Popen[bytes]] = []
+    started = finished = False
+    try:
+        with _server(settings, place, device, signals.flag) as run:
+            assert isinstance(run.experiment.fleet, NetworkFleet)
+            for number in range(settings.clients.total):
+                devices.append(_device(f"device-{number}", place, run.experiment.fleet.port))
+            started = True
+            result = training.rounds(run, signals, quiet=quiet, title="network")
+            finished = not result.stopped
+        return result
+    finally:
+        _end(devices, finished)
+        if not started:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _server(settings: Config, place: Path, device: str, stop: StopFlag) -> Iterator[start.Run]:
+    certs.make_authority(place / "certs")
+    certs.make_server(place / "certs", ["localhost", "127.0.0.1"])
+    _write_images(settings, place)
+    with start.begin(
         settings,
         out=place / "run",
         data=load_images(str(place / "labeled"), settings),
         device=device,
-        stop=signals.flag,
-        network=NetworkOptions("localhost:0", authority),
-    )
-    devices: list[subprocess.Popen[bytes]] = []
-    result: Result | None = None
-    try:
-        with server as run:
-            assert isinstance(run.experiment.fleet, NetworkFleet)
-            for number in range(settings.clients.total):
-                devices.append(_device(f"device-{number}", place, run.experiment.fleet.port))
-            result = training.rounds(run, signals, quiet=quiet, title="network")
-        return result
-    finally:
-        _end(devices, told=result is not None and not result.stopped)
+        stop=stop,
+        network=NetworkOptions("localhost:0", place / "certs"),
+    ) as run:
+        yield run
 
 
 def _device(name: str, place: Path, port: int) -> subprocess.Popen[bytes]:
@@ -68,16 +86,18 @@ def _device(name: str, place: Path, port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def _end(devices: list[subprocess.Popen[bytes]], told: bool) -> None:
-    """Leave no process behind. ``told``: the server said that the run is finished."""
+def _end(devices: list[subprocess.Popen[bytes]], finished: bool) -> None:
+    """Leave no process behind; those of a finished run have been told and end by themselves."""
     for device in devices:
-        if not told:
+        if not finished:
             device.terminate()
+    deadline = time.monotonic() + (FINISHED_SECONDS if finished else STOPPED_SECONDS)
     for device in devices:
         try:
-            device.wait(GOODBYE_SECONDS)
+            device.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             device.kill()
+            device.wait()
 
 
 def _write_images(settings: Config, place: Path) -> None:

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Device, Preset, Quiet, Settings, name_of, needs_network, values_of
+from semisfl.cli.options import (
+    Device,
+    Preset,
+    Quiet,
+    Settings,
+    name_of,
+    needs_network,
+    refuse_beside_resume,
+    values_of,
+)
 
 Insecure = Annotated[
     bool,
@@ -35,34 +44,39 @@ def serve(
     device: Device = "auto",
     insecure_loopback: Insecure = False,
     quiet: Quiet = False,
+    context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
 ) -> None:
     """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
     with needs_network():
         from semisfl.net.server.fleet import NetworkFleet
     from semisfl import config
     from semisfl.cli import training
+    from semisfl.cli.signals import StopSignals
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
     from semisfl.runs.experiment import load_images
 
+    if resume is not None:
+        refuse_beside_resume(context)
     place = resume or out or training.free_directory(f"{name_of(preset)}-served")
     options = (
         RunDirectory.open(resume).config() if resume else config.parse(values_of(preset, settings))
     )
     _show_log()
-    means: start.Means = {
-        "data": load_images(str(labeled), options),
-        "device": device,
-        "network": NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback),
-    }
-    signals = training.StopSignals()
-    means["stop"] = signals.flag
-    begun = start.go_on(place, **means) if resume else start.begin(options, out=place, **means)
-    with signals, begun as run:
-        assert isinstance(run.experiment.fleet, NetworkFleet)
-        console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
-        result = training.rounds(run, signals, quiet=quiet)
+    with StopSignals() as signals:
+        network = NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
+        means: start.Means = {
+            "data": load_images(str(labeled), options),
+            "device": device,
+            "network": network,
+            "stop": signals.flag,
+        }
+        begun = start.go_on(place, **means) if resume else start.begin(options, out=place, **means)
+        with begun as run:
+            assert isinstance(run.experiment.fleet, NetworkFleet)
+            console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
+            result = training.rounds(run, signals, quiet=quiet)
     if result.stopped:
         print(f"stopped; continue with: semisfl serve --resume {place} --labeled {labeled} ...")
     else:
@@ -93,21 +107,25 @@ def join(
     with needs_network():
         from semisfl.net.client import join as client
         from semisfl.net.client.connection import Rejected
+    from semisfl.cli.signals import StopSignals
+
     if certs is None and not insecure_loopback:
         raise ValueError(
             "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
         )
     _show_log()
     try:
-        client.join(
-            address,
-            data,
-            certificates=certs,
-            device=device,
-            insecure_loopback=insecure_loopback,
-            name=name,
-            allow_methods=allow_method or (),
-        )
+        with StopSignals() as signals, signals.running():
+            client.join(
+                address,
+                data,
+                certificates=certs,
+                device=device,
+                insecure_loopback=insecure_loopback,
+                name=name,
+                allow_methods=allow_method or (),
+                stop=signals.flag,
+            )
     except Rejected as refused:
         raise ValueError(str(refused)) from refused
 
@@ -123,13 +141,17 @@ def demo_network(
     with needs_network():
         from semisfl.cli import demo
     from semisfl.cli import training
+    from semisfl.cli.signals import StopSignals
 
     place = out or training.free_directory("demo-network")
     if place.exists():
         raise ValueError(f"{place} exists already; choose another --out")
     started = time.monotonic()
-    with training.StopSignals() as signals:
+    with StopSignals() as signals:
         result = demo.demo_network(place, signals, device=device, quiet=quiet)
+    if result.stopped:
+        print(f"stopped after {len(result.rounds)} rounds; what there is lies in {place}")
+        return
     sent = console.amount(result.rounds[-1]["bytes_total"])
     print(
         f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds with four devices, {sent} sent "

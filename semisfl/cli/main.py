@@ -9,6 +9,7 @@ import typer
 from semisfl import __version__
 from semisfl.cli import certificates, console, deploy, look, study, train
 from semisfl.cli.options import spread_settings
+from semisfl.stopping import Stopped
 
 app = typer.Typer(
     name="semisfl",
@@ -47,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = app(given or ["--help"], prog_name="semisfl", standalone_mode=False)
         return _fail("interrupted", code, False) if code == 130 else int(code or 0)
+    except Stopped:
+        console.say("stopped before the first round; nothing was begun")
+        return 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except ValueError as error:
@@ -83,7 +87,3 @@ def _about_usage(error: Any) -> str:
     command = error.ctx.command_path if getattr(error, "ctx", None) else "semisfl"
     said = error.format_message().rstrip(".")
     return f"{said}; try `{command} --help`"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -77,3 +77,12 @@ def needs_network() -> Iterator[None]:
         if error.name and error.name.split(".")[0] in ("grpc", "msgpack", "cryptography"):
             raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
         raise
+
+
+def refuse_beside_resume(context: typer.Context) -> None:
+    for name in ("preset", "settings", "out"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ValueError(
+                "--resume continues a run as it was set up; leave out PRESET, --set and --out"
+            )

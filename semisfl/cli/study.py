@@ -15,6 +15,7 @@ from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, 
 from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report
 from semisfl.runs.report import Group, Summary
+from semisfl.stopping import Stopped
 
 Target = Annotated[
     float | None,
@@ -46,6 +47,7 @@ def compare(
 ) -> None:
     """Train several methods with several seeds; mean ± standard error, and a picture."""
     from semisfl.cli import training
+    from semisfl.cli.signals import StopSignals
     from semisfl.runs import compare as comparison
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
@@ -53,7 +55,7 @@ def compare(
     jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
-    with training.StopSignals() as signals:
+    with StopSignals() as signals:
 
         def train(job: comparison.Job) -> bool:
             title = f"{job.config.method} seed {job.config.seed}"
@@ -67,9 +69,13 @@ def compare(
                 )
             return not result.stopped
 
-        if not comparison.carry_out(jobs, train):
-            print("stopped; the same command continues")
-            return
+        try:
+            complete = comparison.carry_out(jobs, train)
+        except Stopped:  # before the first round of one of them
+            complete = False
+    if not complete:
+        print("stopped; the same command continues")
+        return
     results = comparison.results(jobs, target)
     _tell(results, target, folder / "compare.png", plots.ACCURACY, json_)
 

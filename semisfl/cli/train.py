@@ -8,7 +8,16 @@ import typer
 from rich.table import Table
 
 from semisfl.cli import console
-from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+from semisfl.cli.options import (
+    Device,
+    Json,
+    Preset,
+    Quiet,
+    Settings,
+    name_of,
+    refuse_beside_resume,
+    values_of,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -34,18 +43,16 @@ def run(
     """Train once. Ctrl-C stops cleanly; --resume continues exactly where it stopped."""
     from semisfl import config as configs
     from semisfl.cli import training
+    from semisfl.cli.signals import StopSignals
 
     if resume is not None:
-        if settings or out or _was_given(context, "preset"):
-            raise ValueError(
-                "--resume continues a run as it was set up; leave out PRESET, --set and --out"
-            )
-        with training.StopSignals() as signals:
+        refuse_beside_resume(context)
+        with StopSignals() as signals:
             result = training.carry_on(resume, signals, device=device, quiet=quiet)
     else:
         config = configs.parse(values_of(preset, settings))
         stem = f"{name_of(preset)}-{config.method}-seed{config.seed}"
-        with training.StopSignals() as signals:
+        with StopSignals() as signals:
             result = training.start(
                 config, out or training.free_directory(stem), signals, device=device, quiet=quiet
             )
@@ -87,11 +94,6 @@ def _tell(result: Any, as_json: bool) -> None:
         print(f"stopped; continue with: semisfl run --resume {result.directory}")
     else:
         print(f"saved in {result.directory}; draw it with: semisfl report {result.directory}")
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def bench(

@@ -1,14 +1,11 @@
 """One run from the command line: started or continued, watched, stopped by a signal."""
 
 import importlib.util
-import os
-import signal
 import time
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
 
 from semisfl.cli import console
+from semisfl.cli.signals import StopSignals
 from semisfl.config import Config
 from semisfl.data import partition as partitions
 from semisfl.data.partition import Partition
@@ -17,38 +14,6 @@ from semisfl.runs import start as runs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_data
 from semisfl.runs.loop import Result
-from semisfl.stopping import StopFlag
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class StopSignals:
-    """The first Ctrl-C or SIGTERM lets the run finish its iteration; a second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.flag = StopFlag()
-        self.running = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "StopSignals":
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.flag.requested or not self.running:
-            raise KeyboardInterrupt
-        self.flag.request()
-        # Not through the console: a handler may interrupt a write there.
-        os.write(2, b"\nstopping after this iteration; once more to stop at once\n")
 
 
 def start(
@@ -89,8 +54,8 @@ def rounds(
     """A run's rounds, watched, stopped by signals; an error if its end could not be saved."""
     directory = run.directory
     assert directory is not None
-    signals.running = True
-    result = run.go(console.progress(title or run.experiment.config.method, quiet))
+    with signals.running():
+        result = run.go(console.progress(title or run.experiment.config.method, quiet))
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "

@@ -8,8 +8,9 @@ Two forms, told apart by whether the root has a ``train`` or ``test`` folder:
 - clients: ``<client>/*``, every label unknown, no test images; images straight in the root make
   one client, so that a device can point at its own folder.
 
-Class and client folders may hold folders of their own. Images are told by their suffix; hidden
-files are passed over, other files are counted in a note.
+Class and client folders may hold folders of their own. Images are regular files told by their
+suffix; hidden files are passed over, other files are counted in a note. Links are followed here;
+a device (`semisfl join`) takes no image that lies outside of its folder.
 """
 
 import os
@@ -51,11 +52,12 @@ class _Listing:
 
     def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
         found = list(_files(folder))
-        images = [file for file in found if file.suffix.lower() in SUFFIXES]
+        # Regular files only: to read from a pipe or a device may take for ever.
+        images = [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
         if not images:
             raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
         self.files += images
-        self.others += [file for file in found if file.suffix.lower() not in SUFFIXES]
+        self.others += sorted(set(found) - set(images))
         self.labels += [label] * len(images)
         self.holder += [holder] * len(images)
         self.trains += 0 if test else len(images)

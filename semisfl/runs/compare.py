@@ -8,6 +8,7 @@ from typing import Any, Literal
 from semisfl import config as configs
 from semisfl import lookup
 from semisfl.config import Config, ConfigError
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 
 Status = Literal["new", "unfinished", "finished"]
@@ -57,7 +58,7 @@ def _as_file_name(method: str) -> str:
 def _status(config: Config, path: Path) -> Status:
     if not (path / "config.toml").is_file():
         return "new"
-    there = configs.parse(configs.read(path / "config.toml"))
+    there = RunDirectory.open(path).config()
     if there != config:
         raise ConfigError(
             f"{path} holds a run with other settings ({_difference(there, config)}); "

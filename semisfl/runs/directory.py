@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from semisfl import __version__, config
-from semisfl.config import Config
+from semisfl.config import Config, ConfigError
 from semisfl.files import remove_temporary, write_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.metrics import read_metrics
@@ -123,7 +123,15 @@ class RunDirectory:
             self._lock = None
 
     def config(self) -> Config:
-        return config.parse(config.read(self.path / "config.toml"))
+        file = self.path / "config.toml"
+        values = config.read(file)
+        # The last section is always there: without it, part of the file is missing, and what was
+        # set there would silently be what it is by default.
+        if missing := [key for key in ("method", "rounds", "runtime") if key not in values]:
+            raise ConfigError(
+                f"{file} is not whole: it has no {missing[0]!r}; restore it or start a run elsewhere"
+            )
+        return config.parse(values)
 
     def warn_of_changes(self) -> None:
         """Say what of the environment differs from the one the run began in, where it matters."""

@@ -43,13 +43,12 @@ class Experiment:
     test_labels: Tensor
 
     def evaluate(self) -> dict[str, float]:
-        """Test accuracy in percent of each tested model."""
+        """Test accuracy in percent of each tested model; raises `Stopped` between two batches."""
         accuracies = {}
         for name, model in self.method.tested().items():
             with self.hardware.arithmetic():
-                chosen = [
-                    logits.argmax(1) for logits in outputs(model, self.test_images, self._prepare)
-                ]
+                answers = outputs(model, self.test_images, self._prepare, self.stop.check)
+                chosen = [logits.argmax(1) for logits in answers]
             hits = (torch.cat(chosen) == self.test_labels).sum()
             accuracies[name] = 100 * float(hits) / len(self.test_labels)
         return accuracies

@@ -78,6 +78,17 @@ def run_rounds(
                 fleet.wait_ready()
                 begun = time.perf_counter()
                 reported = method.round(round_index)
+                trained = time.perf_counter()
+                fault = health.fault(reported)
+                suspect = fleet.settle(fault is None)
+                if suspect is not None:
+                    log.warning("round %d is repeated without %s: %s", round_index, suspect, fault)
+                    experiment.undo_round(before)
+                    continue
+                last = round_index == config.rounds - 1
+                tested = last or (round_index + 1) % config.runtime.evaluate_every == 0
+                accuracies = experiment.evaluate() if tested else {}
+                ended = time.perf_counter()
             except RoundAborted as aborted:
                 log.warning("round %d is repeated: %s", round_index, aborted)
                 experiment.undo_round(before)
@@ -88,12 +99,6 @@ def run_rounds(
                     _save_best(directory, best_state)
                 log.info("stopped before round %d was complete", round_index)
                 return _result(method, history, best, stopped=True, directory=directory)
-            fault = health.fault(reported)
-            suspect = fleet.settle(fault is None)
-            if suspect is not None:
-                log.warning("round %d is repeated without %s: %s", round_index, suspect, fault)
-                experiment.undo_round(before)
-                continue
             good = fault is None
             if not good:
                 log.warning(
@@ -102,11 +107,6 @@ def run_rounds(
                     round_index,
                     fault,
                 )
-            last = round_index == config.rounds - 1
-            trained = time.perf_counter()
-            tested = last or (round_index + 1) % config.runtime.evaluate_every == 0
-            accuracies = experiment.evaluate() if tested else {}
-            ended = time.perf_counter()
             row = RoundRow(
                 **vars(reported),
                 round=round_index,

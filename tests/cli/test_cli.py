@@ -18,7 +18,6 @@ from PIL import Image
 
 from semisfl import __version__, config, presets
 from semisfl.cli.main import main
-from semisfl.cli.training import StopSignals
 from semisfl.runs import checkpoint
 
 PNG = b"\x89PNG"
@@ -255,19 +254,6 @@ def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
     refused = on_a_bare_machine("certs", "init")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "pip install 'semisfl[network]'" in refused.stderr
-
-
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with StopSignals() as signals:
-        signals.running = True
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.flag.requested
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), second)
-        assert signals.flag.requested, "a comparison does not start its next run"
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 # --- bad input ---------------------------------------------------------------------------------

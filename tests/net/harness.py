@@ -1,6 +1,7 @@
 """A whole fleet on loopback, in one process: a server, and clients as threads that can be broken."""
 
 import asyncio
+import contextlib
 import functools
 import socket
 import threading
@@ -366,6 +367,12 @@ class Proxy:
             pass
         for end in (source, sink):
             end.close()
+
+    def cut(self) -> None:
+        """Break every connection; new ones are let through."""
+        for end in self._sockets[1:]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         for end in self._sockets:

@@ -491,12 +491,14 @@ with start.go_on(out, **means) if resume else start.begin(config, out=out, **mea
 print("stopped" if result.stopped else "finished", flush=True)
 """
 CLIENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from semisfl.net.client.join import join
+from semisfl.stopping import StopFlag
 place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-credentials = place / "certs" / "clients" / name
-join(f"localhost:{port}", place / name, certificates=credentials, device="cpu")
+credentials, stop = place / "certs" / "clients" / name, StopFlag()
+signal.signal(signal.SIGTERM, lambda *_: stop.request())
+join(f"localhost:{port}", place / name, certificates=credentials, device="cpu", stop=stop)
 """
 
 

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
 PROGRESS_SECONDS = 0.5
+GOODBYE_SECONDS = 1.0
 FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -145,6 +146,8 @@ class Connection:
                 await asyncio.wait_for(stream.drained.wait(), seconds)
             except TimeoutError:
                 log.warning("the last answer could not be sent within %g s", seconds)
+            # The server ends the stream: only then it knows a goodbye from a lost connection.
+            await asyncio.wait([asyncio.wrap_future(self._task)], timeout=GOODBYE_SECONDS)
         await self._drop()
 
     async def _drop(self) -> None:

@@ -32,6 +32,7 @@ class Device:
         connection: Connection,
         images: Images,
         device: str = "auto",
+        stop: StopFlag | None = None,
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
@@ -39,7 +40,7 @@ class Device:
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
-        self._stop = StopFlag()
+        self._stop = stop or StopFlag()
         self._member: Member | None = None
         self._stream: Stream | None = None
         self._expected: Mapping[str, Schema] = {}

@@ -1,7 +1,6 @@
 """Taking part in a run with the images of a folder."""
 
 import logging
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from semisfl.models import Shape
 from semisfl.net import certs
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
+from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,9 @@ def join(
     insecure_loopback: bool = False,
     name: str = "",
     allow_methods: Sequence[str] = (),
+    stop: StopFlag | None = None,
 ) -> None:
-    """Take part with the images in ``data`` until the run is finished, SIGTERM or Ctrl-C.
+    """Take part with the images in ``data`` until the run is finished or ``stop`` is set.
 
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
     (``package.module:Class``). Raises `semisfl.net.client.connection.Rejected` with the server's
@@ -42,6 +43,7 @@ def join(
         raise ConfigError(f"{data} is no folder; --data wants a folder of images")
     for method in allow_methods:  # what is not there is said now, not when a server asks for it
         lookup.works(lookup.method(method))
+    stop = stop or StopFlag()
     connection = Connection(
         address,
         credentials,
@@ -49,22 +51,28 @@ def join(
         insecure_loopback=insecure_loopback,
         allow_methods=allow_methods,
     )
-    client = Device(connection, lambda shape: load_images(data, shape), device)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: client.stop())
-    try:
-        client.serve()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    Device(connection, lambda shape: load_images(data, shape, stop), device, stop).serve()
 
 
-def load_images(root: Path, shape: Shape) -> tuple[torch.Tensor, int]:
-    """Every readable image under ``root``, brought to ``shape``, and how many are not readable."""
+def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
+    """Every readable image under ``root``, brought to ``shape``, and how many are not readable.
+
+    Links that lead out of ``root`` are not followed: who may put one into a device's folder could
+    otherwise have it train on images that are none of theirs to give.
+    """
     rows = folder.source(root).rows()
+    home = root.resolve()
+    inside = [
+        row for row, name in enumerate(rows.names) if (root / name).resolve().is_relative_to(home)
+    ]
+    if outside := len(rows.names) - len(inside):
+        log.warning("%d links lead out of %s and are not followed", outside, root)
     channels, height, width = shape
-    read = [decode.decoded(rows, row, (width, height), channels) for row in range(len(rows.names))]
+    read = []
+    for row in inside:
+        if stop is not None:
+            stop.check()
+        read.append(decode.decoded(rows, row, (width, height), channels))
     kept = [pixels for pixels in read if pixels is not None]
     if not kept:
         raise ConfigError(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,9 @@ from semisfl.net.server.trust import Shown, Trust
 
 log = logging.getLogger(__name__)
 
+BREAK_SECONDS = 0.2
+RETURN_SECONDS = 7.0
+"""A client whose connection broke tries again after 6 s at most."""
 STRIKES = 3
 """Offences after which an identity stays out until the server is started again."""
 
@@ -52,6 +56,7 @@ class Listener:
     ) -> None:
         if network.certificates is None and not network.insecure_loopback:
             raise ConfigError("a server needs certificates; make them with `semisfl certs`")
+        chunks.split_address(network.listen)
         if network.insecure_loopback:
             chunks.require_loopback(network.listen)
         self.sessions: dict[int, Session] = {}
@@ -68,6 +73,9 @@ class Listener:
         self._streams: dict[str, Session] = {}
         self._epochs: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
+        self._lost: dict[str, float] = {}
+        """When the connection of those who are not here ended."""
+        self._finished = False
         self._thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
         try:
@@ -132,14 +140,24 @@ class Listener:
                     f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
                 )
             check_hello(hello.fields, identity, self._terms, self._roster)
+            if self._finished:
+                self._lost.pop(identity, None)
+                return  # the stream's status says it: there is nothing left to do
             session = self._open(context, identity, shown, hello)
             ending = await session.run()
             # Before goodbye is said: to a connection that is dead that may take for ever.
             self._close(session)
             if ending is None:
+                # A connection that broke looks the same until gRPC says so, a moment later.
+                await asyncio.sleep(BREAK_SECONDS)
+                self._lost.pop(identity, None)
                 log.info("%s said goodbye", identity)
             elif ending[0] is not grpc.StatusCode.OK:
                 await context.abort(*ending)
+        except asyncio.CancelledError:
+            if session is not None:
+                log.info("the connection to %s was lost", identity)
+            raise
         except Refused as refusal:
             audit(peer, identity, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
@@ -182,6 +200,7 @@ class Listener:
         session = Session(context, identity, self._epochs[identity], self._arrived)
         session.shown, session.came = shown, came
         self._streams[identity] = session
+        self._lost.pop(identity, None)
         if older is not None:
             # Its frames are never applied again: it is out of the table before anything is read.
             self._forget(older)
@@ -208,7 +227,11 @@ class Listener:
 
     def _enrol(self, session: Session, ready: Frame) -> None:
         check_ready(ready.fields, self._shapes)
-        client = self._roster.enrol(session.identity, ready.fields["images"])
+        try:
+            client = self._roster.enrol(session.identity, ready.fields["images"])
+        except OSError as error:
+            log.warning("%s waits: the roster cannot be written: %s", session.identity, error)
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the server's disk is full") from error
         if client is None:
             raise no_place(self._roster, session.identity)
         if ready.fields["skipped"]:
@@ -233,6 +256,7 @@ class Listener:
         if session.closed:
             return
         session.closed = True
+        self._lost[session.identity] = time.monotonic()
         self.sent += session.sent
         self.received += session.received
         self._forget(session)
@@ -285,8 +309,16 @@ class Listener:
             self._thread.stop()
 
     async def _stop(self, code: grpc.StatusCode, reason: str) -> None:
+        self._finished = code is grpc.StatusCode.OK
+        now = time.monotonic()
+        away = {name for name, lost in self._lost.items() if now - lost < RETURN_SECONDS}
         for session in list(self._streams.values()):
             session.close(code, reason)
+        # Whoever has just lost its connection is trying again, and would go on for ever.
+        while self._finished and away & self._lost.keys():
+            if time.monotonic() - now > RETURN_SECONDS:
+                break
+            await asyncio.sleep(0.1)
         await self._server.stop(2.0)
 
     def kill(self) -> None:

@@ -34,9 +34,11 @@ class Roster:
             return None
         client = self.index.get(identity, len(self.index))
         if (self.index.get(identity), self.images.get(client)) != (client, images):
-            self.index[identity], self.images[client] = client, images
+            index, held = {**self.index, identity: client}, {**self.images, client: images}
             if self._path is not None:
-                write_whole(self._path, json.dumps(self.state_dict()).encode())
+                write_whole(self._path, json.dumps(_plain(index, held)).encode())
+            # Only now: an enrolment that the disk refused is none.
+            self.index, self.images = index, held
         return client
 
     def name(self, client: int) -> str:
@@ -45,7 +47,7 @@ class Roster:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"index": dict(self.index), "images": {str(c): n for c, n in self.images.items()}}
+        return _plain(self.index, self.images)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over ``state``; identities enrolled meanwhile must not disagree with it."""
@@ -67,3 +69,7 @@ class Roster:
             )
         self.index = dict(sorted(merged.items(), key=lambda item: item[1]))
         self.images = {int(c): int(n) for c, n in state["images"].items()} | self.images
+
+
+def _plain(index: Mapping[str, int], images: Mapping[int, int]) -> dict[str, Any]:
+    return {"index": dict(index), "images": {str(client): n for client, n in images.items()}}

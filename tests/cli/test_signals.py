@@ -1,0 +1,220 @@
+"""Ctrl-C and SIGTERM at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from semisfl.cli import console
+from semisfl.cli.signals import StopSignals
+from semisfl.engine.inference import outputs
+from semisfl.runs import checkpoint
+from semisfl.stopping import Stopped
+from tests.toy import assemble
+
+STOP_SECONDS = 10
+SETTINGS = ["--set", "rounds=1000000", "clients.total=3", "clients.active=2", "clients.batch=4"]
+SETTINGS += ["clients.steps=2", "server.batch=4", "server.steps=2", "data.labeled=8"]
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 30), ("test", 20)):
+        for name in ("a", "b"):
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """A command in a session of its own, so that whom it leaves behind can be found."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "semisfl", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def catches(process: subprocess.Popen[str]) -> bool:
+    """Whether the process has come to its first line: Python's own start cannot be interrupted well."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) & (1 << (signal.SIGTERM - 1)))
+    return False
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session that are alive."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    process.send_signal(number)
+    try:
+        printed, _ = process.communicate(timeout=STOP_SECONDS + 20)
+        assert process.returncode == 0, printed
+        assert members(process.pid) == [], "left behind"
+        return printed
+    finally:
+        for left in members(process.pid):
+            os.kill(left, signal.SIGKILL)
+
+
+def wait_for(process: subprocess.Popen[str], condition: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+COMMANDS = {
+    "run": lambda images: ["run", "--out", "out", *SETTINGS, f"data.name={images}"],
+    "serve": lambda images: [
+        *("serve", "--labeled", str(images), "--out", "out", "--listen", "127.0.0.1:0"),
+        *("--insecure-loopback", *SETTINGS),
+    ],
+    "join": lambda images: [
+        *("join", "127.0.0.1:9", "--data", str(images / "train" / "a"), "--insecure-loopback"),
+        *("--name", "one"),
+    ],
+    "compare": lambda images: ["compare", "--out", "out", *SETTINGS, f"data.name={images}"],
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("command", COMMANDS)
+def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images: Path) -> None:
+    """Loading, starting, waiting for clients or training: wherever it is by then."""
+    rng = random.Random(f"{command}{seed}")
+    process = start(*COMMANDS[command](images))
+    try:
+        wait_for(process, lambda: catches(process))
+        time.sleep(rng.uniform(0, 6))
+        stopped_by(process, rng.choice([signal.SIGINT, signal.SIGTERM]))
+    finally:
+        process.kill()
+    runs = [Path("out")] if command != "compare" else list(Path("out").glob("*"))
+    for run in runs:
+        # Either nothing was begun, or it can be gone on with.
+        assert not run.exists() or checkpoint.read(run / "latest.safetensors")["round"] >= 0
+
+
+def test_while_loading(images: Path) -> None:
+    process = start(*COMMANDS["serve"](images))
+    wait_for(process, lambda: catches(process))
+    assert "nothing was begun" in stopped_by(process, signal.SIGTERM)
+    assert not Path("out").exists()
+
+
+def test_while_waiting_for_the_first_clients(images: Path) -> None:
+    process = start(*COMMANDS["serve"](images))
+    assert process.stdout is not None
+    while "paused: 0 of the" not in (line := process.stdout.readline()):
+        assert line, "the server ended"
+    assert "continue with: semisfl serve --resume out" in stopped_by(process, signal.SIGTERM)
+    assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None:
+    """Before its devices are there, and later."""
+    rng = random.Random(seed)
+    process = start("demo-network", "--out", "demo")
+    try:
+        wait_for(process, lambda: catches(process))
+        if seed:
+            wait_for(process, lambda: len(members(process.pid)) == 5)
+        time.sleep(rng.uniform(0, 5))
+        stopped_by(process, rng.choice([signal.SIGINT, signal.SIGTERM]))
+    finally:
+        process.kill()
+    assert not Path("demo").exists() or Path("demo/run/config.toml").exists()
+
+
+# --- in one process ------------------------------------------------------------------------------
+
+
+def test_in_a_test_pass_it_is_noticed_between_two_batches() -> None:
+    """And the model is left in the mode it was in."""
+    experiment = assemble("supervised", "rounds=1")
+    experiment.test_images = experiment.test_images.repeat(20, 1, 1, 1)
+    experiment.test_labels = experiment.test_labels.repeat(20)
+    (model,) = experiment.method.tested().values()
+    model.train()
+    seen: list[int] = []
+
+    def count(*_: Any) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            experiment.stop.request()
+
+    model.register_forward_hook(count)
+    with pytest.raises(Stopped):
+        experiment.evaluate()
+    assert len(seen) == 2 and model.training
+    assert len(experiment.test_images) > 2 * 500
+
+
+def test_large_images_are_tested_a_few_at_a_time_on_a_cpu() -> None:
+    """So that seconds, not minutes, lie between two looks at the flag."""
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+    sizes = [len(part) for part in outputs(model, torch.zeros(80, 3, 144, 144), lambda x: x)]
+    assert sum(sizes) == 80 and max(sizes) <= 25
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+    sizes = [len(part) for part in outputs(model, torch.zeros(1100, 3, 32, 32), lambda x: x)]
+    assert sizes == [500, 500, 100]
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignals() as signals:
+        with signals.running():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.flag.requested
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), second)
+        with pytest.raises(Stopped), signals.running():
+            pytest.fail("a comparison does not start its next run")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_before_the_first_round_a_signal_ends_the_command() -> None:
+    with StopSignals() as signals:
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.flag.requested, "also if somebody swallowed the exception"
+
+
+def test_the_time_left_counts_from_the_round_a_run_went_on_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with console.progress("semisfl", 90, 100, quiet=False) as observe:
+        observe({"round": 90, "seconds": 2.0})
+    assert "round 91/100" in (said := capsys.readouterr().err) and "left 0:18" in said
