@@ -368,9 +368,9 @@ class Proxy:
         for end in (source, sink):
             end.close()
 
-    def cut(self) -> None:
-        """Break every connection; new ones are let through."""
-        for end in self._sockets[1:]:
+    def cut(self, for_good: bool = False) -> None:
+        """Break every connection; new ones are let through unless it is ``for_good``."""
+        for end in self._sockets if for_good else self._sockets[1:]:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 

@@ -202,6 +202,7 @@ class Listener:
         self._streams[identity] = session
         self._lost.pop(identity, None)
         if older is not None:
+            log.info("%s connected anew; its older connection is given up", identity)
             # Its frames are never applied again: it is out of the table before anything is read.
             self._forget(older)
             older.close(

@@ -1,0 +1,181 @@
+"""``serve`` and ``join`` as a shell sees them: mistakes, full disks, and a run's end."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisfl.cli.main import main
+from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
+from tests.net.harness import tiny
+
+TINY = ["--set", "rounds=2", "clients.total=1", "clients.active=1", "clients.batch=4"]
+TINY += ["clients.steps=2", "server.batch=4", "server.steps=2", "model.projection=8"]
+
+
+@pytest.fixture
+def labeled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for folder in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "labeled" / folder).mkdir(parents=True)
+        for number in range(8):
+            pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "labeled" / folder / f"{number}.png")
+    return tmp_path / "labeled"
+
+
+def serve_words(labeled: Path, *more: str) -> list[str]:
+    words = ["serve", "--labeled", str(labeled), "--insecure-loopback", "--listen", "127.0.0.1:0"]
+    return [*words, *more]
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: list[str], pattern: str) -> None:
+    capsys.readouterr()
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert re.match(rf"error: .*{pattern}", line), line
+
+
+def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*serve_words(labeled), "--out", "out", *TINY]
+    for change, said in (
+        (["--labeled", "nowhere"], "nowhere"),
+        (["--labeled", str(labeled / "train" / "a")], "a holds no labelled images"),
+        (["--listen", "127.0.0.1:99999"], r"'127.0.0.1:99999' is not HOST:PORT"),
+        (["--listen", "127.0.0.1"], "is not HOST:PORT"),
+        (["--listen", "192.0.2.1:1"], "not a loopback address"),
+    ):
+        refused(capsys, [*words, *change], said)
+        assert not Path("out").exists(), change
+
+
+def test_settings_beside_resume_are_refused(
+    labeled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDirectory.create(Path("out"), tiny(1)).unlock()
+    words = serve_words(labeled, "--resume", "out")
+    for more in (["--set", "rounds=3"], ["--out", "other"], ["digits"]):
+        refused(capsys, [*words, *more], "leave out PRESET, --set and --out")
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off"])
+def test_a_configuration_that_is_not_whole_is_an_error(
+    damage: str, labeled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a run with default settings."""
+    RunDirectory.create(Path("out/semisfl-seed0"), tiny(1)).unlock()
+    file = Path("out/semisfl-seed0/config.toml")
+    text = file.read_text()
+    file.write_text("" if damage == "empty" else text[: text.index("[runtime]")])
+    said = "config.toml is not whole: it has no"
+    refused(capsys, ["run", "--resume", "out/semisfl-seed0"], said)
+    refused(capsys, serve_words(labeled, "--resume", "out/semisfl-seed0"), said)
+    refused(capsys, ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "out"], said)
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def start(*words: str, largest_file: int | None = None) -> subprocess.Popen[str]:
+    def limit() -> None:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "semisfl", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    )
+
+
+@contextmanager
+def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server and the port it says that it listens on."""
+    server = start(*words, **how)
+    try:
+        assert server.stderr is not None
+        while not (found := re.match(r"listening on port (\d+)", line := server.stderr.readline())):
+            assert line, server.communicate()
+        yield server, int(found[1])
+    finally:
+        server.kill()
+        server.wait()
+
+
+def joined(port: int, labeled: Path) -> subprocess.CompletedProcess[str]:
+    """A device that takes part to the end."""
+    device = start(
+        *("join", f"127.0.0.1:{port}", "--data", str(labeled / "train" / "a")),
+        *("--insecure-loopback", "--name", "one"),
+    )
+    out, err = device.communicate(timeout=120)
+    return subprocess.CompletedProcess(device.args, device.returncode, out, err)
+
+
+def test_a_full_disk_is_not_success(labeled: Path) -> None:
+    """A limit on file sizes refuses checkpoints as a full disk does, but not the small files."""
+    words = [*serve_words(labeled), "--out", "out", *TINY]
+    with served(*words, largest_file=30_000) as (server, port):
+        device = joined(port, labeled)
+        out, err = server.communicate(timeout=60)
+    assert (device.returncode, server.returncode) == (0, 1), (device.stderr, err)
+    assert "saved in" not in out
+    last = err.strip().splitlines()[-1]
+    assert re.match(r"error: the run's end could not be saved: .*latest.safetensors", last), err
+    assert not list(Path("out").glob("*.safetensors")) and not list(Path("out").glob(".*"))
+    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 2
+    # With room again it is done once more, with the same clients.
+    with served(*serve_words(labeled, "--resume", "out")) as (server, port):
+        assert joined(port, labeled).returncode == 0
+        out, err = server.communicate(timeout=60)
+    assert server.returncode == 0 and "after 2 rounds; saved in out" in out, err
+    assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2
+    assert json.loads(Path("out/roster.json").read_text())["index"] == {"plaintext:one": 0}
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> None:
+    words = [*serve_words(labeled), "--out", "runs/out", *TINY]
+    server = start(*words, largest_file=100)
+    _, err = server.communicate(timeout=60)
+    assert server.returncode == 2 and "cannot write to runs/out: File too large" in err
+    assert not Path("runs").exists()
+    with served(*words):
+        assert Path("runs/out/config.toml").exists()
+
+
+def test_two_servers_cannot_share_a_run(labeled: Path) -> None:
+    with served(*serve_words(labeled), "--out", "out", *TINY) as (server, _):
+        second = start(*serve_words(labeled, "--resume", "out"))
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert f"out is in use by process {server.pid} on " in err
+    with served(*serve_words(labeled, "--resume", "out")):
+        pass
+
+
+def test_only_our_own_lines_are_in_a_servers_log(labeled: Path) -> None:
+    """Whatever bytes come to its port."""
+    import socket
+
+    with served(*serve_words(labeled), "--out", "out", *TINY) as (server, port):
+        for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(nonsense)
+        assert joined(port, labeled).returncode == 0
+        _, err = server.communicate(timeout=60)
+    ours = re.compile(r"(info|warning): |semisfl: round \d")
+    assert not [line for line in err.splitlines() if line and not ours.match(line)], err

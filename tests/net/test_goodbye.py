@@ -1,0 +1,100 @@
+"""How connections and runs end, and what a device's folder may hold."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisfl.net.client.join import load_images
+from semisfl.net.server.roster import Roster
+from tests.net.harness import SIDE, Proxy, network, tiny, until
+
+
+def test_a_lost_connection_is_told_from_a_goodbye(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="semisfl"), network(tiny(3)) as net:
+        proxy = Proxy(f"127.0.0.1:{net.port}")
+        for client, address in ((0, None), (1, None), (2, f"127.0.0.1:{proxy.port}")):
+            net.join(client, address)
+        assert net.fleet.wait_for(3, 20)
+        net.clients[0].device.stop()
+        until(lambda: "client-0 said goodbye" in caplog.text)
+        net.clients[1].kill()
+        until(lambda: "the connection to plaintext:client-1 was lost" in caplog.text)
+        proxy.cut(for_good=True)
+        until(lambda: "the connection to plaintext:client-2 was lost" in caplog.text)
+    for client, other in ((0, "was lost"), (1, "said goodbye"), (2, "said goodbye")):
+        lines = [line for line in caplog.text.splitlines() if f"client-{client}" in line]
+        assert not [line for line in lines if other in line], lines
+
+
+def test_a_client_that_was_away_when_the_run_ended_is_told_when_it_returns() -> None:
+    with network(tiny(2)) as net:
+        proxy = Proxy(f"127.0.0.1:{net.port}")
+        net.join(0)
+        client = net.join(1, f"127.0.0.1:{proxy.port}")
+        assert net.fleet.wait_for(2, 20)
+        proxy.cut()
+        until(lambda: net.fleet.present() == [0])
+        net.fleet.close(finished=True)
+        client.join(10)
+        assert not client.is_alive() and client.error is None
+        assert client.link.over.is_set()
+        proxy.close()
+
+
+def test_an_enrolment_that_the_disk_refuses_is_none(tmp_path: Path) -> None:
+    roster = Roster(2)
+    roster.keep_in(tmp_path / "not there" / "roster.json")
+    with pytest.raises(OSError):
+        roster.enrol("a", 5)
+    assert not roster.index and not roster.images
+    (tmp_path / "not there").mkdir()
+    assert roster.enrol("b", 7) == 0 and roster.enrol("a", 5) == 1
+
+
+# --- a device's folder -----------------------------------------------------------------------------
+
+
+def picture(path: Path, shade: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((SIDE, SIDE), shade, np.uint8)).save(path)
+    return path
+
+
+def test_pipes_and_devices_called_like_images_are_passed_over(tmp_path: Path) -> None:
+    """To open a pipe that nobody writes to, or to read /dev/zero, would never end."""
+    picture(tmp_path / "images" / "a.png", 1)
+    os.mkfifo(tmp_path / "images" / "b.png")
+    (tmp_path / "images" / "c.png").symlink_to("/dev/zero")
+    found: list[tuple[int, int]] = []
+
+    def load() -> None:
+        images, skipped = load_images(tmp_path / "images", (1, SIDE, SIDE))
+        found.append((len(images), skipped))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [(1, 0)]
+
+
+def test_links_out_of_a_devices_folder_are_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Links inside it are, and the folder itself may be one."""
+    first = picture(tmp_path / "images" / "a.png", 1)
+    elsewhere = picture(tmp_path / "private" / "b.png", 99)
+    (tmp_path / "images" / "inside.png").symlink_to(first)
+    (tmp_path / "images" / "outside.png").symlink_to(elsewhere)
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    for root in (tmp_path / "images", tmp_path / "link"):
+        images, skipped = load_images(root, (1, SIDE, SIDE))
+        assert (images.unique().tolist(), len(images), skipped) == ([1], 2, 0)
+        assert f"1 links lead out of {root} and are not followed" in caplog.text
+    (tmp_path / "by client").mkdir()
+    (tmp_path / "by client" / "me").symlink_to(tmp_path / "private")
+    with pytest.raises(ValueError, match="none of the 0 images"):
+        load_images(tmp_path / "by client", (1, SIDE, SIDE))
