@@ -108,8 +108,10 @@ def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int
     server = start(*words, **how)
     try:
         assert server.stderr is not None
+        said: list[str] = []
         while not (found := re.match(r"listening on port (\d+)", line := server.stderr.readline())):
-            assert line, server.communicate()
+            said.append(line)
+            assert line, (server.wait(), said)
         yield server, int(found[1])
     finally:
         server.kill()
