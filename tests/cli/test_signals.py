@@ -18,9 +18,11 @@ from torch import nn
 from semisfl.cli import console
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
+from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
+from semisfl.runs.sinks import RunInfo
 from semisfl.stopping import Stopped
-from tests.toy import assemble
+from tests.toy import assemble, values
 
 STOP_SECONDS = 10
 SETTINGS = ["--set", "rounds=1000000", "clients.total=3", "clients.active=2", "clients.batch=4"]
@@ -215,6 +217,7 @@ def test_before_the_first_round_a_signal_ends_the_command() -> None:
 def test_the_time_left_counts_from_the_round_a_run_went_on_with(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with console.progress("semisfl", 90, 100, quiet=False) as observe:
-        observe({"round": 90, "seconds": 2.0})
+    lines = console.ProgressLines("semisfl")
+    lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
+    lines.row(RoundRow(round=90, seconds=2.0))
     assert "round 91/100" in (said := capsys.readouterr().err) and "left 0:18" in said
