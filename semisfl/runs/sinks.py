@@ -27,7 +27,7 @@ class RunInfo:
 
 
 class Sink(Protocol):
-    """Started before the first round, given each row once its round is saved, closed at the end,
+    """Started before the first round, given each row once it is recorded, closed at the end,
     however that comes."""
 
     def start(self, run: RunInfo) -> None: ...
