@@ -75,9 +75,10 @@ class Trial:
         said = self._said.read_text(encoding="utf-8", errors="replace")
         if code == pytest.ExitCode.OK:
             return Outcome("survived", "")
-        if code == pytest.ExitCode.TESTS_FAILED:
-            found = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", said, re.MULTILINE)
-            return Outcome("killed", found.group(1) if found else "an unnamed test")
+        # With -x a file that cannot be imported ends pytest like a test that fails.
+        found = re.search(r"^(?:FAILED|ERROR) tests/(\S+::\S+)", said, re.MULTILINE)
+        if code == pytest.ExitCode.TESTS_FAILED and found:
+            return Outcome("killed", found.group(1))
         return Outcome("broken", said[-2000:])
 
     def end(self) -> None:
