@@ -12,13 +12,16 @@ STATE = {"w": torch.zeros(1)}
 
 def test_rates_are_means_over_those_who_contributed() -> None:
     results = [
-        ClientResult(2, {"model": STATE}, {"loss": 1.0, "coverage": 0.25}),
+        ClientResult(2, {"model": STATE}, {"loss": 1.0, "loss_consistency": 0.5, "coverage": 0.25}),
         ClientResult(5, {}, {}),
-        ClientResult(7, {"model": STATE}, {"loss": 4.0, "coverage": 0.75 - 0.125}),
+        ClientResult(
+            7, {"model": STATE}, {"loss": 4.0, "loss_consistency": 2.0, "coverage": 0.625}
+        ),
     ]
     said = report(results)
     assert said["contributing"] == 2
     assert said["loss_semi"] == pytest.approx(2.5)
+    assert said["loss_consistency"] == pytest.approx(1.25)
     assert said["mask_rate"] == pytest.approx(1 - (0.25 + 0.625) / 2)
     assert said["coverage_by_client"] == {"2": 0.25, "7": 0.625}
     assert len(states_of(results, "model")) == 2
