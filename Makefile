@@ -48,6 +48,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/semisfl bench
 	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.network
+	$(BIN)/python -m benchmarks.training_clients
 
 # torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local
 # index) then satisfies it, and is not passed over for the build with CUDA.

@@ -1,0 +1,332 @@
+"""Many clients that train with one server, some of them dying and returning in every round.
+
+    python -m benchmarks.training_clients [--clients N] [--active N] [--rounds N] [--dying SHARE]
+
+Without arguments: 1,000 clients with 100 of them active for 20 rounds, then all 1,000 active for 3.
+The server is `semisfl serve`'s own; clients are real ones, each with its certificate, connection,
+images and model, but those of one process take turns in one thread: what is measured is the server,
+on a machine that also carries all its clients. Everything is on loopback with mutual TLS.
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import queue
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.network import authority, free_port, resident
+from semisfl.config import Config, parse
+from semisfl.data import partition, sources
+from semisfl.data.partition import Partition
+from semisfl.data.sources import Dataset
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.net import certs
+from semisfl.net.chunks import LoopThread
+from semisfl.net.client.connection import Connection, Received
+from semisfl.net.client.device import Device
+from semisfl.net.server.fleet import NetworkFleet
+from semisfl.runs import start
+from semisfl.runs.sinks import Observed
+
+PROCESSES = multiprocessing.get_context("fork")
+CROWDS = 2
+LABELED = 40
+
+
+@dataclass(frozen=True)
+class Case:
+    clients: int = 1000
+    active: int = 100
+    rounds: int = 20
+    dying: float = 0.05
+    """The share of all clients that die, and return, in each round."""
+    seed: int = 1
+
+    def config(self) -> Config:
+        layers = [
+            {"kind": "conv", "channels": 8, "kernel": 5},
+            {"kind": "relu"},
+            {"kind": "pool", "size": 4},
+            {"kind": "flatten"},
+            {"kind": "linear"},
+        ]
+        return parse(
+            {
+                "rounds": self.rounds,
+                "seed": self.seed,
+                "data": {"name": "digits", "labeled": LABELED, "augment": {"flip": False}},
+                "clients": {
+                    "total": self.clients,
+                    "active": self.active,
+                    "batch": 4,
+                    "steps": 4,
+                },
+                "server": {"batch": 20, "steps": 4},
+                "model": {"layers": layers, "cut": 4, "projection": 32},
+            }
+        )
+
+    def deaths(self, round_index: int, seconds: float) -> list[tuple[int, float]]:
+        """Who dies in a round, and how long after its start if it takes ``seconds``."""
+        rng = random.Random(f"{self.seed}/{round_index}")
+        dying = rng.sample(range(self.clients), round(self.dying * self.clients))
+        return [(client, rng.uniform(0, seconds)) for client in dying]
+
+
+# --- the server's process -------------------------------------------------------------------------
+
+
+class Repeated(logging.Handler):
+    """Counts the rounds that had to be repeated."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += "is repeated" in record.getMessage()
+
+
+def serve(
+    case: Case, folder: Path, port: int, data: Dataset, shares: Partition, pipe: Pipe
+) -> None:
+    """A run; tells ``pipe`` when everybody is here, each round, and what it came to."""
+    torch.set_num_threads(1)
+    repeated = Repeated()
+    logging.getLogger("semisfl").addHandler(repeated)
+    with start.begin(
+        case.config(),
+        out=folder / "run",
+        data=data,
+        partition=Partition(shares.labeled, ()),
+        device="cpu",
+        network=NetworkOptions(f"localhost:{port}", folder),
+    ) as run:
+        fleet = run.experiment.fleet
+        assert isinstance(fleet, NetworkFleet)
+        alone, began = resident(), time.perf_counter()
+        if not fleet.wait_for(case.clients, 600):
+            sys.exit(f"only {len(fleet.present())} of {case.clients} clients came")
+        connected = time.perf_counter() - began
+        idle, cpu = resident(), time.process_time()
+        pipe.send(None)
+        descriptors = 0
+
+        def observe(row: dict[str, Any]) -> None:
+            nonlocal descriptors
+            descriptors = max(descriptors, len(list(Path("/proc/self/fd").iterdir())))
+            pipe.send(row)
+
+        run.go([Observed(observe)])
+        pipe.recv()  # everybody who was to die has died, and is on the way back
+        everybody_back = fleet.wait_for(case.clients, 120)
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        pipe.send(
+            {
+                "seconds_to_connect": round(connected, 1),
+                "server_megabytes_alone": megabytes(alone),
+                "server_megabytes_connected": megabytes(idle),
+                "server_megabytes_after": megabytes(resident()),
+                "server_megabytes_peak": megabytes(peak),
+                "server_cpu_seconds_a_round": round((time.process_time() - cpu) / case.rounds, 2),
+                "descriptors": descriptors,
+                "rounds_repeated": repeated.count,
+                "strikes": sum(fleet._listener._strikes.values()),
+                "everybody_back": everybody_back,
+            }
+        )
+
+
+def megabytes(size: int) -> float:
+    return round(size / 2**20, 1)
+
+
+# --- the clients' processes -----------------------------------------------------------------------
+
+
+class Client:
+    """A real device that does not wait for its frames: they, too, come through ``events``."""
+
+    def __init__(self, number: int, crowd: "Crowd") -> None:
+        self.number, self._crowd = number, crowd
+        self.dead = False
+        credentials = certs.load_client_credentials(crowd.folder, f"client-{number}")
+        self.link = Connection(crowd.address, credentials, thread=crowd.thread)
+        self.link._inbox = self  # type: ignore[assignment]
+        images = crowd.images[number]
+        self.device = Device(self.link, lambda shape: (images, 0), "cpu")
+
+    def put(self, item: object) -> None:
+        self._crowd.events.put((self, item))
+
+
+class Crowd:
+    """The clients of one process. Each computes for itself, one at a time."""
+
+    def __init__(self, folder: Path, port: int, images: dict[int, Tensor]) -> None:
+        self.folder, self.address, self.images = folder, f"localhost:{port}", images
+        self.thread = LoopThread("crowd")
+        self.events: queue.SimpleQueue[tuple[Client, object]] = queue.SimpleQueue()
+        self.clients = {number: Client(number, self) for number in images}
+        self.rng = random.Random(min(images))
+        self.died = self.returned = self.shut_out = 0
+
+    def later(self, seconds: float, client: Client, what: str) -> None:
+        loop = self.thread.loop
+        loop.call_soon_threadsafe(loop.call_later, seconds, self.events.put, (client, what))
+
+    def go_on(self) -> None:
+        """Whatever happens next to one of the clients."""
+        try:
+            client, item = self.events.get(timeout=0.1)
+        except queue.Empty:
+            return
+        current = self.clients[client.number]
+        if item == "return":
+            self.clients[client.number] = Client(client.number, self)
+            self.returned += 1
+        elif item == "die" and current.dead:
+            self.later(0.5, client, "die")  # once it is back from the time before
+        elif item == "die":
+            current.dead = True
+            self.died += 1
+            current.link.kill()
+            self.later(self.rng.uniform(0.1, 1.0), current, "return")
+        elif current is not client or client.dead:
+            pass  # what was on its way to a client that died
+        elif isinstance(item, Received):
+            client.device._handle(item)
+        elif isinstance(item, Exception):
+            self.shut_out += 1
+            print(f"client-{client.number}: {item}", file=sys.stderr)
+
+
+def live(folder: Path, port: int, images: dict[int, Tensor], pipe: Pipe) -> None:
+    """Clients for ever. ``pipe`` says who is to die when; and None, to hear what became of them."""
+    logging.disable(logging.CRITICAL)  # a thousand clients that find no server yet
+    torch.set_num_threads(1)
+    crowd, to_die, asked = Crowd(folder, port, images), 0, False
+    while True:
+        crowd.go_on()
+        if asked and crowd.returned == to_die:
+            asked = False
+            pipe.send({name: getattr(crowd, name) for name in ("died", "returned", "shut_out")})
+        if not pipe.poll():
+            continue
+        deaths = pipe.recv()
+        asked = deaths is None
+        for number, seconds in deaths or ():
+            if number in crowd.clients:
+                to_die += 1
+                crowd.later(seconds, crowd.clients[number], "die")
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def measure(case: Case) -> dict[str, Any]:
+    data = sources.load("digits")
+    shares = partition.split(
+        data.labels.numpy(),
+        labeled=LABELED,
+        clients=case.clients,
+        kind="iid",
+        seed=case.seed,
+        classes=len(data.classes),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        folder, port = Path(place), free_port()
+        authority(folder, case.clients)
+        # All forked before this process has a gRPC thread: a fork would not survive one.
+        near, far = PROCESSES.Pipe()
+        processes = [
+            PROCESSES.Process(
+                target=serve, args=(case, folder, port, data, shares, far), daemon=True
+            )
+        ]
+        pipes = []
+        for crowd in range(CROWDS):
+            numbers = range(crowd, case.clients, CROWDS)
+            images = {number: data.images[shares.clients[number]] for number in numbers}
+            ours, theirs = PROCESSES.Pipe()
+            pipes.append(ours)
+            processes.append(
+                PROCESSES.Process(target=live, args=(folder, port, images, theirs), daemon=True)
+            )
+        try:
+            for process in processes:
+                process.start()
+            return _results(case, near, pipes, processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _results(
+    case: Case, server: Pipe, crowds: Sequence[Pipe], processes: Sequence[BaseProcess]
+) -> dict[str, Any]:
+    def said_by(pipe: Pipe) -> Any:
+        while not pipe.poll(1.0):
+            for process in processes:
+                if process.exitcode is not None:
+                    sys.exit(f"a process of the benchmark ended with status {process.exitcode}")
+        return pipe.recv()
+
+    rows: list[dict[str, Any]] = []
+    while len(rows) < case.rounds:
+        if (row := said_by(server)) is not None:
+            rows.append(row)
+        last = rows[-1]["seconds"] if rows else 1.0
+        for crowd in crowds:
+            crowd.send(case.deaths(len(rows), last) if len(rows) < case.rounds else None)
+    people = [said_by(crowd) for crowd in crowds]
+    server.send(None)
+    seconds = [row["seconds"] for row in rows]
+    return {
+        **asdict(case),
+        "round_seconds_median": round(statistics.median(seconds), 2),
+        "round_seconds_max": round(max(seconds), 2),
+        "rounds_lost": case.rounds - len({row["round"] for row in rows}),
+        "answers_lost": sum(case.active - row["contributing"] for row in rows),
+        **said_by(server),
+        **{name: sum(each[name] for each in people) for name in people[0]},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=Case.clients)
+    parser.add_argument("--active", type=int, help="of them in a round; one case only")
+    parser.add_argument("--rounds", type=int, default=Case.rounds)
+    parser.add_argument("--dying", type=float, default=Case.dying, help="share of all, each round")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    cases = [(options.active or min(Case.active, options.clients), options.rounds)]
+    if options.active is None:
+        cases.append((options.clients, 3))
+    for active, rounds in cases:
+        result = measure(Case(options.clients, active, rounds, options.dying))
+        if options.json:
+            print(json.dumps({"benchmark": "training_clients", **result}), flush=True)
+        else:
+            print(", ".join(f"{key} {value}" for key, value in result.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
