@@ -42,8 +42,8 @@ def _known_method(name: str) -> str:
 
 
 Codec = Annotated[str, AfterValidator(_known_codec)]
-CODECS = f"({' | '.join(catalog.CODECS)})"
-METHODS = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
+_CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
+_METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 
 
 class PartitionConfig(Section):
@@ -169,13 +169,13 @@ class ControllerConfig(Section):
 
 class WireConfig(Section):
     student_features: Codec = Field(
-        "fp32", description=f"how student features cross the wire {CODECS}"
+        "fp32", description=f"how student features cross the wire {_CODEC_CHOICES}"
     )
     teacher_features: Codec = Field(
-        "fp32", description=f"how teacher features cross the wire {CODECS}"
+        "fp32", description=f"how teacher features cross the wire {_CODEC_CHOICES}"
     )
-    gradients: Codec = Field("fp32", description=f"how gradients cross the wire {CODECS}")
-    models: Codec = Field("fp32", description=f"how models cross the wire {CODECS}")
+    gradients: Codec = Field("fp32", description=f"how gradients cross the wire {_CODEC_CHOICES}")
+    models: Codec = Field("fp32", description=f"how models cross the wire {_CODEC_CHOICES}")
 
 
 class NetworkConfig(Section):
@@ -208,7 +208,7 @@ class Config(Section):
     """What every run has. The sections of methods are added by `config_class`: each is its method's."""
 
     method: Annotated[str, AfterValidator(_known_method)] = Field(
-        "semisfl", description=f"how to train {METHODS}"
+        "semisfl", description=f"how to train {_METHOD_CHOICES}"
     )
     rounds: int = Field(30, ge=1, description="rounds of training, H")
     seed: int = Field(0, ge=0, description="every draw follows from it")

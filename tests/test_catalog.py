@@ -1,11 +1,12 @@
 """What is said to exist exists, and nothing else does."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from semisfl import catalog, lookup
+from semisfl import catalog, config, lookup
 from semisfl.cli.main import main
 from semisfl.models import MODELS, build, parameter_count
 
@@ -25,6 +26,14 @@ def test_titles_and_notes_are_found_without_importing_anything() -> None:
     assert lookup.title_of("fedswitch-sl") == "FedSwitch-SL"
     assert lookup.note_of("fedswitch").startswith("a reconstruction")
     assert lookup.title_of("my.package:Mine") == "Mine" and lookup.note_of("my.package:Mine") == ""
+
+
+def test_the_configuration_lists_nothing_that_exists() -> None:
+    """Defaults aside: a row is entered once."""
+    code = Path(config.__file__).read_text(encoding="utf-8")
+    rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **MODELS}
+    named = {name for name in rows if f'"{name}"' in code}
+    assert named == {"semisfl", "digits", "fp32", "bf16", "cnn"}, "bf16: an arithmetic too"
 
 
 def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(json_: Json = False) -> None:
-    """Presets, methods, models and data sets."""
+    """Presets, methods, models, data sets and codecs."""
     from semisfl import lookup
     from semisfl.presets import PRESETS, VARIANTS
 
@@ -40,6 +40,9 @@ def list_(json_: Json = False) -> None:
         "data": [
             {"name": name, "summary": row.summary} for name, row in lookup.data_sets().items()
         ],
+        "codecs": [
+            {"name": name, "summary": lookup.codec(name).summary} for name in lookup.codec_names()
+        ],
     }
     if json_:
         print(json.dumps(known))
@@ -52,6 +55,7 @@ def list_(json_: Json = False) -> None:
     columns = ("name", "input", "classes", "features", "bottom", "top")
     _print("models and their parameters: --set model.name=NAME", columns, known["models"])
     _print("data: --set data.name=NAME, or a path to images", ("name", "summary"), known["data"])
+    _print("codecs: --set wire.models=NAME", ("name", "summary"), known["codecs"])
 
 
 def _first_line(name: str, function: Any) -> dict[str, Any]:
