@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -205,7 +205,16 @@ class RuntimeConfig(Section):
 
 
 class Config(Section):
-    """What every run has. The sections of methods are added by `config_class`: each is its method's."""
+    """What every run has, and the sections of methods, which `config_class` adds: each is its method's."""
+
+    def __new__(cls, **values: Any) -> "Config":
+        return super().__new__(_class_for(values) if cls is Config else cls)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **how: Any) -> Self:
+        if cls is Config and isinstance(obj, Mapping):
+            return cast(Self, _class_for(obj).model_validate(obj, **how))
+        return super().model_validate(obj, **how)
 
     method: Annotated[str, AfterValidator(_known_method)] = Field(
         "semisfl", description=f"how to train {_METHOD_CHOICES}"
@@ -258,7 +267,7 @@ def config_class(method: NamedMethod | None = None) -> type[Config]:
     settings = lookup.settings_class(method) if method else None
     if method is None or settings is None or method.section is None:
         return _with_section(None, None)
-    if method.section in Config.model_fields:
+    if method.section in Config.model_fields or hasattr(Config, method.section):
         raise ConfigError(
             f"method {method.name!r} calls its section {method.section!r}, as every run has one; rename it"
         )
@@ -283,24 +292,28 @@ def _built_in_sections() -> dict[str, type[Section]]:
     return {name: kind for name, kind in found.items() if name and kind}
 
 
+def _class_for(values: Mapping[str, Any]) -> type[Config]:
+    name = values.get("method")
+    try:
+        chosen = lookup.method(name) if isinstance(name, str) else None
+    except ConfigError:  # the field says so, with whatever else is wrong
+        chosen = None
+    return config_class(chosen)
+
+
 def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Config:
     """A Config from nested plain values; mistakes become one ConfigError line naming the key.
 
     Sections of methods that are not this package's and not the one chosen (installed ones, and
     ``others``) are passed over, as a comparison's values have those of all its methods.
     """
-    name = values.get("method", "semisfl")
-    try:
-        chosen = lookup.method(name) if isinstance(name, str) else None
-    except ConfigError:  # said below, with whatever else is wrong
-        chosen = None
-    kind = config_class(chosen)
-    unknown = set(values) - set(kind.model_fields)
-    if unknown:
+    kind = _class_for(values)
+    passed_over = set(values) - set(kind.model_fields)
+    if passed_over:
         rows = (*others, *lookup.methods().values())
-        unknown &= {row.section for row in rows if row.section}
+        passed_over &= {row.section for row in rows if row.section}
     try:
-        return kind.model_validate({key: values[key] for key in values if key not in unknown})
+        return kind.model_validate({key: values[key] for key in values if key not in passed_over})
     except ValidationError as error:
         raise ConfigError(_one_line(error, kind)) from error
 

@@ -50,11 +50,6 @@ def method_names() -> list[str]:
     return [*catalog.METHODS, *_points("semisfl.methods", catalog.METHODS)]
 
 
-def is_installed(name: str) -> bool:
-    """Whether a method has a name here: then somebody installed it, whoever asks for it."""
-    return name in method_names()
-
-
 def method_class(row: NamedMethod) -> Any:
     return _having(METHOD_NEEDS, row.code, "method")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semisfl import config, presets
-from semisfl.config import ConfigError
+from semisfl.config import Config, ConfigError
 
 BASE = {"clients": {"total": 10, "active": 5}}
 
@@ -146,6 +146,15 @@ def test_paper_settings() -> None:
     optimizer = default.optimizer
     assert (optimizer.lr, optimizer.lr_min, optimizer.momentum) == (0.02, 0.005, 0.9)
     assert (optimizer.nesterov, optimizer.weight_decay) == (True, 5e-4)
+
+
+def test_a_configuration_made_directly_has_the_sections_of_methods() -> None:
+    made: Any = Config(rounds=3)
+    assert made == config.parse({"rounds": 3}) and made.semisfl.temperature == 0.2
+    assert made.model_copy(update={"rounds": 30}) == Config() == config.parse({})
+    assert Config.model_validate({"rounds": 3}) == made
+    changed: Any = Config(method="fedswitch", fedswitch={"rule": "difference"})  # type: ignore[call-arg]
+    assert changed.fedswitch.rule == "difference"
 
 
 def test_unknown_presets_and_variants() -> None:
