@@ -338,8 +338,10 @@ def test_the_simulation_holds_to_the_same_declaration() -> None:
             for result in results:
                 whole = [name for name in model if not name.startswith("projector")]
                 assert messages.outline(result.states) == work.answers.outline(whole)
-                assert result.numbers.keys() == work.answers.numbers.keys()
-                for name, value in result.numbers.items():
+                # Where the true labels are known, as on no device, there are counts of them too.
+                numbers = {name: v for name, v in result.numbers.items() if "/" not in name}
+                assert numbers.keys() == work.answers.numbers.keys()
+                for name, value in numbers.items():
                     assert value == work.answers.within(name, value), name
             seen.add(work.name)
             return results
