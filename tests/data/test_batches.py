@@ -14,6 +14,7 @@ from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import (
     DrawnView,
     RoundBatches,
+    Views,
     draw_batches,
     draw_view,
     make_view,
@@ -64,6 +65,36 @@ def test_draw_batches(count: int, steps: int, batch: int, least: int) -> None:
         assert (np.bincount(drawn.reshape(-1), minlength=count) == repeats).all()
     again = draw_batches(seeds.generator(0, "draw"), count, steps, batch, least)
     assert np.array_equal(drawn, again)
+
+
+def test_batches_come_in_an_order_of_their_own() -> None:
+    orders = {draw_batches(seeds.generator(n, "draw"), 30, 3, 10).tobytes() for n in range(4)}
+    assert len(orders) == 4 and np.arange(30).tobytes() not in orders
+
+
+def test_what_was_made_ahead_is_used_for_its_own_round_only() -> None:
+    batches = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=True)
+    made: list[int] = []
+
+    def make(round_index: int) -> Views:
+        made.append(round_index)
+        return views(round_index=round_index), {}
+
+    def first() -> torch.Tensor:
+        return batches.get("strong").clone()
+
+    expected = {}
+    for round_index in (5, 6, 7):
+        batches.start(views(round_index=round_index))
+        expected[round_index] = first()
+    batches.start_from((5,), make)
+    batches.ahead((6,), make)
+    assert torch.equal(first(), expected[5]), "the round in use is left alone"
+    batches.start_from((6,), make)
+    assert torch.equal(first(), expected[6]) and made == [5, 6]
+    batches.ahead((7,), make)
+    batches.start_from((5,), make)
+    assert torch.equal(first(), expected[5]) and made == [5, 6, 7, 5]
 
 
 def test_views_are_functions_of_seed_round_and_client() -> None:

@@ -20,7 +20,7 @@ from semisfl.methods.fedmatch.method import (
     inter_client,
     regularisers,
 )
-from semisfl.methods.fedmatch.sparse import changed
+from semisfl.methods.fedmatch.sparse import SparseLinks, changed
 from semisfl.runs.experiment import Experiment
 from tests import toy
 
@@ -349,6 +349,20 @@ def test_a_delta_keeps_and_counts_what_changed_by_more_than_the_threshold() -> N
     assert held["w"].tolist() == [1.0, 2.0, 3.5, 3.0]
     assert held["buffer"].tolist() == [7, 6]
     assert size == 2 * 4 + 2 * 8
+
+
+def test_who_comes_for_the_first_time_is_sent_everything() -> None:
+    """Also when others were here before."""
+    links = SparseLinks(["w"], 0.5, base="psi")
+    state = {"w": torch.tensor([1.0, 2.0, 3.0])}
+    links.down([1], {"psi": state})
+    links.up(1, {"w": torch.tensor([1.0, 2.0, 9.0])})
+    later = {"w": torch.tensor([1.0, 2.0, 3.2])}
+    sent = links.down([1, 4], {"psi": later})
+    # Client 1 holds what it uploaded: one entry is another now. Client 4 holds nothing.
+    assert links.size(1, "down", "psi", later) == 4 and links.size(4, "down", "psi", later) == 12
+    assert sent[1]["psi"]["w"].tolist() == pytest.approx([1, 2, 3.2])
+    assert torch.equal(sent[4]["psi"]["w"], later["w"])
 
 
 def test_sparse_traffic_is_the_number_of_changed_entries() -> None:

@@ -40,3 +40,18 @@ def test_mask_rate_is_the_share_of_images_that_are_not_confident(
     else:
         assert row.mask_rate == pytest.approx(masked)
         assert list(row.coverage_by_client.values()) == [pytest.approx(1 - masked)] * 2
+
+
+def test_supervised_steps_train_batchnorm_and_dropout() -> None:
+    """In train mode: statistics of the batches are tracked, and dropout is on."""
+    experiment = toy.assemble("supervised", batchnorm=True)
+    (model,) = experiment.method.tested().values()
+    before = model.get_buffer("bottom.bn.running_mean").clone()
+    experiment.method.round(0)
+    assert int(model.get_buffer("bottom.bn.num_batches_tracked")) == 5  # server.steps
+    assert not torch.equal(model.get_buffer("bottom.bn.running_mean"), before)
+    losses = [
+        toy.assemble("supervised", dropout=dropout).method.round(0).loss_supervised
+        for dropout in (False, True)
+    ]
+    assert losses[0] != losses[1]
