@@ -1,5 +1,6 @@
 """What every test stands on: markers, a cache of its own, and a sensible number of threads."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,3 +41,13 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.delenv("SEMISFL_DATA", raising=False)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A command sets the package's log up for its whole process; the next test finds it as it was."""
+    logger = logging.getLogger("semisfl")
+    before = (logger.handlers, logger.propagate, logger.level)
+    yield
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
