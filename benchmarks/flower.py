@@ -107,8 +107,7 @@ def holdings(case: str, steps: int) -> tuple[Config, RoundBatches, tuple[Any, ..
     """A process's data: loaded once, as a careful Flower app does too."""
     chosen = settings(case, steps)
     data, partition = experiments.load_data(chosen)
-    augment = chosen.data.augment
-    augmentation = Augmentation(augment.flip, augment.pad, augment.operations, augment.cutout)
+    augmentation = Augmentation.of(chosen.data.augment)
     normalizer = Normalizer.of(data.mean, data.std)
     batches = RoundBatches(data.images, augmentation, normalizer, torch.float32, whole=False)
     return chosen, batches, partition.clients

@@ -167,7 +167,7 @@ def costs(
         shape, classes = known.shape, known.classes
     else:
         data = sources.load(name, size=side)
-        shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
+        shape = data.shape
         classes = len(data.classes)
     rows = method_costs(config, (shape[0], side, side) if side else shape, classes, up, down)
     if json_:

@@ -78,16 +78,20 @@ def begin(
     experiment = assemble(config, **means)
     with ExitStack() as stack:
         run = Run(experiment, None)
+        # After the clients are gone: until then the fleet may write to the directory.
+        stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if place is not None:
             run.directory = RunDirectory.create(place, config)
-            stack.callback(run.directory.unlock)
-        try:
-            experiment.fleet.open(place)
-            yield run
-        finally:
-            if run.directory is not None and not run.started:
-                run.directory.undo()
+        experiment.fleet.open(place)
+        yield run
+
+
+def _leave(run: Run) -> None:
+    if run.directory is not None:
+        if not run.started:
+            run.directory.undo()
+        run.directory.unlock()
 
 
 @contextmanager
