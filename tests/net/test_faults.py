@@ -478,6 +478,7 @@ from semisfl.config import parse, read
 from semisfl.data import sources
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.runs import start
+from semisfl.runs.sinks import Observed
 from semisfl.stopping import StopFlag
 place, port, resume = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "resume"
 stop = StopFlag()
@@ -487,7 +488,7 @@ means = dict(data=sources.load(str(place / "labeled")), device="cpu", stop=stop,
 config, out = parse(read(place / "run.toml")), place / "out"
 with start.go_on(out, **means) if resume else start.begin(config, out=out, **means) as run:
     print(run.experiment.fleet.port, flush=True)
-    result = run.go(lambda row: print("round", row["round"], flush=True))
+    result = run.go([Observed(lambda row: print("round", row["round"], flush=True))])
 print("stopped" if result.stopped else "finished", flush=True)
 """
 CLIENT = """
