@@ -124,7 +124,7 @@ def joined(port: int, labeled: Path) -> subprocess.CompletedProcess[str]:
         *("join", f"127.0.0.1:{port}", "--data", str(labeled / "train" / "a")),
         *("--insecure-loopback", "--name", "one"),
     )
-    out, err = device.communicate(timeout=120)
+    out, err = device.communicate(timeout=300)
     return subprocess.CompletedProcess(device.args, device.returncode, out, err)
 
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
     words = [*serve_words(labeled), "--out", "out", *TINY]
     with served(*words, largest_file=30_000) as (server, port):
         device = joined(port, labeled)
-        out, err = server.communicate(timeout=60)
+        out, err = server.communicate(timeout=300)
     assert (device.returncode, server.returncode) == (0, 1), (device.stderr, err)
     assert "saved in" not in out
     last = err.strip().splitlines()[-1]
@@ -143,7 +143,7 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
     # With room again it is done once more, with the same clients.
     with served(*serve_words(labeled, "--resume", "out")) as (server, port):
         assert joined(port, labeled).returncode == 0
-        out, err = server.communicate(timeout=60)
+        out, err = server.communicate(timeout=300)
     assert server.returncode == 0 and "after 2 rounds; saved in out" in out, err
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2
     assert json.loads(Path("out/roster.json").read_text())["index"] == {"plaintext:one": 0}
@@ -152,7 +152,7 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
 def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> None:
     words = [*serve_words(labeled), "--out", "runs/out", *TINY]
     server = start(*words, largest_file=100)
-    _, err = server.communicate(timeout=60)
+    _, err = server.communicate(timeout=300)
     assert server.returncode == 2 and "cannot write to runs/out: File too large" in err
     assert not Path("runs").exists()
     with served(*words):
@@ -162,7 +162,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> Non
 def test_two_servers_cannot_share_a_run(labeled: Path) -> None:
     with served(*serve_words(labeled), "--out", "out", *TINY) as (server, _):
         second = start(*serve_words(labeled, "--resume", "out"))
-        _, err = second.communicate(timeout=60)
+        _, err = second.communicate(timeout=300)
         assert second.returncode == 2
         assert f"out is in use by process {server.pid} on " in err
     with served(*serve_words(labeled, "--resume", "out")):
@@ -178,6 +178,6 @@ def test_only_our_own_lines_are_in_a_servers_log(labeled: Path) -> None:
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(nonsense)
         assert joined(port, labeled).returncode == 0
-        _, err = server.communicate(timeout=60)
+        _, err = server.communicate(timeout=300)
     ours = re.compile(r"(info|warning): |semisfl: round \d")
     assert not [line for line in err.splitlines() if line and not ours.match(line)], err
