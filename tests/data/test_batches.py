@@ -121,6 +121,12 @@ def test_purposes_draw_apart() -> None:
     assert torch.equal(one, same_purpose) and not torch.equal(one, other)
 
 
+def test_the_two_views_of_an_image_are_cropped_and_flipped_apart() -> None:
+    strong, weak = (views()[name].draws for name in ("strong", "weak"))
+    for part in ("flip", "shift_y", "shift_x"):
+        assert not np.array_equal(getattr(strong, part), getattr(weak, part)), part
+
+
 def test_plain_view_is_the_image_itself() -> None:
     planned = draw_view(AUGMENTATION, "plain", np.array([[4, 5], [6, 4]]), SIZE, 0, "plain")
     assert torch.equal(make_view(images(), planned), images()[[4, 5, 6, 4]])

@@ -83,6 +83,16 @@ def test_clips_the_joint_norm() -> None:
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]), atol=1e-5, rtol=0)
 
 
+def test_the_norm_is_that_of_all_parameters_and_short_gradients_stay_short() -> None:
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    sgd = SGD(weights, OptimizerConfig(momentum=0.0, weight_decay=0.0))
+    sgd.restart(1.0)
+    sgd.apply([torch.tensor([3.0]), torch.tensor([4.0])], clip_norm=1.0)
+    assert [float(w.detach()) for w in weights] == pytest.approx([-0.6, -0.8], abs=1e-5)
+    sgd.apply([torch.tensor([0.3]), torch.tensor([-0.4])], clip_norm=1.0)
+    assert [float(w.detach()) for w in weights] == pytest.approx([-0.9, -0.4], abs=1e-5)
+
+
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, True)])
 def test_the_step_in_several_passes_is_the_fused_one(momentum: float, nesterov: bool) -> None:
     config = OptimizerConfig(momentum=momentum, nesterov=nesterov, weight_decay=0.01)

@@ -1,7 +1,8 @@
 """Full-model rounds on a CPU: every client takes its steps at its own pace, and nothing else changes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import Barrier
 
 import pytest
 import torch
@@ -75,11 +76,25 @@ def test_a_stop_ends_every_client_after_its_step() -> None:
     assert max(work.taken.values()) == 3
 
 
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """With one, clients take their turns and nobody is under way when another fails."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
 def test_where_one_client_fails_the_others_give_up() -> None:
+    all_under_way = Barrier(3)
+
     def fail(client: ClientRuntime, step: int) -> None:
-        if client.client == 0 and step == 3:
-            raise RuntimeError("no memory")
-        time.sleep(0.001)
+        if step == 3:
+            all_under_way.wait(60)
+            if client.client == 0:
+                raise RuntimeError("no memory")
+        time.sleep(0.002)
 
     work = Counting(fail)
     with pytest.raises(RuntimeError, match="no memory"):

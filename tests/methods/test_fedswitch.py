@@ -136,13 +136,12 @@ def test_the_student_labels_where_its_predictions_are_uneven() -> None:
     assert experiment.fleet.traffic.by_kind()["teacher_down"] - before == size
 
 
-def test_the_rule_difference_compares_with_the_teacher_and_always_downloads_it() -> None:
-    experiment, method = switch("fedswitch.rule=difference", "fedswitch.iid_threshold=1e9")
-    row = method.round(0)
-    assert row.labelled_by_teacher == 1.0
-    experiment, method = switch("fedswitch.rule=difference", "fedswitch.iid_threshold=-1e9")
-    row = method.round(0)
-    assert row.labelled_by_teacher == 0.0
+@pytest.mark.parametrize(("threshold", "by_teacher"), [("1e9", 1.0), ("-1e9", 0.0)])
+def test_the_rule_difference_always_downloads_the_teacher_and_once(
+    threshold: str, by_teacher: float
+) -> None:
+    experiment, method = switch("fedswitch.rule=difference", f"fedswitch.iid_threshold={threshold}")
+    assert method.round(0).labelled_by_teacher == by_teacher
     kinds = experiment.fleet.traffic.by_kind()
     assert kinds["teacher_down"] == kinds["model_down"]
 
@@ -292,12 +291,10 @@ def test_a_client_is_labelled_by_the_teacher_the_first_time_only_if_it_looks_iid
     assert method.round(1).labelled_by_teacher == 0.0
 
 
-def test_ablation_forms() -> None:
-    _, weak = split_switch()
-    _, strong = split_switch("fedswitch.labeled_view=strong")
-    assert weak.round(0).loss_supervised != strong.round(0).loss_supervised
-    _, adaptive = split_switch(
-        "fedswitch.controller=true",
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_controller_is_used_where_it_is_asked_for(adaptive: bool) -> None:
+    _, method = split_switch(
+        f"fedswitch.controller={str(adaptive).lower()}",
         "controller.kind=raw",
         "controller.period=2",
         "controller.window=1",
@@ -306,14 +303,12 @@ def test_ablation_forms() -> None:
     )
     steps = []
     for round_index in range(6):
-        # A supervised loss that rises while the other stays: K_s must fall.
-        adaptive.supervised.run = (  # type: ignore[method-assign]
+        # A supervised loss that rises while the other stays: the controller lowers K_s.
+        method.supervised.run = (  # type: ignore[method-assign]
             lambda index, steps, lr, value=float(round_index): value
         )
-        steps.append(adaptive.round(round_index).supervised_steps)
-    assert steps[0] == 5
-    assert steps[-1] < 5
-    assert weak.round(1).supervised_steps == 5
+        steps.append(method.round(round_index).supervised_steps)
+    assert steps[0] == 5 and (steps[-1] < 5) is adaptive
 
 
 def test_split_form_refuses_the_rule_it_cannot_follow() -> None:

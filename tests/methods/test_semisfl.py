@@ -14,6 +14,7 @@ from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
+from tests import toy
 from tests.leaving import leave
 from tests.toy import RESIDUAL
 from tests.twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
@@ -269,6 +270,23 @@ def test_those_who_answer_get_the_gradient_of_their_own_mean(missing: int) -> No
     rates = row.coverage_by_client
     assert rates.pop(str(absent)) is None and None not in rates.values()
     assert row.mask_rate == pytest.approx(1 - sum(rates.values()) / 2)
+
+
+@pytest.mark.parametrize(("rule", "masked"), [(">=", 0.0), (">", 1.0)])
+def test_a_confidence_of_just_the_threshold_counts_by_the_rule(rule: str, masked: float) -> None:
+    """A teacher that cannot tell four classes apart gives each exactly a quarter."""
+    experiment = toy.assemble(
+        "semisfl", f"semisfl.confidence_rule='{rule}'", "semisfl.confidence_threshold=0.25"
+    )
+    method = experiment.method
+    assert isinstance(method, SemiSFL)
+
+    def know_nothing(_: Features) -> None:
+        for parameter in method.teacher.top.parameters():
+            parameter.zero_()
+
+    leave(experiment.fleet, (), know_nothing)
+    assert method.round(0).mask_rate == masked
 
 
 def test_without_its_supervised_term_the_clustering_term_keeps_its_labelled_keys() -> None:
