@@ -8,7 +8,7 @@ OLDEST_PYTHON ?= python3.11
 OLDEST := .venv-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
-.PHONY: help demo test test-slow test-kernels test-oldest mutants check bench clean
+.PHONY: help demo test test-slow test-kernels test-oldest mutants chaos check bench clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
@@ -16,6 +16,7 @@ help:
 	@echo "                the GPU's kernels in Triton's interpreter; make test-oldest: with the"
 	@echo "                oldest versions of everything that pyproject.toml promises)"
 	@echo "make mutants    deliberately wrong changes, one at a time: the tests must notice each"
+	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
@@ -38,6 +39,9 @@ test-oldest: $(OLDEST)/.installed
 
 mutants: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutants.run
+
+chaos: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.net.chaos $(CHAOS)
 
 check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff check .

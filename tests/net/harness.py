@@ -202,11 +202,16 @@ def network(config: Config, **how: Any) -> Iterator[Network]:
 
 def weights(experiment: Experiment) -> dict[str, Tensor]:
     """Everything a method's next round depends on, flat."""
-    flat: dict[str, Tensor] = {}
+    return flat(experiment.method.state_dict())
+
+
+def flat(state: Any) -> dict[str, Tensor]:
+    """The tensors of a nested state, by path."""
+    found: dict[str, Tensor] = {}
 
     def walk(value: Any, path: str) -> None:
         if isinstance(value, Tensor):
-            flat[path] = value.detach().clone()
+            found[path] = value.detach().clone()
         elif isinstance(value, dict):
             for key, item in value.items():
                 walk(item, f"{path}/{key}")
@@ -214,8 +219,8 @@ def weights(experiment: Experiment) -> dict[str, Tensor]:
             for number, item in enumerate(value):
                 walk(item, f"{path}/{number}")
 
-    walk(experiment.method.state_dict(), "")
-    return flat
+    walk(state, "")
+    return found
 
 
 class Leaving(NamedTuple):
@@ -334,7 +339,7 @@ class Proxy:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.up = self.down = 0
-        self._rate = rate
+        self.rate = rate
         self.silent = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -345,22 +350,25 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                near.close()  # nobody there, for now
+                continue
             self._sockets += [near, far]
             for source, sink, way in ((near, far, "up"), (far, near, "down")):
                 threading.Thread(target=self._relay, args=(source, sink, way), daemon=True).start()
 
     def _relay(self, source: socket.socket, sink: socket.socket, way: str) -> None:
-        # A slow link carries bytes one after another, not in bursts of a whole chunk.
-        piece = 1 << 14 if self._rate is None else 1 << 11
         try:
-            while data := source.recv(piece):
+            # A slow link carries bytes one after another, not in bursts of a whole chunk.
+            while data := source.recv(1 << 14 if self.rate is None else 1 << 11):
                 while self.silent:
                     time.sleep(0.05)
-                if self._rate is not None:
-                    time.sleep(len(data) / self._rate)
+                if (rate := self.rate) is not None:
+                    time.sleep(len(data) / rate)
                 setattr(self, way, getattr(self, way) + len(data))
                 sink.sendall(data)
         except OSError:

@@ -1,0 +1,443 @@
+"""A run under constant attack: what happens follows from a seed, what comes out must not.
+
+    python -m tests.net.chaos [--seed N] [--minutes M] [--clients N] [--villains N]
+
+Real processes over mutual TLS. Honest clients die, freeze, lag, fall silent, lose their connection
+and return; villains misbehave; the server is killed, stopped and resumed; the disk fills and
+empties. Afterwards the run must have finished, no honest client may have been shut out, and the
+weights must be, bit for bit, those of a run without a network in which the same clients answered at
+the same steps.
+"""
+
+import argparse
+import dataclasses
+import functools
+import heapq
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.network import free_port
+from semisfl.data import sources
+from semisfl.data.partition import Partition
+from semisfl.fleet.setup import FleetSetup
+from semisfl.net import certs
+from semisfl.net.client.join import load_images
+from semisfl.runs import checkpoint
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.metrics import read_metrics
+from semisfl.toml import to_toml
+from tests.net import chaos_processes, villains
+from tests.net.chaos_processes import FINISHED, PACE, RECORD
+from tests.net.harness import Oracle, Proxy, flat, tiny
+
+STEPS = 3
+CALM = 12
+"""Rounds at the end in which nothing new happens, so that everybody can be back."""
+PROCESSES = multiprocessing.get_context("forkserver")
+# Processes are forked from one that has imported everything, and never spoken gRPC.
+PROCESSES.set_forkserver_preload(["tests.net.chaos_processes", "tests.net.villains"])
+
+
+# --- what is to happen ----------------------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """``at`` so many seconds after the first round, ``what`` happens to ``who`` (an honest client;
+    -1: the server), for ``lasts`` seconds."""
+
+    at: float
+    what: str
+    who: int
+    lasts: float
+
+
+TO_CLIENTS = ("die", "freeze", "fall silent", "lag", "lose the connection")
+TO_SERVER = ("server killed", "server stopped", "disk full")
+
+
+def schedule(seed: int, seconds: float, clients: int) -> list[Fault]:
+    """Every kind of fault once, then any; the same for the same arguments."""
+    rng = random.Random(seed)
+    first = [*TO_CLIENTS, *TO_SERVER]
+    rng.shuffle(first)
+    gap = min(2.0, seconds / (2 * len(first)))
+    faults, at = [], 0.0
+    while (at := at + rng.uniform(0.5, 1.5) * gap) < seconds:
+        what = first.pop() if first else rng.choice([*TO_CLIENTS * 3, *TO_SERVER])
+        lasts = round(rng.uniform(0.2, min(8.0, seconds / 4)), 2)
+        who = -1 if what in TO_SERVER else rng.randrange(clients)
+        faults.append(Fault(round(at, 2), what, who, lasts))
+    return faults
+
+
+# --- doing it -------------------------------------------------------------------------------------
+
+
+class Started:
+    """A process and every line it says."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        reader, writer = PROCESSES.Pipe(duplex=False)
+        self.lines: list[str] = []
+        self.hindered = False
+        """The disk was full at some time of its life, perhaps as it began."""
+        self.process: BaseProcess = PROCESSES.Process(
+            target=target, args=(*arguments, writer), daemon=True
+        )
+        self.process.start()
+        writer.close()
+        self._reading = threading.Thread(target=self._read, args=(reader,), daemon=True)
+        self._reading.start()
+
+    def _read(self, reader: Any) -> None:
+        with open(os.dup(reader.fileno()), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                self.lines.append(line.rstrip("\n"))
+
+    @property
+    def running(self) -> bool:
+        """Whether this server got to its rounds."""
+        return any(", rounds " in line for line in self.lines)
+
+    @property
+    def tail(self) -> str:
+        return " | ".join(self.lines[-3:])
+
+    def signal(self, number: int) -> None:
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        self.ended()
+
+    def ended(self, seconds: float = 30) -> int | None:
+        """Its exit status, once it has one and all it said is here."""
+        self.process.join(seconds)
+        if self.process.exitcode is not None:
+            self._reading.join(5)
+        return self.process.exitcode
+
+
+class Chaos:
+    def __init__(self, place: Path, seed: int, seconds: float, clients: int, crooks: int) -> None:
+        self.place, self.seed, self.seconds = place, seed, seconds
+        self.honest = [f"client-{number}" for number in range(clients)]
+        self.crooks = [f"villain-{number}" for number in range(crooks)]
+        self.rounds = int(seconds / (PACE * (STEPS + 1))) + CALM
+        self.faults = schedule(seed, seconds, clients)
+        self.config = tiny(
+            clients + crooks,
+            seed=seed,
+            rounds=self.rounds,
+            clients={"steps": STEPS},
+            # More than there are villains: they can never make a round among themselves.
+            network={"deadline": 3.0, "quorum": crooks + 1},
+        )
+        self.port = free_port()
+        self.surprises: list[str] = []
+        """What nobody did, and yet happened."""
+        self.servers: list[Started] = []
+        self.clients: dict[int, Started | None] = {}
+        self.proxies: list[Proxy] = []
+        self.full = False
+        self._began = time.monotonic()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._server_up = True
+
+    def prepare(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        groups = {f"labeled/{part}/{name}": count for name in "abcd" for part, count in PARTS}
+        for group, count in {**groups, **dict.fromkeys([*self.honest, *self.crooks], 12)}.items():
+            (self.place / group).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
+                Image.fromarray(pixels).save(self.place / group / f"{number}.png")
+        (self.place / "run.toml").write_text(to_toml(self.config), encoding="utf-8")
+        certs.make_authority(self.place / "certs")
+        certs.make_server(self.place / "certs", ["localhost"])
+        for name in [*self.honest, *self.crooks]:
+            certs.make_client(self.place / "certs", name)
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), action))
+
+    def start_server(self) -> None:
+        self._server_up = True
+        arguments = (self.place, self.port, self.full)
+        self.servers.append(Started(chaos_processes.serve, *arguments))
+        self.servers[-1].hindered = self.full
+
+    def end_server(self, number: int, lasts: float) -> None:
+        self._server_up = False
+        self.servers[-1].signal(number)
+        server = self.servers[-1]
+        status = server.ended()
+        if number == signal.SIGTERM and status != 0 and server.running:
+            self.surprises.append(f"asked to stop, the server ended with {status}: {server.tail}")
+            server.kill()
+        self.later(lasts, self.start_server)
+
+    def disk(self, full: bool) -> None:
+        self.full = full
+        self.servers[-1].hindered |= full
+        pid = self.servers[-1].process.pid
+        if self.servers[-1].process.is_alive() and pid is not None:
+            chaos_processes.fill_disk(pid, full)
+
+    def start_client(self, who: int) -> None:
+        port = self.proxies[who].port
+        arguments = (self.place, self.honest[who], port)
+        self.clients[who] = Started(chaos_processes.take_part, *arguments)
+
+    def do(self, fault: Fault) -> None:
+        who, lasts = fault.who, fault.lasts
+        if who < 0:
+            if fault.what == "disk full":
+                self.disk(True)
+                self.later(lasts, lambda: self.disk(False))
+            elif self._server_up:
+                number = signal.SIGKILL if fault.what == "server killed" else signal.SIGTERM
+                self.end_server(number, lasts)
+            return
+        client, proxy = self.clients[who], self.proxies[who]
+        if fault.what == "die" and client is not None:
+            self.clients[who] = None
+            client.kill()
+            self.later(lasts, lambda: self.start_client(who))
+        elif fault.what == "freeze" and client is not None:
+            client.signal(signal.SIGSTOP)
+            self.later(lasts, lambda: client.signal(signal.SIGCONT))
+        elif fault.what == "fall silent":
+            proxy.silent = True
+            self.later(lasts, lambda: setattr(proxy, "silent", False))
+        elif fault.what == "lag":
+            proxy.rate = 80e3
+            self.later(lasts, lambda: setattr(proxy, "rate", None))
+        elif fault.what == "lose the connection":
+            proxy.cut()
+
+    def look_after(self) -> bool:
+        """Start again what ended, as a service manager would; whether the run is finished."""
+        server = self.servers[-1]
+        if self._server_up and (status := server.process.exitcode) is not None:
+            server.ended()
+            if FINISHED in server.lines:
+                return True
+            # On a full disk a server may refuse to begin; nothing may end it once it runs.
+            if server.running or not server.hindered:
+                self.surprises.append(f"the server ended with {status}: {server.tail}")
+            self._server_up = False
+            self.later(1.0, self.start_server)
+        for who, client in self.clients.items():
+            if client is not None and (status := client.process.exitcode) is not None:
+                client.ended()
+                if FINISHED not in server.lines:
+                    self.surprises.append(f"{self.honest[who]} ended with {status}: {client.tail}")
+                self.clients[who] = None
+        return False
+
+    def run(self) -> None:
+        """Everything, until the run is finished; nobody is left behind."""
+        crooks: list[BaseProcess] = []
+        try:
+            self.start_server()
+            for who in range(len(self.honest)):
+                self.proxies.append(Proxy(f"127.0.0.1:{self.port}"))
+                self.start_client(who)
+            for name in self.crooks:
+                arguments = (self.place, name, self.port, f"{self.seed}/{name}")
+                poisons = name == self.crooks[0]
+                crooks.append(
+                    PROCESSES.Process(
+                        target=villains.misbehave, args=(*arguments, poisons), daemon=True
+                    )
+                )
+                crooks[-1].start()
+            give_up = time.monotonic() + 5 * self.seconds + 120
+            faults = self.faults
+            while not self.look_after():
+                if faults and any(line.startswith(RECORD) for line in self.said()):
+                    # From the first round on, however long it took everybody to begin.
+                    for fault in faults:
+                        self.later(fault.at, functools.partial(self.do, fault))
+                    faults = []
+                if time.monotonic() > give_up or len(self.surprises) > 2:
+                    self.surprises.append(f"not finished: {self.servers[-1].tail}")
+                    return
+                while self._due and self._due[0][0] <= time.monotonic():
+                    heapq.heappop(self._due)[2]()
+                time.sleep(0.02)
+            self._wait_for_clients()
+        finally:
+            for process in crooks:
+                process.kill()
+            for started in [*self.servers, *self.clients.values()]:
+                if started is not None:
+                    started.kill()
+            for proxy in self.proxies:
+                proxy.close()
+
+    def _wait_for_clients(self) -> None:
+        """The run is finished: every honest client has heard so, and ends."""
+        for who, client in self.clients.items():
+            if client is not None and client.ended() != 0:
+                ending = f"with {client.process.exitcode}" if client.process.exitcode else "not"
+                self.surprises.append(f"{self.honest[who]} ended {ending}: {client.tail}")
+
+    # --- what came out ---------------------------------------------------------------------------
+
+    def said(self) -> list[str]:
+        return [line for server in self.servers for line in server.lines]
+
+    def participation(self) -> list[dict[str, Any]]:
+        """Of each round, as it counted: one that was repeated counted the last time."""
+        records = [
+            json.loads(line.removeprefix(RECORD)) for line in self.said() if line.startswith(RECORD)
+        ]
+        return list({record["round"]: record for record in records}.values())
+
+    def faulty(self) -> list[str]:
+        """All that should not be so."""
+        found = list(self.surprises)
+        records = sorted(self.participation(), key=lambda record: record["round"])
+        rows = [row["round"] for row in read_metrics(self.place / "out/metrics.jsonl", dict)]
+        for name, rounds in {"metrics": rows, "records": [r["round"] for r in records]}.items():
+            if rounds != list(range(self.rounds)):
+                found.append(f"{name} of rounds {rounds}, not of each of {self.rounds} once")
+        struck = {n for record in records for n in record["strikes"] if n in self.honest}
+        if struck:
+            found.append(f"honest clients were struck: {sorted(struck)}")
+        if found:
+            return found
+        roster = json.loads((self.place / "out/roster.json").read_text(encoding="utf-8"))["index"]
+        missing = [n for n in self.honest if roster[n] not in records[-1]["answered"][-1]]
+        if missing:
+            found.append(f"{missing} were not in the last round, after {CALM} calm ones")
+        ours = flat(checkpoint.read(self.place / "out/latest.safetensors")["method"])
+        theirs = flat(self.replay(records, roster).method.state_dict())
+        differing = [key for key in theirs if not torch.equal(ours[key], theirs[key])]
+        if differing or ours.keys() != theirs.keys():
+            found.append(f"{len(differing)} of {len(theirs)} tensors differ: {differing[:3]}")
+        return found
+
+    def replay(self, records: Sequence[Mapping[str, Any]], roster: dict[str, int]) -> Experiment:
+        """The same run without a network, with the same participation."""
+        data = sources.load(str(self.place / "labeled"))
+        held = [load_images(self.place / name, data.shape)[0] for name in in_order(roster)]
+        labels = torch.cat([data.labels, torch.full((sum(map(len, held)),), -1)])
+        both = dataclasses.replace(data, images=torch.cat([data.images, *held]), labels=labels)
+        ends = np.cumsum([len(data.images), *map(len, held)])
+        shards = tuple(np.arange(*span) for span in itertools.pairwise(ends))
+        config = self.config.model_copy(
+            update={"clients": self.config.clients.model_copy(update={"total": len(held)})}
+        )
+        experiment = assemble(
+            config,
+            both,
+            Partition(np.arange(len(data.images)), shards),
+            device="cpu",
+            make_fleet=functools.partial(Replay, records=records),
+        )
+        run_rounds(experiment)
+        return experiment
+
+    def report(self) -> dict[str, Any]:
+        said = self.said()
+        answers = [len(clients) for r in self.participation() for clients in r["answered"]]
+        return {
+            "seed": self.seed,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "rounds": self.rounds,
+            "servers_started": len(self.servers),
+            "faults": dict(Counter(fault.what for fault in self.faults)),
+            "rounds_repeated": sum("is repeated" in line for line in said),
+            "left_out": sum("left out of this round" in line for line in said),
+            "refused": sum("refused peer=" in line for line in said),
+            "checkpoints_refused_by_the_disk": sum("cannot write checkpoint" in x for x in said),
+            "answers_a_step": round(float(np.mean(answers)), 2) if answers else 0,
+            "schedule": self.faults,
+        }
+
+
+PARTS = (("train", 4), ("test", 2))
+
+
+def in_order(roster: Mapping[str, int]) -> list[str]:
+    return sorted(roster, key=roster.__getitem__)
+
+
+class Replay(Oracle):
+    """Clients that answer exactly where they did in the records."""
+
+    def __init__(self, setup: FleetSetup, *, records: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(setup)
+        self._records = records
+
+    def image_counts(self) -> dict[int, int]:
+        return {int(c): n for c, n in self._records[self._round - 1]["images"].items()}
+
+    def present(self) -> list[int]:
+        return list(self._records[self._round]["active"])
+
+    def _here(self) -> tuple[int, ...]:
+        return tuple(self._records[self._round]["answered"][self._step])
+
+
+def chaos(
+    place: Path, seed: int, seconds: float, clients: int = 4, crooks: int = 2
+) -> tuple[dict[str, Any], list[str]]:
+    """One run; what happened in it, and what of that should not have."""
+    torch.set_num_threads(1)
+    run = Chaos(place, seed, seconds, clients, crooks)
+    run.prepare()
+    run.run()
+    (place / "server.log").write_text("\n".join(run.said()), encoding="utf-8")
+    return run.report(), run.faulty()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=5, help="honest ones")
+    parser.add_argument("--villains", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="a new folder to leave everything in")
+    options = parser.parse_args()
+    print(f"seed {options.seed}: --seed {options.seed} repeats what happens", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        place = options.keep or Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        report, faults = chaos(
+            place, options.seed, 60 * options.minutes, options.clients, options.villains
+        )
+    print(json.dumps(report))
+    sys.exit("\n".join(faults) if faults else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The processes of a chaos run: a server that says who answered when, and honest clients."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+
+from semisfl.config import parse, read
+from semisfl.data import sources
+from semisfl.fleet.base import Kind, SplitRound
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.net import chunks
+from semisfl.net.client.join import join
+from semisfl.net.frames import Frame
+from semisfl.net.server.fleet import NetworkFleet
+from semisfl.runs import experiment, start
+from semisfl.stopping import StopFlag
+
+RECORD = "record "
+FINISHED = "finished"
+PACE = 0.25
+"""Seconds that the server lets pass in each step, so that faults meet every moment of a round."""
+
+
+def say(line: str) -> None:
+    """In one write, so that no line of the log gets between."""
+    os.write(1, f"{line}\n".encode())
+
+
+class RecordingFleet(NetworkFleet):
+    """Prints, for every round that counts, who answered at which step."""
+
+    def start_round(self, plan: SplitRound) -> None:
+        self._answered: list[list[int]] = []
+        self._active, self._counts = plan.active, super().image_counts()
+        super().start_round(plan)
+
+    def _answers(self, kind: Kind) -> dict[int, Frame]:
+        time.sleep(PACE)
+        answers = super()._answers(kind)
+        self._answered.append(sorted(answers))
+        return answers
+
+    def image_counts(self) -> Mapping[int, int]:
+        self._counts = super().image_counts()
+        return self._counts
+
+    def settle(self, good: bool) -> str | None:
+        suspect = super().settle(good)
+        if suspect is None:
+            record = {
+                "round": self._plan.index,
+                "active": self._active,
+                "answered": self._answered,
+                "images": self._counts,
+                "strikes": {n: c for n, c in self._listener._strikes.items() if c},
+            }
+            say(RECORD + json.dumps(record))
+        return suspect
+
+
+def _impatient() -> None:
+    """A frozen device is noticed in seconds, so that minutes hold many faults."""
+    chunks.BEAT_SECONDS, chunks.SILENCE_SECONDS = 1.0, 4.0
+
+
+def _speak_to(pipe: Pipe) -> None:
+    for number in (1, 2):
+        os.dup2(pipe.fileno(), number)
+    logging.basicConfig(level=logging.INFO, force=True)
+
+
+def fill_disk(pid: int, full: bool) -> None:
+    """From now on no file of that process can grow: every write fails, as on a full disk."""
+    most = 0 if full else resource.RLIM_INFINITY
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+
+def serve(place: Path, port: int, disk_full: bool, pipe: Pipe) -> None:
+    """Begin the run, or go on with it."""
+    _speak_to(pipe)
+    _impatient()
+    if disk_full:
+        fill_disk(os.getpid(), True)
+    experiment.FLEETS["network"] = RecordingFleet
+    stop = StopFlag()
+    signal.signal(signal.SIGTERM, lambda *_: stop.request())
+    means: start.Means = {
+        "data": sources.load(str(place / "labeled")),
+        "device": "cpu",
+        "stop": stop,
+        "network": NetworkOptions(f"localhost:{port}", place / "certs"),
+    }
+    out = place / "out"
+    begun = (
+        start.go_on(out, **means)
+        if (out / "config.toml").exists()
+        else start.begin(parse(read(place / "run.toml")), out=out, **means)
+    )
+    with begun as run:
+        result = run.go()
+    if not result.stopped:
+        assert run.directory is not None and not run.directory.unsaved, "the run was saved"
+        say(FINISHED)
+
+
+def take_part(place: Path, name: str, port: int, pipe: Pipe) -> None:
+    """An honest client; ends with status 0 once the run is finished."""
+    _speak_to(pipe)
+    _impatient()
+    certificates = place / "certs" / "clients" / name
+    join(f"localhost:{port}", place / name, certificates=certificates, device="cpu")
+    sys.exit(0)
