@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from semisfl.fleet.base import RoundAborted
-from semisfl.methods.base import Method
 from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
@@ -45,115 +44,158 @@ def run_rounds(
     sinks: Sequence[Sink] = (),
 ) -> Result:
     """Do the rounds from ``first`` on; ``best`` is the highest accuracy of those before."""
-    config, method, fleet = experiment.config, experiment.method, experiment.fleet
-    history = directory.keep_metrics_before(first) if directory is not None else []
-    best_state: dict[str, Any] | None = None
-    health, good = Health(method), True
-
-    def full_state(next_round: int) -> dict[str, Any]:
-        return {"round": next_round, "best": best, **experiment.state_dict()}
-
+    config, rounds = experiment.config, _Rounds(experiment, directory, first, best)
     with ExitStack() as stack:
         if directory is not None:
-            handler = directory.log_to_file()
-            root = logging.getLogger("semisfl")
-            root.addHandler(handler)
-            if not root.isEnabledFor(logging.INFO):
-                stack.callback(root.setLevel, root.level)
-                root.setLevel(logging.INFO)
-            stack.callback(root.removeHandler, handler)
-            stack.callback(handler.close)
+            stack.enter_context(_log_to(directory))
         info = RunInfo(config, first, directory.path if directory is not None else None)
         for sink in sinks:
             sink.start(info)
             stack.callback(sink.close)
         device = experiment.hardware.device
         log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
-        round_index = first
-        while round_index < config.rounds:
-            # A stopped or aborted round is undone: the checkpoint is always a round's start.
-            before = checkpoint.snapshot(full_state(round_index))
-            started = time.perf_counter()
+        while rounds.next < config.rounds:
             try:
-                fleet.wait_ready()
-                begun = time.perf_counter()
-                reported = method.round(round_index)
-                trained = time.perf_counter()
-                fault = health.fault(reported)
-                suspect = fleet.settle(fault is None)
-                if suspect is not None:
-                    log.warning("round %d is repeated without %s: %s", round_index, suspect, fault)
-                    experiment.undo_round(before)
-                    continue
-                last = round_index == config.rounds - 1
-                tested = last or (round_index + 1) % config.runtime.evaluate_every == 0
-                accuracies = experiment.evaluate() if tested else {}
-                ended = time.perf_counter()
-            except RoundAborted as aborted:
-                log.warning("round %d is repeated: %s", round_index, aborted)
-                experiment.undo_round(before)
-                continue
+                row = rounds.attempt()
             except Stopped:
-                if directory is not None and good:
-                    directory.save_latest(before)
-                    _save_best(directory, best_state)
-                log.info("stopped before round %d was complete", round_index)
-                return _result(method, history, best, stopped=True, directory=directory)
-            good = fault is None
-            if not good:
-                log.warning(
-                    "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
-                    "checkpoint",
-                    round_index,
-                    fault,
-                )
-            row = RoundRow(
-                **vars(reported),
-                round=round_index,
-                accuracy=next(iter(accuracies.values()), None),
-                accuracies=accuracies,
-                bytes=fleet.traffic.by_kind(),
-                bytes_total=fleet.traffic.total(),
-                seconds=ended - started,
-                seconds_training=trained - begun,
-                seconds_testing=ended - trained if tested else None,
+                rounds.save_unfinished()
+                log.info("stopped before round %d was complete", rounds.next)
+                return rounds.result(stopped=True)
+            if row is not None:
+                rounds.keep(row)
+                for sink in sinks:
+                    sink.row(row)
+    return rounds.result(stopped=False)
+
+
+class _Rounds:
+    """Where a run stands between its rounds."""
+
+    def __init__(
+        self, experiment: Experiment, directory: RunDirectory | None, first: int, best: float
+    ) -> None:
+        self.next = first
+        """The round to be done."""
+        self._experiment, self._directory, self._best = experiment, directory, best
+        self._history = directory.keep_metrics_before(first) if directory is not None else []
+        self._health, self._good = Health(experiment.method), True
+        self._before: dict[str, Any] = {}
+        self._best_state: dict[str, Any] | None = None
+
+    def attempt(self) -> RoundRow | None:
+        """One round; None: it was undone and is to be repeated. A stopped one raises `Stopped`."""
+        experiment, fleet = self._experiment, self._experiment.fleet
+        # 1. What an undone round goes back to, and a checkpoint of a stopped one holds.
+        self._before = checkpoint.snapshot(self._state())
+        started = time.perf_counter()
+        try:
+            # 2. Train.
+            fleet.wait_ready()
+            begun = time.perf_counter()
+            reported = experiment.method.round(self.next)
+        except RoundAborted as aborted:
+            self._undo(f"round {self.next} is repeated: {aborted}")
+            return None
+        trained = time.perf_counter()
+        # 3. Look at what came of it, and at who stands out.
+        fault = self._health.fault(reported)
+        suspect = fleet.settle(fault is None)
+        if suspect is not None:
+            self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
+            return None
+        # 4. Test.
+        accuracies = experiment.evaluate() if self._is_tested else {}
+        ended = time.perf_counter()
+        self._good = fault is None
+        if fault is not None:
+            log.warning(
+                "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
+                "checkpoint",
+                self.next,
+                fault,
             )
-            history.append(row.as_dict())
-            improved = row.accuracy is not None and row.accuracy > best
-            best = max(best, row.accuracy or 0.0)
-            round_index += 1
-            if directory is not None:
-                # Before the checkpoint: on resume a line too many is dropped, one too few is lost.
-                directory.record.row(row)
-                if improved and good:
-                    best_state = checkpoint.snapshot(full_state(round_index))
-                if good and (last or round_index % config.runtime.checkpoint_every == 0):
-                    directory.save_latest(full_state(round_index))
-                    best_state = _save_best(directory, best_state)
-            for sink in sinks:
-                sink.row(row)
-    return _result(method, history, best, stopped=False, directory=directory)
+        return RoundRow(
+            **vars(reported),
+            round=self.next,
+            accuracy=next(iter(accuracies.values()), None),
+            accuracies=accuracies,
+            bytes=fleet.traffic.by_kind(),
+            bytes_total=fleet.traffic.total(),
+            seconds=ended - started,
+            seconds_training=trained - begun,
+            seconds_testing=ended - trained if accuracies else None,
+        )
+
+    def keep(self, row: RoundRow) -> None:
+        """The round is done: its line, and checkpoints from good states only."""
+        improved = row.accuracy is not None and row.accuracy > self._best
+        self._best = max(self._best, row.accuracy or 0.0)
+        self._history.append(row.as_dict())
+        due = (
+            self._is_last or (self.next + 1) % self._experiment.config.runtime.checkpoint_every == 0
+        )
+        self.next += 1
+        if self._directory is None:
+            return
+        # Before the checkpoint: on resume a line too many is dropped, one too few is lost.
+        self._directory.record.row(row)
+        if improved and self._good:
+            self._best_state = checkpoint.snapshot(self._state())
+        if due and self._good:
+            self._directory.save_latest(self._state())
+            self._save_best()
+
+    def save_unfinished(self) -> None:
+        """The state at the start of the round that was not finished."""
+        if self._directory is not None and self._good:
+            self._directory.save_latest(self._before)
+            self._save_best()
+
+    def result(self, *, stopped: bool) -> Result:
+        tested = [row["accuracy"] for row in self._history if "accuracy" in row]
+        return Result(
+            accuracy=tested[-1] if tested else float("nan"),
+            best=self._best,
+            model=next(iter(self._experiment.method.tested().values())),
+            rounds=self._history,
+            stopped=stopped,
+            directory=self._directory.path if self._directory else None,
+        )
+
+    @property
+    def _is_last(self) -> bool:
+        return self.next == self._experiment.config.rounds - 1
+
+    @property
+    def _is_tested(self) -> bool:
+        every = self._experiment.config.runtime.evaluate_every
+        return self._is_last or (self.next + 1) % every == 0
+
+    def _state(self) -> dict[str, Any]:
+        return {"round": self.next, "best": self._best, **self._experiment.state_dict()}
+
+    def _undo(self, why: str) -> None:
+        log.warning("%s", why)
+        self._experiment.undo_round(self._before)
+
+    def _save_best(self) -> None:
+        """Write the best state since the last checkpoint; what could not be written is kept for the next."""
+        assert self._directory is not None
+        if self._best_state is not None and self._directory.save("best", self._best_state):
+            self._best_state = None
 
 
-def _save_best(directory: RunDirectory, state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Write the best state since the last checkpoint; what could not be written is kept for the next."""
-    return None if state is None or directory.save("best", state) else state
-
-
-def _result(
-    method: Method,
-    history: list[dict[str, Any]],
-    best: float,
-    *,
-    stopped: bool,
-    directory: RunDirectory | None,
-) -> Result:
-    tested = [row["accuracy"] for row in history if "accuracy" in row]
-    return Result(
-        accuracy=tested[-1] if tested else float("nan"),
-        best=best,
-        model=next(iter(method.tested().values())),
-        rounds=history,
-        stopped=stopped,
-        directory=directory.path if directory else None,
-    )
+@contextmanager
+def _log_to(directory: RunDirectory) -> Iterator[None]:
+    """Inside, the log goes to the run's directory too."""
+    root, handler = logging.getLogger("semisfl"), directory.log_to_file()
+    root.addHandler(handler)
+    level = root.level
+    if not root.isEnabledFor(logging.INFO):
+        root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()

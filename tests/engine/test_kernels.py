@@ -174,10 +174,10 @@ def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
         weight.sub_(0.1 * (upstream + config.momentum * velocity))
         if followed:
             mine.mul_(0.7).add_(0.3 * weight)
-    along = (home.of(teacher), home.of(teacher_work), decay) if followed else None
+    along = (home.of(teacher), home.of(teacher_work), decay) if followed else ()
     fused_sgd(
         home.of(master), home.of(work), home.of(momentum), gradient, lr,
-        config.weight_decay, config.momentum, config.nesterov, along,
+        config.weight_decay, config.momentum, config.nesterov, *along,
     )  # fmt: skip
     for got, expected in zip(flat, wanted, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

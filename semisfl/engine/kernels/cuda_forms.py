@@ -52,25 +52,6 @@ def _contrast(
     return plain
 
 
-def _sgd_step(
-    master: Tensor,
-    work: Tensor,
-    momentum: Tensor,
-    gradient: Tensor,
-    lr: Tensor,
-    weight_decay: float,
-    momentum_factor: float,
-    nesterov: bool,
-    teacher: Tensor | None = None,
-    teacher_work: Tensor | None = None,
-    ema_decay: Tensor | None = None,
-) -> None:
-    along = (teacher, teacher_work, ema_decay) if teacher is not None else None
-    fused_sgd(
-        master, work, momentum, gradient, lr, weight_decay, momentum_factor, nesterov, along
-    )  # fmt: skip
-
-
 def _ema_step(target: Tensor, source: Tensor, work: Tensor | None, decay: Tensor) -> None:
     if work is None:
         OPERATIONS["ema_step"](target, source, work, decay)
@@ -84,7 +65,7 @@ FORMS: dict[str, Callable[..., Any]] = {
     "stacked_conv_relu_pool": stacked_convolution,
     "contrast": _contrast,
     "normalized_row": normalized_row,
-    "sgd_step": _sgd_step,
+    "sgd_step": fused_sgd,
     "ema_step": _ema_step,
 }
 

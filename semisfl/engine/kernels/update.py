@@ -42,13 +42,15 @@ def fused_sgd(
     weight_decay: float,
     momentum_factor: float,
     nesterov: bool,
-    teacher: tuple[Tensor | None, ...] | None = None,
+    *teacher: Tensor | None,
 ) -> None:
+    """`sgd_step`; ``teacher``: its weights, their working copy and the decay, or nothing."""
     rows, size = master.shape
+    followed = any(part is not None for part in teacher)
     _sgd[(triton.cdiv(size, BLOCK), rows)](
         master, work, momentum, gradient, lr, size, master.stride(0),
-        weight_decay, momentum_factor, *(teacher or (master, work, lr)),
-        NESTEROV=nesterov, FOLLOWED=teacher is not None, BLOCK=BLOCK,
+        weight_decay, momentum_factor, *(teacher if followed else (master, work, lr)),
+        NESTEROV=nesterov, FOLLOWED=followed, BLOCK=BLOCK,
     )  # fmt: skip
 
 
