@@ -316,9 +316,6 @@ class Fleet(Protocol):
         ...
 
 
-Step = Callable[[], None]
-
-
 def draw_active(
     seed: int, round_index: int, total: int, present: Sequence[int], count: int
 ) -> tuple[int, ...]:

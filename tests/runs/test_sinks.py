@@ -166,3 +166,14 @@ def test_the_bar_shows_rounds_and_the_last_accuracy(monkeypatch: pytest.MonkeyPa
     bar.close()
     shown = terminal.export_text()
     assert "4/6" in shown and "accuracy  61.2 %" in shown
+
+
+def test_the_sink_of_the_documentation_is_told_of_every_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    example = page.partition("## Sinks")[2].partition("```python\n")[2].partition("```")[0]
+    few = "{'rounds': 2, 'clients': {'total': 3, 'active': 2, 'steps': 1}, 'server': {'steps': 1}}"
+    exec(compile(example.replace('{"rounds": 2}', few), "extending.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "round 1: " in said and "best: " in said
