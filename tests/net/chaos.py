@@ -10,7 +10,6 @@ the same steps.
 """
 
 import argparse
-import dataclasses
 import functools
 import heapq
 import itertools
@@ -24,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,23 +33,16 @@ import torch
 from PIL import Image
 
 from benchmarks.network import free_port
-from semisfl.data import sources
-from semisfl.data.partition import Partition
-from semisfl.fleet.setup import FleetSetup
 from semisfl.net import certs
-from semisfl.net.client.join import load_images
-from semisfl.runs import checkpoint
-from semisfl.runs.experiment import Experiment, assemble
-from semisfl.runs.loop import run_rounds
-from semisfl.runs.metrics import read_metrics
 from semisfl.toml import to_toml
 from tests.net import chaos_processes, villains
-from tests.net.chaos_processes import FINISHED, PACE, RECORD
-from tests.net.harness import Oracle, Proxy, flat, tiny
+from tests.net.chaos_outcome import participation, wrong
+from tests.net.chaos_processes import CALM_ROUNDS, FINISHED, PACE, RECORD
+from tests.net.harness import Proxy, tiny
 
 STEPS = 3
-CALM = 12
-"""Rounds at the end in which nothing new happens, so that everybody can be back."""
+PARTS = (("train", 4), ("test", 2))
+"""Labelled images of each class."""
 PROCESSES = multiprocessing.get_context("forkserver")
 # Processes are forked from one that has imported everything, and never spoken gRPC.
 PROCESSES.set_forkserver_preload(["tests.net.chaos_processes", "tests.net.villains"])
@@ -143,7 +135,8 @@ class Chaos:
         self.place, self.seed, self.seconds = place, seed, seconds
         self.honest = [f"client-{number}" for number in range(clients)]
         self.crooks = [f"villain-{number}" for number in range(crooks)]
-        self.rounds = int(seconds / (PACE * (STEPS + 1))) + CALM
+        # With servers that are down half of the time.
+        self.rounds = int(seconds / (2 * PACE * (STEPS + 1))) + CALM_ROUNDS
         self.faults = schedule(seed, seconds, clients)
         self.config = tiny(
             clients + crooks,
@@ -221,6 +214,8 @@ class Chaos:
             elif self._server_up:
                 number = signal.SIGKILL if fault.what == "server killed" else signal.SIGTERM
                 self.end_server(number, lasts)
+            else:  # it is down already; its turn comes
+                self.later(0.5, functools.partial(self.do, fault))
             return
         client, proxy = self.clients[who], self.proxies[who]
         if fault.what == "die" and client is not None:
@@ -254,7 +249,8 @@ class Chaos:
         for who, client in self.clients.items():
             if client is not None and (status := client.process.exitcode) is not None:
                 client.ended()
-                if FINISHED not in server.lines:
+                # It may have heard that the run is finished before the server says so here.
+                if status != 0 or len(participation(self.said())) < self.rounds:
                     self.surprises.append(f"{self.honest[who]} ended with {status}: {client.tail}")
                 self.clients[who] = None
         return False
@@ -276,7 +272,7 @@ class Chaos:
                     )
                 )
                 crooks[-1].start()
-            give_up = time.monotonic() + 5 * self.seconds + 120
+            give_up = time.monotonic() + 10 * self.seconds + 300
             faults = self.faults
             while not self.look_after():
                 if faults and any(line.startswith(RECORD) for line in self.said()):
@@ -287,6 +283,8 @@ class Chaos:
                 if time.monotonic() > give_up or len(self.surprises) > 2:
                     self.surprises.append(f"not finished: {self.servers[-1].tail}")
                     return
+                if not faults and not self._due:
+                    chaos_processes.calm(self.place).touch()
                 while self._due and self._due[0][0] <= time.monotonic():
                     heapq.heappop(self._due)[2]()
                 time.sleep(0.02)
@@ -307,66 +305,13 @@ class Chaos:
                 ending = f"with {client.process.exitcode}" if client.process.exitcode else "not"
                 self.surprises.append(f"{self.honest[who]} ended {ending}: {client.tail}")
 
-    # --- what came out ---------------------------------------------------------------------------
-
     def said(self) -> list[str]:
+        """Everything that any of the servers said, in order."""
         return [line for server in self.servers for line in server.lines]
-
-    def participation(self) -> list[dict[str, Any]]:
-        """Of each round, as it counted: one that was repeated counted the last time."""
-        records = [
-            json.loads(line.removeprefix(RECORD)) for line in self.said() if line.startswith(RECORD)
-        ]
-        return list({record["round"]: record for record in records}.values())
-
-    def faulty(self) -> list[str]:
-        """All that should not be so."""
-        found = list(self.surprises)
-        records = sorted(self.participation(), key=lambda record: record["round"])
-        rows = [row["round"] for row in read_metrics(self.place / "out/metrics.jsonl", dict)]
-        for name, rounds in {"metrics": rows, "records": [r["round"] for r in records]}.items():
-            if rounds != list(range(self.rounds)):
-                found.append(f"{name} of rounds {rounds}, not of each of {self.rounds} once")
-        struck = {n for record in records for n in record["strikes"] if n in self.honest}
-        if struck:
-            found.append(f"honest clients were struck: {sorted(struck)}")
-        if found:
-            return found
-        roster = json.loads((self.place / "out/roster.json").read_text(encoding="utf-8"))["index"]
-        missing = [n for n in self.honest if roster[n] not in records[-1]["answered"][-1]]
-        if missing:
-            found.append(f"{missing} were not in the last round, after {CALM} calm ones")
-        ours = flat(checkpoint.read(self.place / "out/latest.safetensors")["method"])
-        theirs = flat(self.replay(records, roster).method.state_dict())
-        differing = [key for key in theirs if not torch.equal(ours[key], theirs[key])]
-        if differing or ours.keys() != theirs.keys():
-            found.append(f"{len(differing)} of {len(theirs)} tensors differ: {differing[:3]}")
-        return found
-
-    def replay(self, records: Sequence[Mapping[str, Any]], roster: dict[str, int]) -> Experiment:
-        """The same run without a network, with the same participation."""
-        data = sources.load(str(self.place / "labeled"))
-        held = [load_images(self.place / name, data.shape)[0] for name in in_order(roster)]
-        labels = torch.cat([data.labels, torch.full((sum(map(len, held)),), -1)])
-        both = dataclasses.replace(data, images=torch.cat([data.images, *held]), labels=labels)
-        ends = np.cumsum([len(data.images), *map(len, held)])
-        shards = tuple(np.arange(*span) for span in itertools.pairwise(ends))
-        config = self.config.model_copy(
-            update={"clients": self.config.clients.model_copy(update={"total": len(held)})}
-        )
-        experiment = assemble(
-            config,
-            both,
-            Partition(np.arange(len(data.images)), shards),
-            device="cpu",
-            make_fleet=functools.partial(Replay, records=records),
-        )
-        run_rounds(experiment)
-        return experiment
 
     def report(self) -> dict[str, Any]:
         said = self.said()
-        answers = [len(clients) for r in self.participation() for clients in r["answered"]]
+        answers = [len(clients) for r in participation(said) for clients in r["answered"]]
         return {
             "seed": self.seed,
             "seconds": round(time.monotonic() - self._began, 1),
@@ -382,30 +327,6 @@ class Chaos:
         }
 
 
-PARTS = (("train", 4), ("test", 2))
-
-
-def in_order(roster: Mapping[str, int]) -> list[str]:
-    return sorted(roster, key=roster.__getitem__)
-
-
-class Replay(Oracle):
-    """Clients that answer exactly where they did in the records."""
-
-    def __init__(self, setup: FleetSetup, *, records: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(setup)
-        self._records = records
-
-    def image_counts(self) -> dict[int, int]:
-        return {int(c): n for c, n in self._records[self._round - 1]["images"].items()}
-
-    def present(self) -> list[int]:
-        return list(self._records[self._round]["active"])
-
-    def _here(self) -> tuple[int, ...]:
-        return tuple(self._records[self._round]["answered"][self._step])
-
-
 def chaos(
     place: Path, seed: int, seconds: float, clients: int = 4, crooks: int = 2
 ) -> tuple[dict[str, Any], list[str]]:
@@ -415,7 +336,8 @@ def chaos(
     run.prepare()
     run.run()
     (place / "server.log").write_text("\n".join(run.said()), encoding="utf-8")
-    return run.report(), run.faulty()
+    faults = run.surprises + wrong(place, run.config, run.honest, run.said())
+    return run.report(), faults
 
 
 def main() -> None:

@@ -26,6 +26,13 @@ RECORD = "record "
 FINISHED = "finished"
 PACE = 0.25
 """Seconds that the server lets pass in each step, so that faults meet every moment of a round."""
+CALM_ROUNDS = 10
+"""At the end: they wait until nothing more is going to happen, so that everybody can be back."""
+
+
+def calm(place: Path) -> Path:
+    """The file that says so."""
+    return place / "calm"
 
 
 def say(line: str) -> None:
@@ -36,7 +43,12 @@ def say(line: str) -> None:
 class RecordingFleet(NetworkFleet):
     """Prints, for every round that counts, who answered at which step."""
 
+    calm: Path
+
     def start_round(self, plan: SplitRound) -> None:
+        while plan.index >= self.config.rounds - CALM_ROUNDS and not self.calm.exists():
+            self._stop.check()
+            time.sleep(0.1)
         self._answered: list[list[int]] = []
         self._active, self._counts = plan.active, super().image_counts()
         super().start_round(plan)
@@ -88,7 +100,7 @@ def serve(place: Path, port: int, disk_full: bool, pipe: Pipe) -> None:
     _impatient()
     if disk_full:
         fill_disk(os.getpid(), True)
-    experiment.FLEETS["network"] = RecordingFleet
+    experiment.FLEETS["network"], RecordingFleet.calm = RecordingFleet, calm(place)
     stop = StopFlag()
     signal.signal(signal.SIGTERM, lambda *_: stop.request())
     means: start.Means = {

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.timeout(600)
 def test_clients_that_die_and_return_cost_no_round() -> None:
     sizes = {"clients": 30, "active": 10, "rounds": 3, "dying": 0.2}
     options = [f"--{name}={value}" for name, value in sizes.items()]
     command = [sys.executable, "-m", "benchmarks.training_clients", *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert {name: result[name] for name in sizes} == sizes
