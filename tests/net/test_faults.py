@@ -123,6 +123,30 @@ def test_a_dead_client_comes_back_in_the_next_round() -> None:
         assert_same(net.experiment, oracle(config, Leaving(1, 0, 1, back=1)))
 
 
+def test_one_that_answered_and_is_back_before_the_next_step_is_not_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its new process knows nothing of the round, so gradients would find nobody to take them."""
+    config = tiny(3)
+    with network(config) as net:
+        net.join_all()
+        original, calls = net.fleet.backward, iter(range(1_000))
+
+        def backward(gradients: torch.Tensor) -> None:
+            if next(calls) == 0:
+                net.clients[1].kill()
+                until(lambda: 1 not in net.fleet.present())
+                net.join(1)
+                assert net.fleet.wait_for(3, 20)
+            original(gradients)
+
+        net.fleet.backward = backward  # type: ignore[method-assign]
+        run_rounds(net.experiment)
+        assert_same(net.experiment, oracle(config, Leaving(1, 0, 1, back=1)))
+    assert "client-1 is not here and is left out of this round" in caplog.text
+    assert "no progress" not in caplog.text
+
+
 def test_a_death_in_a_full_model_round() -> None:
     """Those who answered make the round; the bytes of the dead are not counted as crossed."""
     config = tiny(3, method="fedswitch", rounds=1)

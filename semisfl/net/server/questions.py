@@ -64,19 +64,22 @@ class Questions:
         self._roster, self._traffic, self._stop = roster, traffic, stop
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
+        self._began_with: dict[int, Session | None] = {}
 
     def __len__(self) -> int:
         return len(self._awaited)
 
     def start_round(self) -> None:
         self._awaited.clear()
+        self._began_with.clear()
         self.screen.start_round()
 
     def ask(self, client: int, frame: Parts, crossing: Mapping[Kind, int], due: Due) -> None:
         """Send ``frame`` to ``client`` and await what is ``due``; who is not there is left out."""
         session = self._listener.sessions.get(client)
-        before = self._awaited.pop(client, None)
-        if session is None or (before is not None and before.session is not session):
+        self._awaited.pop(client, None)
+        # One who answered, died and is back by now knows nothing of this round.
+        if session is None or self._began_with.setdefault(client, session) is not session:
             log.warning("%s is not here and is left out of this round", self._roster.name(client))
             return
         parcel = Parcel(client, crossing)
