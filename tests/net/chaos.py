@@ -75,6 +75,8 @@ def schedule(seed: int, seconds: float, clients: int) -> list[Fault]:
     while (at := at + rng.uniform(0.5, 1.5) * gap) < seconds:
         what = first.pop() if first else rng.choice([*TO_CLIENTS * 3, *TO_SERVER])
         lasts = round(rng.uniform(0.2, min(8.0, seconds / 4)), 2)
+        if what == "disk full":
+            lasts += 3.0  # so that a round ends meanwhile
         who = -1 if what in TO_SERVER else rng.randrange(clients)
         faults.append(Fault(round(at, 2), what, who, lasts))
     return faults
@@ -350,6 +352,7 @@ def main() -> None:
     parser.add_argument("--villains", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="a new folder to leave everything in")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and nobody is left behind
     print(f"seed {options.seed}: --seed {options.seed} repeats what happens", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         place = options.keep or Path(folder)
