@@ -279,7 +279,7 @@ def test_normalizer(channels: int) -> None:
         Normalizer.of((0.5,), (0.0,))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_gpu_equals_cpu_and_never_waits(mode: str) -> None:
     images = to_tensor(pictures(mode, 32, 32)).repeat(100, 1, 1, 1)

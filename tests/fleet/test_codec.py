@@ -191,7 +191,7 @@ def test_unknown_codec_lists_the_known_ones() -> None:
             attempt()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_graph_equals_the_cpu(name: str) -> None:
     codec, tensor = CODECS[name], draw(8, 33)
