@@ -78,10 +78,12 @@ def last_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             state = checkpoint.read(path)
             if not _finite(state["method"]):
                 raise CheckpointError(f"checkpoint {path} holds NaN or Inf; use an older one")
-            return path, state
         except CheckpointError as error:
-            log.warning("%s", error)
-            refused = error
+            refused = refused or error
+            continue
+        if refused is not None:
+            log.warning("%s", refused)
+        return path, state
     if refused is not None:
         raise refused
     return None

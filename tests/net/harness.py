@@ -387,7 +387,7 @@ class Proxy:
             end.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> float:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> float:
     """Wait for ``condition``; the seconds it took. Fails the test if it never comes."""
     started = time.monotonic()
     while not condition():

@@ -18,6 +18,7 @@ def test_a_seed_repeats_what_happens() -> None:
     assert schedule(3, 60, 4) == schedule(3, 60, 4) != schedule(4, 60, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_some_seconds_of_chaos(tmp_path: Path) -> None:
     assert_survived(tmp_path, seed=1, seconds=15)

@@ -367,7 +367,8 @@ def test_refused_at_hello(
     if reason == "of a chunk":
         assert net.fleet._listener._strikes["client-1"] == 1
     assert outcome.frames == (1 if "then" in how else 0)
-    (line,) = audit_lines(caplog)
+    # Handshakes that came to nothing on a busy machine are nobody's: their lines name no peer.
+    (line,) = [line for line in audit_lines(caplog) if "refused peer=?" not in line]
     assert "refused peer=ipv" in line and reason in line
     assert net.fleet.present() == []
 

@@ -25,16 +25,16 @@ def terms(layers: Any) -> str:
 def test_a_table_reaches_the_device_as_it_was_sent() -> None:
     body = [{"kind": "relu", "name": "only"}]
     sent = [{"kind": "conv", "channels": 3}, {"kind": "residual", "body": body}, *HEAD]
-    received = Terms.from_json(terms(sent))
+    received = Terms.from_json(terms(sent), ["semisfl"])
     assert received.config.model.model_dump(mode="json")["layers"] == sent
-    assert Terms.from_json(received.to_json()).run == received.run
+    assert Terms.from_json(received.to_json(), ["semisfl"]).run == received.run
 
 
 def test_the_largest_table_fits_into_a_welcome() -> None:
     longest = {"name": "a" * 40, "kind": "conv", "channels": 65_536, "kernel": 64, "stride": 64}
     row = {**longest, "padding": 64, "bias": False, "groups": 65_536}
     rows = [{**row, "name": f"{number:040}"} for number in range(MAX_LAYERS)]
-    assert len(Terms.from_json(terms(rows)).to_json()) < SMALL - 1024
+    assert len(Terms.from_json(terms(rows), ["semisfl"]).to_json()) < SMALL - 1024
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_the_largest_table_fits_into_a_welcome() -> None:
 )
 def test_a_table_beyond_the_limits_is_refused_when_read(layers: Any, said: str) -> None:
     with pytest.raises(WireError) as error:
-        Terms.from_json(terms(layers))
+        Terms.from_json(terms(layers), ["semisfl"])
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_terms_without_end_are_refused() -> None:
     with pytest.raises(WireError, match="the server's terms cannot be read"):
-        Terms.from_json("[" * 60_000)
+        Terms.from_json("[" * 60_000, ["semisfl"])
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,7 @@ def test_terms_without_end_are_refused() -> None:
 def test_a_device_makes_no_model_without_limit(layers: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Member(
-            Terms.from_json(terms(layers)), lambda shape: pytest.fail("too late"), Hardware("cpu")
+            Terms.from_json(terms(layers), ["semisfl"]),
+            lambda shape: pytest.fail("too late"),
+            Hardware("cpu"),
         )
