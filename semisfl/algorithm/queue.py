@@ -161,7 +161,6 @@ class SingleQueue:
         self.ring.load_state_dict(state)
 
 
-FeatureQueue = TwoLevelQueue | SingleQueue
 QUEUES: dict[str, type[TwoLevelQueue] | type[SingleQueue]] = {
     "two_level": TwoLevelQueue,
     "single": SingleQueue,
