@@ -58,6 +58,10 @@ class SplitModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.top(self.bottom(x))
 
+    def whole(self) -> nn.Sequential:
+        """Bottom and top without the head: what full-model methods train, send and test, and its names."""
+        return nn.Sequential(OrderedDict(bottom=self.bottom, top=self.top))
+
     def project(self, features: Tensor) -> Tensor:
         """Unit vectors z of Eq. (3)."""
         return F.normalize(self.projector(features).float(), dim=1)

@@ -1,6 +1,5 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -194,8 +193,7 @@ class FullModelClients:
         self.labels, self.classes = setup.labels, setup.classes
         self.batches = batches
         self.traffic = traffic
-        model = setup.model
-        self._template = nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
+        self._template = setup.model.whole()
         self._shards = shards
         self._config, self._hardware, self._stop = setup.config, setup.hardware, setup.stop
         self._slots: list[Slot] = []

@@ -36,7 +36,6 @@ from semisfl.methods.full_model import (
     report,
     start_counter,
     states_of,
-    whole,
 )
 from semisfl.rows import MethodRow
 
@@ -52,7 +51,7 @@ class FedSwitch:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
-        self.student = setup.hardware.working_copy(whole(setup.model))
+        self.student = setup.hardware.working_copy(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(
             setup, self.student, view=self.settings.labeled_view, ema=self.ema

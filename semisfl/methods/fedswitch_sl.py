@@ -22,7 +22,7 @@ from semisfl.methods import statistics
 from semisfl.methods.base import Meter, Setup
 from semisfl.methods.fedswitch import divergence
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
-from semisfl.methods.full_model import SupervisedPhase, whole
+from semisfl.methods.full_model import SupervisedPhase
 from semisfl.rows import MethodRow
 
 
@@ -36,7 +36,7 @@ class FedSwitchSL:
                 'has not; set fedswitch.rule = "student"'
             )
         device = setup.hardware.device
-        self.student = setup.hardware.working_copy(whole(setup.model))
+        self.student = setup.hardware.working_copy(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.bottom, self.top = setup.model.bottom, setup.model.top
         self.teacher_bottom, self.teacher_top = (

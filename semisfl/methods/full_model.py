@@ -1,6 +1,5 @@
 """What methods share that train whole models on clients: the model, supervised steps, reports."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +12,7 @@ from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
-from semisfl.models import SplitModel
 from semisfl.sections import View
-
-
-def whole(model: SplitModel) -> nn.Sequential:
-    """The model without its projection head: what is trained, sent and tested, and how it is named."""
-    return nn.Sequential(OrderedDict(bottom=model.bottom, top=model.top))
 
 
 class SupervisedPhase:

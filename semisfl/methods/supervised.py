@@ -7,14 +7,14 @@ from torch import nn
 
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.methods.base import Setup
-from semisfl.methods.full_model import SupervisedPhase, whole
+from semisfl.methods.full_model import SupervisedPhase
 from semisfl.rows import MethodRow
 
 
 class Supervised:
     def __init__(self, setup: Setup) -> None:
         self.config = setup.config
-        self.student = setup.hardware.working_copy(whole(setup.model))
+        self.student = setup.hardware.working_copy(setup.model.whole())
         self.supervised = SupervisedPhase(setup, self.student)
 
     def round(self, round_index: int) -> MethodRow:

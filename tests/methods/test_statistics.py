@@ -146,7 +146,7 @@ def labelled(
     """Confidence and pseudo-label of the images a client labels, and which of its images they are."""
     config, model = (
         experiment.config,
-        copy.deepcopy(full_model.whole(experiment.method.setup.model)),
+        copy.deepcopy(experiment.method.setup.model.whole()),
     )
     count = len(toy.partition(toy.dataset()).clients[client])
     rng = seeds.generator(config.seed, "batches", 0, client)

@@ -24,7 +24,7 @@ class FedAvgFixMatch:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.settings = setup, setup.config.settings(FixMatchSettings)
-        self.model = full_model.whole(setup.model)
+        self.model = setup.model.whole()
         view = self.settings.labeled_view
         self.supervised = full_model.SupervisedPhase(setup, self.model, view=view)
         self.work = FixMatchWork()

@@ -42,7 +42,6 @@ from semisfl.methods.full_model import (
     read_counter,
     report,
     start_counter,
-    whole,
 )
 from semisfl.rows import MethodRow
 
@@ -68,7 +67,7 @@ class FedMatch:
     def __init__(self, setup: Setup) -> None:
         self.setup, config = setup, setup.config
         settings = self.settings = config.settings(FedMatchSettings)
-        self.model = whole(setup.model)
+        self.model = setup.model.whole()
         """theta as it is tested, and BatchNorm's buffers."""
         self.sigma = copy.deepcopy(self.model)
         self.psi = copy.deepcopy(self.model).requires_grad_(False)

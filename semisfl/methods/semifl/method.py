@@ -35,7 +35,6 @@ from semisfl.methods.full_model import (
     report,
     start_counter,
     states_of,
-    whole,
 )
 from semisfl.methods.semifl.settings import SemiFLSettings
 from semisfl.methods.semifl.static_batchnorm import (
@@ -53,7 +52,7 @@ class SemiFL:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.settings = setup, setup.config.settings(SemiFLSettings)
-        self.model = whole(setup.model)
+        self.model = setup.model.whole()
         self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
         self.supervised = SupervisedPhase(setup, self.model, clip_norm=self.settings.clip_norm)
         self.work, self.statistics_work = SemiFLWork(), StatisticsWork()
