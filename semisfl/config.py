@@ -192,6 +192,23 @@ class FleetConfig(Section):
     )
 
 
+class StopConfig(Section):
+    """A run ends after the first round in which one of these is met, and can go on beyond it."""
+
+    target: float | None = Field(
+        None, gt=0, le=100, description="end at this test accuracy, in percent"
+    )
+    patience: int | None = Field(
+        None, ge=1, description="end after so many tests in a row without a better accuracy"
+    )
+    hours: float | None = Field(
+        None, gt=0, description="end when the rounds have taken this long together"
+    )
+    gigabytes: float | None = Field(
+        None, gt=0, description="end when so many 10^9 bytes were sent, up and down"
+    )
+
+
 class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
@@ -231,6 +248,7 @@ class Config(Section):
     wire: WireConfig = WireConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
+    stop: StopConfig = StopConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     @model_validator(mode="after")

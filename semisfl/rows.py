@@ -40,6 +40,8 @@ class RoundRow(MethodRow):
     seconds: float | None = None
     seconds_training: float | None = None
     seconds_testing: float | None = None
+    stopped_by: str | None = None
+    """The key of ``stop`` that was met, in a run's last round."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by key, as a file has them: what is None is left out."""

@@ -84,6 +84,7 @@ def test_a_methods_rows_have_the_keys_that_the_page_says(method: str) -> None:
     """First a round without clients or test, then one with both, where labels are kept and known."""
     section = {"fedswitch-sl": "fedswitch", "supervised": "semisfl"}.get(method, method)
     settings = [f"{section}.confidence_threshold=0", "rounds=2", "runtime.evaluate_every=2"]
+    settings.append("stop.target=0.01")
     experiment = toy.assemble(method, *settings, "server.pretrain_rounds=1")
     bare, full = run_rounds(experiment).rounds
     assert keys_of(full) == documented(method)

@@ -61,7 +61,9 @@ def serve(
         refuse_beside_resume(context)
     place = resume or out or training.free_directory(f"{name_of(preset)}-served")
     options = (
-        RunDirectory.open(resume).config() if resume else config.parse(values_of(preset, settings))
+        RunDirectory.open(resume).changed(settings or [])
+        if resume
+        else config.parse(values_of(preset, settings))
     )
     _show_log()
     with StopSignals() as signals:
@@ -72,14 +74,19 @@ def serve(
             "network": network,
             "stop": signals.flag,
         }
-        begun = start.go_on(place, **means) if resume else start.begin(options, out=place, **means)
+        begun = (
+            start.go_on(place, settings=settings or (), **means)
+            if resume
+            else start.begin(options, out=place, **means)
+        )
         with begun as run:
             assert isinstance(run.experiment.fleet, NetworkFleet)
             console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
             result = training.rounds(run, signals, quiet=quiet)
-    if result.stopped:
-        print(f"stopped; continue with: semisfl serve --resume {place} --labeled {labeled} ...")
-    else:
+    again = f"semisfl serve --resume {place} --labeled {labeled} ..."
+    if ending := training.how_it_ended(result, options, again):
+        print(ending)
+    if not result.stopped:
         print(
             f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds; saved in {place}"
         )

@@ -80,9 +80,9 @@ def needs_network() -> Iterator[None]:
 
 
 def refuse_beside_resume(context: typer.Context) -> None:
-    for name in ("preset", "settings", "out"):
+    for name in ("preset", "out"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise ValueError(
-                "--resume continues a run as it was set up; leave out PRESET, --set and --out"
+                "--resume continues a run as it was set up; leave out PRESET and --out"
             )

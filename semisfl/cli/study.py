@@ -61,7 +61,12 @@ def compare(
             title = f"{job.config.method} seed {job.config.seed}"
             if job.status == "unfinished":
                 result = training.carry_on(
-                    job.path, signals, device=device, quiet=quiet, title=title
+                    job.path,
+                    signals,
+                    settings=job.limits,
+                    device=device,
+                    quiet=quiet,
+                    title=title,
                 )
             else:
                 result = training.start(

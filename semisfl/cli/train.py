@@ -48,7 +48,9 @@ def run(
     if resume is not None:
         refuse_beside_resume(context)
         with StopSignals() as signals:
-            result = training.carry_on(resume, signals, device=device, quiet=quiet)
+            result = training.carry_on(
+                resume, signals, settings=settings or (), device=device, quiet=quiet
+            )
     else:
         config = configs.parse(values_of(preset, settings))
         stem = f"{name_of(preset)}-{config.method}-seed{config.seed}"
@@ -61,6 +63,7 @@ def run(
 
 
 def _tell(result: Any, as_json: bool) -> None:
+    from semisfl.cli import training
     from semisfl.runs.directory import RunDirectory
 
     config = RunDirectory.open(result.directory).config()
@@ -75,6 +78,7 @@ def _tell(result: Any, as_json: bool) -> None:
                     "seed": config.seed,
                     "rounds": done,
                     "stopped": result.stopped,
+                    "stopped_by": result.stopped_by,
                     "accuracy": result.accuracy if tested else None,
                     "best": result.best if tested else None,
                     "bytes": result.rounds[-1]["bytes_total"] if done else 0,
@@ -90,9 +94,10 @@ def _tell(result: Any, as_json: bool) -> None:
             f"(best {result.best:.1f} %), {sent} sent, "
             f"{console.clock(sum(row['seconds'] for row in result.rounds))} min"
         )
-    if result.stopped:
-        print(f"stopped; continue with: semisfl run --resume {result.directory}")
-    else:
+    resume = f"semisfl run --resume {result.directory}"
+    if ending := training.how_it_ended(result, config, resume):
+        print(ending)
+    if not result.stopped:
         print(f"saved in {result.directory}; draw it with: semisfl report {result.directory}")
 
 

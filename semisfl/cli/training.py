@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from semisfl.cli import console
@@ -39,12 +40,13 @@ def carry_on(
     path: Path,
     signals: StopSignals,
     *,
+    settings: Sequence[str] = (),
     device: str = "auto",
     quiet: bool = False,
     title: str | None = None,
 ) -> Result:
     """Continue the run in a directory from its latest checkpoint, or from the checkpoint named."""
-    with runs.go_on(path, device=device, stop=signals.flag) as run:
+    with runs.go_on(path, settings=settings, device=device, stop=signals.flag) as run:
         return rounds(run, signals, quiet=quiet, title=title)
 
 
@@ -62,6 +64,17 @@ def rounds(
             f"{directory.path}; make room, then --resume {directory.path} repeats what is missing"
         )
     return result
+
+
+def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
+    """Of a run that did not get to its last round: why, and how to go on."""
+    if result.stopped:
+        return f"stopped; continue with: {resume}"
+    if result.stopped_by and len(result.rounds) < config.rounds:
+        limit = f"stop.{result.stopped_by}"
+        value = getattr(config.stop, result.stopped_by)
+        return f"ended as {limit} = {value:g} is met; go on beyond it with: {resume} --set {limit}=none"
+    return None
 
 
 def _picture(data: Dataset, partition: Partition, path: Path) -> None:

@@ -40,6 +40,8 @@ from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError, encode
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
+SERVERS_OWN = {"stop"}
+"""Settings that no device needs: with others after a restart the run is still the same one."""
 
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
 HELLO = Schema(
@@ -93,7 +95,7 @@ class Terms:
 
     def to_json(self) -> str:
         plain = {
-            "config": self.config.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json", exclude=SERVERS_OWN),
             "shape": list(self.shape),
             "classes": self.classes,
             "mean": list(self.mean),

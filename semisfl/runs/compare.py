@@ -22,6 +22,12 @@ class Job:
     path: Path
     status: Status
 
+    @property
+    def limits(self) -> list[str]:
+        """What an unfinished one goes on with."""
+        limits = self.config.stop.model_dump()
+        return [f"stop.{key}={'none' if limit is None else limit}" for key, limit in limits.items()]
+
 
 def choose_methods(names: str) -> list[str]:
     """``a,b`` or ``all``."""
@@ -59,12 +65,15 @@ def _status(config: Config, path: Path) -> Status:
     if not (path / "config.toml").is_file():
         return "new"
     there = RunDirectory.open(path).config()
-    if there != config:
+    # A limit decides how far a run goes, not what it computes: it goes on with another one.
+    if there.model_copy(update={"stop": config.stop}) != config:
         raise ConfigError(
             f"{path} holds a run with other settings ({_difference(there, config)}); "
             "choose another --out"
         )
-    return "finished" if read_run(path).finished else "unfinished"
+    run = read_run(path)
+    done = run.complete or (run.finished and there.stop == config.stop)
+    return "finished" if done else "unfinished"
 
 
 def _difference(there: Config, here: Config) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from semisfl import __version__, config
-from semisfl.config import Config, ConfigError
+from semisfl.config import Config, ConfigError, StopConfig
 from semisfl.files import remove_temporary, write_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.metrics import read_metrics
@@ -22,6 +23,9 @@ from semisfl.runs.sinks import MetricsFile
 from semisfl.toml import to_toml
 
 log = logging.getLogger(__name__)
+
+CHANGEABLE = tuple(f"stop.{key}" for key in StopConfig.model_fields)
+"""Settings that a run may be continued with other values of: they change none of its numbers."""
 
 
 class RunDirectory:
@@ -132,6 +136,24 @@ class RunDirectory:
                 f"{file} is not whole: it has no {missing[0]!r}; restore it or start a run elsewhere"
             )
         return config.parse(values)
+
+    def changed(self, settings: Sequence[str]) -> Config:
+        """The configuration with ``key=value`` assignments that a run may be continued with."""
+        here = self.config()
+        for assignment in settings:
+            key = assignment.partition("=")[0].strip()
+            if key not in CHANGEABLE:
+                raise ConfigError(
+                    f"--set {assignment!r}: --resume continues a run as it was set up; "
+                    f"what can be changed is {', '.join(CHANGEABLE)}"
+                )
+        values = here.model_dump(exclude_none=True)
+        return config.parse(config.override(values, list(settings)))
+
+    def keep_config(self, run_config: Config) -> None:
+        """What a run goes on with, if that was changed."""
+        if run_config != self.config():
+            write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def warn_of_changes(self) -> None:
         """Say what of the environment differs from the one the run began in, where it matters."""

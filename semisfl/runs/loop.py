@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.health import Health
+from semisfl.runs.limits import Standing, met, told
 from semisfl.runs.sinks import RunInfo, Sink
 from semisfl.stopping import Stopped
 
@@ -32,6 +33,9 @@ class Result:
     model: nn.Module
     rounds: list[dict[str, Any]] = field(repr=False)
     stopped: bool = False
+    """Asked to end before its last round."""
+    stopped_by: str | None = None
+    """The key of ``stop`` that is met, if one is."""
     directory: Path | None = None
 
 
@@ -54,7 +58,7 @@ def run_rounds(
             stack.callback(sink.close)
         device = experiment.hardware.device
         log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
-        while rounds.next < config.rounds:
+        while rounds.next < config.rounds and rounds.limit is None:
             try:
                 row = rounds.attempt()
             except Stopped:
@@ -65,6 +69,7 @@ def run_rounds(
                 rounds.keep(row)
                 for sink in sinks:
                     sink.row(row)
+        rounds.tell_limit()
     return rounds.result(stopped=False)
 
 
@@ -78,9 +83,20 @@ class _Rounds:
         """The round to be done."""
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
+        self._standing = Standing.after(map(RoundRow.from_dict, self._history))
         self._health, self._good = Health(experiment.method), True
         self._before: dict[str, Any] = {}
         self._best_state: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> str | None:
+        """The key of ``stop`` that is met after the rounds so far."""
+        return met(self._experiment.config.stop, self._standing)
+
+    def tell_limit(self) -> None:
+        if self.limit is not None:
+            reason = told(self._experiment.config.stop, self.limit, self._standing)
+            log.info("ended after round %d: %s", self.next - 1, reason)
 
     def attempt(self) -> RoundRow | None:
         """One round; None: it was undone and is to be repeated. A stopped one raises `Stopped`."""
@@ -103,9 +119,25 @@ class _Rounds:
         if suspect is not None:
             self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
             return None
-        # 4. Test.
-        accuracies = experiment.evaluate() if self._is_tested else {}
-        ended = time.perf_counter()
+        # 4. Test, also where the round's cost makes it the last.
+        row = RoundRow(
+            **vars(reported),
+            round=self.next,
+            bytes=fleet.traffic.by_kind(),
+            bytes_total=fleet.traffic.total(),
+            seconds=trained - started,
+            seconds_training=trained - begun,
+        )
+        if self._is_tested or self._limit_after(row):
+            accuracies = experiment.evaluate()
+            ended = time.perf_counter()
+            row = replace(
+                row,
+                accuracy=next(iter(accuracies.values()), None),
+                accuracies=accuracies,
+                seconds=ended - started,
+                seconds_testing=ended - trained,
+            )
         self._good = fault is None
         if fault is not None:
             log.warning(
@@ -114,26 +146,16 @@ class _Rounds:
                 self.next,
                 fault,
             )
-        return RoundRow(
-            **vars(reported),
-            round=self.next,
-            accuracy=next(iter(accuracies.values()), None),
-            accuracies=accuracies,
-            bytes=fleet.traffic.by_kind(),
-            bytes_total=fleet.traffic.total(),
-            seconds=ended - started,
-            seconds_training=trained - begun,
-            seconds_testing=ended - trained if accuracies else None,
-        )
+        return replace(row, stopped_by=self._limit_after(row))
 
     def keep(self, row: RoundRow) -> None:
         """The round is done: its line, and checkpoints from good states only."""
         improved = row.accuracy is not None and row.accuracy > self._best
         self._best = max(self._best, row.accuracy or 0.0)
         self._history.append(row.as_dict())
-        due = (
-            self._is_last or (self.next + 1) % self._experiment.config.runtime.checkpoint_every == 0
-        )
+        self._standing = self._standing.then(row)
+        every = self._experiment.config.runtime.checkpoint_every
+        due = self._is_last or row.stopped_by is not None or (self.next + 1) % every == 0
         self.next += 1
         if self._directory is None:
             return
@@ -159,6 +181,7 @@ class _Rounds:
             model=next(iter(self._experiment.method.tested().values())),
             rounds=self._history,
             stopped=stopped,
+            stopped_by=None if stopped else self.limit,
             directory=self._directory.path if self._directory else None,
         )
 
@@ -170,6 +193,9 @@ class _Rounds:
     def _is_tested(self) -> bool:
         every = self._experiment.config.runtime.evaluate_every
         return self._is_last or (self.next + 1) % every == 0
+
+    def _limit_after(self, row: RoundRow) -> str | None:
+        return met(self._experiment.config.stop, self._standing.then(row))
 
     def _state(self) -> dict[str, Any]:
         return {"round": self.next, "best": self._best, **self._experiment.state_dict()}

@@ -10,8 +10,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from pydantic import ValidationError
+
+from semisfl.config import StopConfig
 from semisfl.lookup import title_of
 from semisfl.rows import RoundRow
+from semisfl.runs.limits import Standing, met
 from semisfl.runs.metrics import read_metrics
 
 log = logging.getLogger(__name__)
@@ -31,8 +35,25 @@ class Run:
     rows: list[RoundRow]
 
     @property
-    def finished(self) -> bool:
+    def complete(self) -> bool:
+        """Whether all its rounds are done."""
         return bool(self.rows) and self.rows[-1].round + 1 >= self.config["rounds"]
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The key of ``stop`` that is met."""
+        return met(self._stop, Standing.after(self.rows)) if self.rows else None
+
+    @property
+    def finished(self) -> bool:
+        return self.complete or self.stopped_by is not None
+
+    @property
+    def _stop(self) -> StopConfig:
+        try:
+            return StopConfig.model_validate(self.config.get("stop", {}))
+        except ValidationError:  # of a newer version: then nobody knows here what ends the run
+            return StopConfig()
 
     @property
     def tested(self) -> list[RoundRow]:
@@ -188,6 +209,10 @@ def _fair(label: str, runs: list[Run]) -> Group:
     if left_out:
         which = ", ".join(f"{run.path} ({_progress(run)})" for run in left_out)
         remarks.append(f"{len(left_out)} of {len(runs)} runs left out as unfinished: {which}")
+    ended = [run for run in finished if not run.complete]
+    if ended:
+        how = ", ".join(f"{run.path} (stop.{run.stopped_by}, {_progress(run)})" for run in ended)
+        remarks.append(f"{len(ended)} of {len(runs)} runs ended by a limit: {how}")
     if not finished:
         last = min(run.tested[-1].round for run in used)
         used = [replace(run, rows=[row for row in run.rows if row.round <= last]) for run in used]
@@ -220,7 +245,7 @@ def summarise(group: Group, target: float | None = None) -> Summary:
         runs=[run.path for run in group.runs],
         left_out=[run.path for run in group.left_out],
         remark=group.remark,
-        rounds=group.runs[0].rows[-1].round + 1,
+        rounds=max(run.rows[-1].round + 1 for run in group.runs),
         accuracy=Spread.of([accuracies[-1] for accuracies in tested]),
         best=Spread.of([max(accuracies) for accuracies in tested]),
         bytes=_mean([run.rows[-1].bytes_total for run in group.runs]),

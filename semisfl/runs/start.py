@@ -95,12 +95,17 @@ def _leave(run: Run) -> None:
 
 
 @contextmanager
-def go_on(path: Path | str, **means: Unpack[Means]) -> Iterator[Run]:
-    """The run in a directory from its latest good checkpoint, or from the checkpoint named."""
+def go_on(
+    path: Path | str, *, settings: Sequence[str] = (), **means: Unpack[Means]
+) -> Iterator[Run]:
+    """The run in a directory from its latest good checkpoint, or from the checkpoint named.
+
+    ``settings`` are ``key=value`` assignments as of ``--set``; of limits (``stop.*``) only.
+    """
     place = Path(path)
     named = place.suffix == ".safetensors"
     directory = RunDirectory.open(place.parent if named else place)
-    config = _where_clients_live(directory.config(), means)
+    config = _where_clients_live(directory.changed(settings), means)
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
@@ -120,6 +125,8 @@ def go_on(path: Path | str, **means: Unpack[Means]) -> Iterator[Run]:
         if state is not None:
             experiment.load_state_dict(state)
             run = Run(experiment, directory, state["round"], state["best"])
+        if settings:
+            directory.keep_config(config)
         # Only now: whoever comes is given the place it had.
         experiment.fleet.open(directory.path)
         yield run
@@ -157,12 +164,16 @@ def train(
 def resume(
     path: Path | str,
     *,
+    settings: Sequence[str] = (),
     observe: Observer | None = None,
     sinks: Sequence[Sink] = (),
     **means: Unpack[Means],
 ) -> Result:
-    """Continue the run in ``path`` from its latest checkpoint, or from the checkpoint named."""
-    with go_on(path, **means) as run:
+    """Continue the run in ``path`` from its latest checkpoint, or from the checkpoint named.
+
+    One that met a limit goes on with another: ``settings=["stop.target=none"]``.
+    """
+    with go_on(path, settings=settings, **means) as run:
         return run.go(_watchers(observe, sinks))
 
 

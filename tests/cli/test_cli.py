@@ -144,6 +144,45 @@ def test_resume_of_a_finished_run_changes_nothing(
     assert checkpoint.digest(checkpoint.read(Path("r/latest.safetensors"))) == digest
 
 
+def test_a_run_says_which_limit_ended_it_and_goes_on_beyond_it(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = train_arguments(images, "stop.patience=9", "stop.hours=1e-9", "method=supervised")
+    assert main([*words, "--out", "r"]) == 0
+    said = capsys.readouterr().out
+    assert "after 1 of 2 rounds" in said
+    again = "semisfl run --resume r --set stop.hours=none"
+    assert f"ended as stop.hours = 1e-09 is met; go on beyond it with: {again}\n" in said
+    log = Path("r/run.log").read_text()
+    assert re.search(r"INFO ended after round 0: stop.hours = 1e-09 is met \(.* h\)\n", log)
+    assert main(["run", "--resume", "r", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rounds"], told["stopped"], told["stopped_by"]) == (1, False, "hours")
+    refused(capsys, ["run", "--resume", "r", "--set", "rounds=3"], "what can be changed is stop.ta")
+    assert main([*again.split()[1:], "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rounds"], told["stopped_by"]) == (2, None)
+    kept = tomllib.loads(Path("r/config.toml").read_text())
+    assert kept["stop"] == {"patience": 9}
+
+
+def test_compare_ends_runs_at_a_limit_and_goes_on_with_another(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "--methods", "supervised", "--seeds", "1", "--out", "table"]
+    words += [*TINY, f"data.name={images}"]
+    assert main([*words, "stop.hours=1e-9"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    ending = "1 of 1 runs ended by a limit: table/supervised-seed0 (stop.hours, round 1 of 2)"
+    assert ending in said
+    assert main([*words, "stop.hours=1e-9"]) == 0
+    assert "1 of 1 runs are finished in table and are reused" in capsys.readouterr().err
+    assert main([*words, "--json"]) == 0
+    told = capsys.readouterr()
+    assert "reused" not in told.err
+    assert json.loads(told.out)["results"][0]["rounds"] == 2
+
+
 def test_compare_gives_means_and_a_picture_and_reuses_runs(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +325,10 @@ def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
         (["--device", "tpu"], "'tpu' is not known; use auto, cpu, cuda or cuda:N"),
         (["--rounds", "3"], "[Nn]o such option.*--rounds"),
         (["--resume", "nowhere"], "nowhere holds no run"),
-        (["--resume", "nowhere", "--set", "rounds=3"], "leave out PRESET, --set and --out"),
+        (["--resume", "nowhere", "--out", "other"], "leave out PRESET and --out"),
+        (["--set", "stop.target=101"], "stop.target = 101: .*less than or equal to 100"),
+        (["--set", "stop.patience=0"], "stop.patience = 0: .*greater than or equal to 1"),
+        (["--set", "stop.hours=0"], "stop.hours = 0: .*greater than 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -66,8 +66,9 @@ def test_settings_beside_resume_are_refused(
 ) -> None:
     RunDirectory.create(Path("out"), tiny(1)).unlock()
     words = serve_words(labeled, "--resume", "out")
-    for more in (["--set", "rounds=3"], ["--out", "other"], ["digits"]):
-        refused(capsys, [*words, *more], "leave out PRESET, --set and --out")
+    for more in (["--out", "other"], ["digits"]):
+        refused(capsys, [*words, *more], "leave out PRESET and --out")
+    refused(capsys, [*words, "--set", "rounds=3"], "'rounds=3': .* what can be changed is stop.")
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut off"])
@@ -147,6 +148,23 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
     assert server.returncode == 0 and "after 2 rounds; saved in out" in out, err
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2
     assert json.loads(Path("out/roster.json").read_text())["index"] == {"plaintext:one": 0}
+
+
+def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(labeled: Path) -> None:
+    words = [*serve_words(labeled), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
+    with served(*words) as (server, port):
+        device = joined(port, labeled)
+        out, err = server.communicate(timeout=300)
+    assert (device.returncode, server.returncode) == (0, 0), (device.stderr, err)
+    assert "ended as stop.gigabytes = 1e-09 is met" in out and "after 1 rounds; saved in out" in out
+    assert "ended after round 0: stop.gigabytes = 1e-09 is met" in err
+    words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")
+    with served(*words) as (server, port):
+        assert joined(port, labeled).returncode == 0
+        out, err = server.communicate(timeout=300)
+    assert "after 2 rounds; saved in out" in out and "is met" not in out, err
+    rows = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    assert [row.get("stopped_by") for row in rows] == ["gigabytes", None]
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> None:

@@ -1,0 +1,130 @@
+"""Limits: when each is met, what a run does then, and that it goes on beyond as if there were none."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl.config import ConfigError, StopConfig
+from semisfl.net.messages import Terms
+from semisfl.rows import RoundRow
+from semisfl.runs import checkpoint
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.limits import Standing, met, told
+from semisfl.runs.report import read_run
+from semisfl.runs.start import resume, train
+from tests import toy
+
+DATA = toy.dataset()
+
+
+def own() -> dict[str, Any]:
+    """A network of its own for every run: they train it in place."""
+    divided = toy.partition(DATA)
+    return {"data": DATA, "partition": divided, "model": toy.network(), "device": "cpu"}
+
+
+def rows(*accuracies: float | None) -> list[RoundRow]:
+    """Half an hour and 2 GB per round."""
+    return [
+        RoundRow(round=index, accuracy=value, seconds=1800.0, bytes_total=2 * 10**9 * (index + 1))
+        for index, value in enumerate(accuracies)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stop", "accuracies", "expected"),
+    [
+        ({}, [99.0] * 9, None),
+        ({"target": 60}, [50.0, 59.9], None),
+        ({"target": 60}, [50.0, 60.0], "target"),
+        ({"target": 60}, [50.0, 60.0, None], "target"),
+        ({"target": 60}, [60.0, 59.0], None),  # it is the last test that counts
+        ({"patience": 2}, [50.0, 49.0], None),
+        ({"patience": 2}, [50.0, 49.0, 50.0], "patience"),  # as good is not better
+        ({"patience": 2}, [50.0, None, 49.0, None], None),  # rounds without a test do not count
+        ({"patience": 2}, [50.0, None, 49.0, None, 48.0], "patience"),
+        ({"patience": 2}, [50.0, 49.0, 51.0, 50.0], None),
+        ({"patience": 1}, [0.0], None),  # the first test has nothing to be better than
+        ({"patience": 1}, [0.0, 0.0], "patience"),
+        ({"hours": 1}, [None], None),
+        ({"hours": 1}, [None, None], "hours"),
+        ({"gigabytes": 5}, [None, None], None),
+        ({"gigabytes": 5}, [None, None, None], "gigabytes"),
+        ({"target": 60, "hours": 1, "gigabytes": 1}, [50.0, 61.0], "target"),
+        ({"patience": 1, "hours": 1}, [50.0, 49.0], "patience"),
+    ],
+)
+def test_when_a_limit_is_met(
+    stop: dict[str, float], accuracies: list[float | None], expected: str | None
+) -> None:
+    assert met(StopConfig(**stop), Standing.after(rows(*accuracies))) == expected
+
+
+def test_what_is_said_of_a_limit() -> None:
+    standing = Standing.after(rows(50.5, 49.0))
+    stop = StopConfig(target=40, patience=1, hours=0.5, gigabytes=3.5)
+    assert [told(stop, key, standing) for key in StopConfig.model_fields] == [
+        "stop.target = 40 is met (accuracy 49.0 %)",
+        "stop.patience = 1 is met (1 tests without more than 50.5 %)",
+        "stop.hours = 0.5 is met (1 h)",
+        "stop.gigabytes = 3.5 is met (4 GB)",
+    ]
+
+
+def losses(result: Any) -> list[float]:
+    return [row["loss_semi"] for row in result.rounds]
+
+
+def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    caplog.set_level(logging.INFO, "semisfl")
+    whole = train(toy.values("semisfl"), out=tmp_path / "whole", **own())
+    path = tmp_path / "run"
+    limited = toy.values("semisfl", "stop.gigabytes=1e-9", "runtime.evaluate_every=3")
+    first = train(limited, out=path, **own())
+    assert first.stopped_by == "gigabytes" and not first.stopped
+    (row,) = first.rounds
+    assert row["stopped_by"] == "gigabytes" and "accuracy" in row, "the last round is tested"
+    assert "ended after round 0: stop.gigabytes = 1e-09 is met (" in caplog.text
+    assert checkpoint.read(path / "latest.safetensors")["round"] == 1
+    assert read_run(path).finished and not read_run(path).complete
+    assert losses(resume(path, **own())) == losses(first), "the limit is still met"
+    last = resume(path, settings=["stop.gigabytes=none"], **own())
+    assert last.stopped_by is None and losses(last) == losses(whole)
+    states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "run")]
+    assert checkpoint.digest(states[0]["method"]) == checkpoint.digest(states[1]["method"])
+    assert RunDirectory.open(path).config().stop == StopConfig()
+
+
+def test_what_else_is_set_cannot_be_changed_on_the_way(tmp_path: Path) -> None:
+    train(toy.values("supervised", "stop.hours=1e-9"), out=tmp_path / "run", **own())
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    for setting, said in (
+        ("seed=2", "'seed=2': --resume continues a run as it was set up"),
+        ("stop.hours=-1", "stop.hours = -1: .*greater than 0"),
+        ("stop.tomorrow=1", "'stop.tomorrow=1': .* what can be changed is stop.target, "),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resume(tmp_path / "run", settings=[setting], **own())
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
+def test_devices_are_not_told_and_a_run_with_another_limit_is_the_same_to_them() -> None:
+    def terms(*settings: str) -> Terms:
+        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,), (0.5,))
+
+    assert terms("stop.target=80").run == terms().run
+    assert terms("seed=1").run != terms().run
+    assert Terms.from_json(terms("stop.target=80").to_json(), ["semisfl"]) == terms()
+
+
+def test_a_report_of_a_newer_versions_limits_goes_by_the_rounds(tmp_path: Path) -> None:
+    train(toy.values("supervised", "rounds=1"), out=tmp_path / "run", **own())
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("[stop]", "[stop]\nmoon = 1"))
+    run = read_run(tmp_path / "run")
+    assert run.finished and run.stopped_by is None
