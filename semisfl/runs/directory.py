@@ -116,9 +116,11 @@ class RunDirectory:
                 f"{self.path} is in use by {path.read_text().strip() or 'another process'}; "
                 "stop it first, or choose another directory"
             ) from error
-        os.truncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
         self._lock = handle
+        # Who holds it is for the line above; on a full disk the lock holds without.
+        with contextlib.suppress(OSError):
+            os.truncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
         remove_temporary(self.path)
 
     def unlock(self) -> None:

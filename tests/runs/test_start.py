@@ -21,6 +21,7 @@ from semisfl.runs import checkpoint, start
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_images
 from semisfl.runs.start import resume, train
+from tests.disk import largest_file
 from tests.net.harness import SIDE, network, tiny, toy_data
 
 
@@ -250,3 +251,15 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "run", tiny(2))
     assert (tmp_path / "run" / "environment.json").exists(), "the first one's"
     first.unlock()
+
+
+def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "run", tiny(2)).unlock()
+    first, second = RunDirectory.open(tmp_path / "run"), RunDirectory.open(tmp_path / "run")
+    with largest_file(0):
+        first.lock()
+    with pytest.raises(ValueError, match="is in use by another process"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    second.unlock()
