@@ -1,4 +1,4 @@
-"""What there is, one row each: methods, data sets and codecs (models: `semisfl.tables.named`).
+"""What there is, one row each: methods, data sets, codecs and aggregates (models: `semisfl.tables.named`).
 
 Everything else reads these rows: the configuration, `semisfl list`, `costs`, `compare`, reports,
 and a device that is asked to do a method's client half. A row names its code as
@@ -54,6 +54,15 @@ class NamedData:
 @dataclass(frozen=True, kw_only=True)
 class NamedCodec:
     """One way for a tensor to cross the wire. ``code`` is a `semisfl.fleet.codec.Codec`."""
+
+    name: str
+    code: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAggregate:
+    """One way to make one state of several clients'. ``code`` is a `semisfl.fleet.aggregate.Rule`."""
 
     name: str
     code: str
@@ -198,6 +207,37 @@ CODECS = {
             name="int8",
             code="semisfl.fleet.codec:INT8",
             summary="1 byte per value, a scale per row",
+        ),
+    )
+}
+
+AGGREGATES = {
+    row.name: row
+    for row in (
+        NamedAggregate(
+            name="mean",
+            code="semisfl.fleet.aggregate:mean",
+            summary="every client counts alike, and one can do anything",
+        ),
+        NamedAggregate(
+            name="trimmed_mean",
+            code="semisfl.fleet.aggregate:trimmed_mean",
+            summary="of every weight, without the largest and smallest updates",
+        ),
+        NamedAggregate(
+            name="median",
+            code="semisfl.fleet.aggregate:median",
+            summary="of every weight",
+        ),
+        NamedAggregate(
+            name="clipped_mean",
+            code="semisfl.fleet.aggregate:clipped_mean",
+            summary="of updates shortened to a multiple of the median length",
+        ),
+        NamedAggregate(
+            name="krum",
+            code="semisfl.fleet.aggregate:krum",
+            summary="of the clients whose updates lie closest to others' (multi-Krum)",
         ),
     )
 }

@@ -36,6 +36,10 @@ def _known_codec(name: str, field: ValidationInfo) -> str:
         raise ConfigError(f"wire.{field.field_name}: {error}") from None
 
 
+def _known_rule(name: str) -> str:
+    return lookup.aggregate(name).name
+
+
 def _known_method(name: str) -> str:
     lookup.method(name)
     return name
@@ -43,6 +47,8 @@ def _known_method(name: str) -> str:
 
 Codec = Annotated[str, AfterValidator(_known_codec)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
+Rule = Annotated[str, AfterValidator(_known_rule)]
+_RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 
 
@@ -178,6 +184,23 @@ class WireConfig(Section):
     models: Codec = Field("fp32", description=f"how models cross the wire {_CODEC_CHOICES}")
 
 
+class RobustConfig(Section):
+    """What a server holds against clients that would spoil a run; it stays on the server."""
+
+    aggregate: Rule = Field(
+        "mean", description=f"how clients' bottoms or models become one {_RULE_CHOICES}"
+    )
+    attackers: float = Field(
+        0.2,
+        ge=0,
+        lt=0.5,
+        description="share of a round's clients that trimmed_mean and krum are ready to do without",
+    )
+    limit: float = Field(
+        1.0, gt=0, description="longest update that clipped_mean takes, in medians of the fleet's"
+    )
+
+
 class NetworkConfig(Section):
     deadline: float = Field(
         60.0, gt=0, description="seconds without progress before a client is left out"
@@ -246,6 +269,7 @@ class Config(Section):
     teacher: TeacherConfig = TeacherConfig()
     controller: ControllerConfig = ControllerConfig()
     wire: WireConfig = WireConfig()
+    robust: RobustConfig = RobustConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
     stop: StopConfig = StopConfig()

@@ -15,12 +15,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from semisfl import catalog
-from semisfl.catalog import NamedCodec, NamedData, NamedMethod
+from semisfl.catalog import NamedAggregate, NamedCodec, NamedData, NamedMethod
 from semisfl.sections import ConfigError, Section
 
 log = logging.getLogger(__name__)
 
-Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec)
+Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec, NamedAggregate)
 METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
 WORK_NEEDS = ("name", "answers", "start", "step", "finish")
 
@@ -106,7 +106,7 @@ def _as_method(found: Any, place: str) -> NamedMethod:
     return NamedMethod(name=place, code=place, title=found.__name__, summary=summary)
 
 
-# --- data sets and codecs -----------------------------------------------------------------------
+# --- data sets, codecs and aggregates ------------------------------------------------------------
 
 
 def data_sets() -> dict[str, NamedData]:
@@ -126,6 +126,18 @@ def codec(name: str) -> NamedCodec:
     if (row := _row(name, catalog.CODECS, "semisfl.codecs", NamedCodec)) is not None:
         return row
     raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(codec_names())}")
+
+
+def aggregate_names() -> list[str]:
+    return [*catalog.AGGREGATES, *_points("semisfl.aggregates", catalog.AGGREGATES)]
+
+
+def aggregate(name: str) -> NamedAggregate:
+    if (row := _row(name, catalog.AGGREGATES, "semisfl.aggregates", NamedAggregate)) is not None:
+        return row
+    raise ConfigError(
+        f"robust.aggregate = {name!r} is not known; use one of {', '.join(aggregate_names())}"
+    )
 
 
 # --- names to code ------------------------------------------------------------------------------

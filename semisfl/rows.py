@@ -35,6 +35,7 @@ class RoundRow(MethodRow):
     accuracy: float | None = None
     accuracies: dict[str, float] = field(default_factory=dict)
     """By tested model; in a file one key per model, ``accuracy_<model>``."""
+    held_back: dict[str, str] | None = None
     bytes: dict[str, int] | None = None
     bytes_total: int | None = None
     seconds: float | None = None

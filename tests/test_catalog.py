@@ -12,7 +12,7 @@ from semisfl.models import MODELS, build, parameter_count
 
 
 def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
-    for table in (catalog.METHODS, catalog.DATA, catalog.CODECS):
+    for table in (catalog.METHODS, catalog.DATA, catalog.CODECS, catalog.AGGREGATES):
         assert all(name == row.name for name, row in table.items())
     for name, row in catalog.METHODS.items():
         assert lookup.method(name) is row and callable(lookup.method_class(row).round) and row.cost
@@ -31,9 +31,9 @@ def test_titles_and_notes_are_found_without_importing_anything() -> None:
 def test_the_configuration_lists_nothing_that_exists() -> None:
     """Defaults aside: a row is entered once."""
     code = Path(config.__file__).read_text(encoding="utf-8")
-    rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **MODELS}
+    rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **catalog.AGGREGATES, **MODELS}
     named = {name for name in rows if f'"{name}"' in code}
-    assert named == {"semisfl", "digits", "fp32", "bf16", "cnn"}, "bf16: an arithmetic too"
+    assert named == {"semisfl", "digits", "fp32", "bf16", "cnn", "mean"}, "bf16: an arithmetic too"
 
 
 def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:

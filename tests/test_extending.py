@@ -1,4 +1,4 @@
-"""A method, a data set and a codec of another package: found by entry point or by path, in every command."""
+"""A method, a data set, a codec and an aggregate of another package: found by entry point or by path, in every command."""
 
 import json
 import os
@@ -231,8 +231,9 @@ def test_a_broken_package_does_not_take_the_others_down(
 # --- data sets and codecs -------------------------------------------------------------------------
 
 SHAPES = """
-from semisfl.catalog import NamedCodec, NamedData
+from semisfl.catalog import NamedAggregate, NamedCodec, NamedData
 
+RULE = NamedAggregate(name="first", code="other_codec:first", summary="the first client's")
 LOOK = {"shape": (1, 8, 8), "classes": 2, "mean": (0.25,), "std": (0.5,)}
 SET = NamedData(name="shapes", summary="circles and squares", file="other_data:shapes.npz", **LOOK)
 ELSEWHERE = NamedData(name="elsewhere", summary="nowhere", **LOOK)
@@ -248,6 +249,10 @@ class Halves(Cast):
         return (tensor.detach().mul(2).round().div(2).to(self.dtype),)
 
 HALVES = Halves("halves", torch.float16)
+
+def first(updates, settings):
+    from semisfl.fleet.aggregate import Combined
+    return Combined(updates[0], {1: "it is not the first"})
 """
 
 
@@ -267,7 +272,9 @@ def brought(tmp_path: Path, install: Install) -> None:
     np.savez(folder / "other_data" / "shapes.npz", **parts)
     data = {"shapes": "other_rows:SET", "elsewhere": "other_rows:ELSEWHERE"}
     codecs = {"halves": "other_rows:CODEC", "wrong": "other_rows:WRONG"}
-    install(folder, {"semisfl.data": data, "semisfl.codecs": codecs})
+    rules = {"first": "other_rows:RULE"}
+    groups = {"semisfl.data": data, "semisfl.codecs": codecs, "semisfl.aggregates": rules}
+    install(folder, groups)
 
 
 @pytest.mark.usefixtures("brought")
@@ -293,3 +300,13 @@ def test_a_codec_of_another_package() -> None:
     assert crossed.tolist() == [0.5, 0.5, 1.0]
     with pytest.raises(ConfigError, match="codec 'wrong' is dict, no semisfl"):
         codec_named("wrong")
+
+
+@pytest.mark.usefixtures("brought")
+def test_an_aggregate_of_another_package(capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = toy.assemble("semisfl", "rounds=1", "robust.aggregate=first")
+    (row,) = run_rounds(experiment).rounds
+    (second,) = row["held_back"]
+    assert row["held_back"] == {second: "it is not the first"}
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["aggregates"][-1]["name"] == "first"

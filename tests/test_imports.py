@@ -99,10 +99,11 @@ ALLOWED = {
     "data": ("data", "seeds", "config", "files", "catalog", "lookup", "engine.kernels"),
     "algorithm": ("algorithm", "config", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "data", *SETTINGS),
-    # `fleet.codec` says how many bytes a tensor is; the engines themselves stay out of sight.
+    # `fleet.codec` says how many bytes a tensor is, `fleet.aggregate` makes one state of several;
+    # the engines themselves stay out of sight.
     "methods": (
         *("methods", "algorithm", "models", "layers", "data", *SETTINGS),
-        *("fleet.base", "fleet.codec", "engine"),
+        *("fleet.base", "fleet.codec", "fleet.aggregate", "engine"),
     ),
     "net": ("net", "fleet", "models", "data", "files", "engine.hardware", *SETTINGS),
 }

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(json_: Json = False) -> None:
-    """Presets, methods, models, data sets and codecs."""
+    """Presets, methods, models, data sets, codecs and aggregates."""
     from semisfl import lookup
     from semisfl.presets import PRESETS, VARIANTS
 
@@ -43,6 +43,10 @@ def list_(json_: Json = False) -> None:
         "codecs": [
             {"name": name, "summary": lookup.codec(name).summary} for name in lookup.codec_names()
         ],
+        "aggregates": [
+            {"name": name, "summary": lookup.aggregate(name).summary}
+            for name in lookup.aggregate_names()
+        ],
     }
     if json_:
         print(json.dumps(known))
@@ -56,6 +60,8 @@ def list_(json_: Json = False) -> None:
     _print("models and their parameters: --set model.name=NAME", columns, known["models"])
     _print("data: --set data.name=NAME, or a path to images", ("name", "summary"), known["data"])
     _print("codecs: --set wire.models=NAME", ("name", "summary"), known["codecs"])
+    title = "aggregates: --set robust.aggregate=NAME"
+    _print(title, ("name", "summary"), known["aggregates"])
 
 
 def _first_line(name: str, function: Any) -> dict[str, Any]:

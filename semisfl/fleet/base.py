@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from semisfl import seeds
 from semisfl.data.batches import ViewKind
 from semisfl.engine.weights import State as State
+from semisfl.fleet.held_back import HeldBack
 
 Kind = Literal["model", "teacher", "features", "gradients"]
 Direction = Literal["down", "up"]
@@ -269,6 +270,8 @@ class Fleet(Protocol):
     traffic: Traffic
     capturable: bool
     """Whether a step may be captured and replayed (clients in this process, on a GPU)."""
+    held_back: HeldBack
+    """Whose part in the round at hand was limited, by whom ever."""
 
     def open(self, directory: Path | None) -> None:
         """Let clients in. What must outlast this process goes to the run's ``directory``."""
@@ -305,7 +308,7 @@ class Fleet(Protocol):
         ...
 
     def finish_round(self) -> State:
-        """The plain mean of the bottoms of the clients that are still there."""
+        """The bottoms of the clients that are still there as one, by the rule of ``robust.aggregate``."""
         ...
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...

@@ -13,6 +13,7 @@ from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
 from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms, clone
+from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
     ClientResult,
     ClientWork,
@@ -21,9 +22,9 @@ from semisfl.fleet.base import (
     SplitRound,
     State,
     Traffic,
-    mean_state,
 )
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
+from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
@@ -38,6 +39,7 @@ class LocalFleet:
         self.config = config
         self.hardware = hardware
         self.traffic = Traffic()
+        self.held_back = HeldBack()
         self.capturable = True
         self.shards = [np.asarray(shard) for shard in setup.shards]
         self.labels = setup.labels
@@ -216,13 +218,17 @@ class LocalFleet:
                 "gradients", "down", client, plan.steps * codec_named(wire.gradients).size(shape)
             )
             self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
-        if wire.models == "fp32":
+        if wire.models == "fp32" and self.config.robust.aggregate == "mean":
             return self._students.mean()
-        states = [
-            roundtrip_state(self._students.state(slot), wire.models)
-            for slot in range(len(plan.active))
-        ]
-        return mean_state(states)
+        return combine(self.config.robust, self._bottoms(), plan.bottom, self.held_back)
+
+    def _bottoms(self) -> dict[int, State]:
+        """Every active client's bottom as it arrives."""
+        assert self._students is not None
+        return {
+            client: roundtrip_state(self._students.state(slot), self.config.wire.models)
+            for slot, client in enumerate(self._plan.active)
+        }
 
     # --- a full-model round ----------------------------------------------------------------------
 

@@ -16,26 +16,19 @@ from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher, follow
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import (
-    Answers,
-    ClientRuntime,
-    FullRound,
-    State,
-    every_tensor,
-    mean_state,
-)
+from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods.base import Setup
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
+    combined,
     count_labels,
     count_loss,
     given,
     read_counter,
     report,
     start_counter,
-    states_of,
 )
 from semisfl.rows import MethodRow
 
@@ -85,8 +78,9 @@ class FedSwitch:
             },
         )
         results = self.setup.fleet.train(self.work, plan)
-        # The plain mean of the students.
-        self.student.load_state_dict(mean_state(states_of(results, "student")))
+        # The mean of the students, plain unless the run says otherwise.
+        sent = plan.send["student"]
+        self.student.load_state_dict(combined(self.setup, results, "student", sent))
         by_teacher = sum(result.numbers["by_teacher"] for result in results) / len(results)
         return replace(row, **report(results), labelled_by_teacher=by_teacher)
 

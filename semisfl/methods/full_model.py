@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.sgd import SGD
+from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
@@ -97,9 +98,11 @@ def read_counter(client: ClientRuntime) -> dict[str, float]:
     return {"loss": loss / steps, "loss_consistency": consistency / steps, **counted}
 
 
-def states_of(results: Sequence[ClientResult], name: str) -> list[State]:
-    """State ``name`` of every client that contributed."""
-    return [result.states[name] for result in results if result.states]
+def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
+    """State ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``; ``sent``
+    is what they began with."""
+    states = {result.client: result.states[name] for result in results if result.states}
+    return combine(setup.config.robust, states, sent, setup.fleet.held_back)
 
 
 def report(results: Sequence[ClientResult]) -> dict[str, Any]:

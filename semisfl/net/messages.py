@@ -40,7 +40,7 @@ from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError, encode
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
-SERVERS_OWN = {"stop"}
+SERVERS_OWN = {"stop", "robust"}
 """Settings that no device needs: with others after a restart the run is still the same one."""
 
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}

@@ -123,6 +123,7 @@ class _Rounds:
         row = RoundRow(
             **vars(reported),
             round=self.next,
+            held_back=fleet.held_back.take(),
             bytes=fleet.traffic.by_kind(),
             bytes_total=fleet.traffic.total(),
             seconds=trained - started,
@@ -202,6 +203,7 @@ class _Rounds:
 
     def _undo(self, why: str) -> None:
         log.warning("%s", why)
+        self._experiment.fleet.held_back.take()  # of the attempt that does not count
         self._experiment.undo_round(self._before)
 
     def _save_best(self) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.data.batches import draw_batches
 from semisfl.data.partition import Partition
-from semisfl.fleet.base import FullRound, draw_active
+from semisfl.fleet.base import ClientResult, FullRound, draw_active
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_losses
 from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of
 from semisfl.runs.experiment import Experiment, assemble
@@ -131,7 +131,8 @@ def test_aggregation_has_momentum() -> None:
     rng = np.random.default_rng(3)
     for _ in range(3):
         uploads = [{n: rng.normal(size=w[n].shape).astype(np.float32) for n in names} for _ in "ab"]
-        method._aggregate([{n: torch.from_numpy(u[n]) for n in names} for u in uploads])
+        states = [{n: torch.from_numpy(u[n]) for n in names} for u in uploads]
+        method._aggregate([ClientResult(c, {"model": s}, {}) for c, s in enumerate(states)])
         for name in names:
             g = w[name] - (uploads[0][name] + uploads[1][name]) / 2
             v[name] = 0.5 * v[name] + g

@@ -20,6 +20,7 @@ from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.base import Features, SplitRound, State, Traffic, mean_state
+from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net import certs
 from semisfl.net.chunks import LoopThread
@@ -240,6 +241,7 @@ class Oracle:
 
     def __init__(self, setup: FleetSetup, *, leaving: Sequence[Leaving] = ()) -> None:
         self.traffic = Traffic()
+        self.held_back = HeldBack()
         self._leaving = leaving
         self._members: dict[int, Member] = {}
         self._round = 0

@@ -11,7 +11,7 @@ from fedavg_fixmatch.settings import FixMatchSettings
 from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
-from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor, mean_state
+from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup
 from semisfl.rows import MethodRow
@@ -42,7 +42,8 @@ class FedAvgFixMatch:
             settings={"tau": self.settings.confidence_threshold},
         )
         results = self.setup.fleet.train(self.work, plan)
-        self.model.load_state_dict(mean_state(full_model.states_of(results, "model")))
+        sent = plan.send["model"]
+        self.model.load_state_dict(full_model.combined(self.setup, results, "model", sent))
         return MethodRow(
             learning_rate=lr,
             supervised_steps=config.server.steps,

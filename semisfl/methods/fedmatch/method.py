@@ -21,6 +21,7 @@ from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import batchnorms
+from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
     Answers,
     ClientResult,
@@ -28,7 +29,6 @@ from semisfl.fleet.base import (
     FullRound,
     State,
     every_tensor,
-    mean_state,
 )
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
@@ -157,7 +157,8 @@ class FedMatch:
                         functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
                     )
                 self.helpers.remember(client, round_index, upload, embedding)
-        mean = mean_state(list(uploads.values()))
+        sent = {**self.psi.state_dict(), **dict(self.model.named_buffers())}
+        mean = combine(self.setup.config.robust, uploads, sent, self.setup.fleet.held_back)
         self.psi.load_state_dict(mean)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(mean[name])

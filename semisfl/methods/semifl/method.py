@@ -18,23 +18,23 @@ from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import (
     Answers,
+    ClientResult,
     ClientRuntime,
     FullRound,
     State,
     every_tensor,
-    mean_state,
 )
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import (
     COUNTED,
     SupervisedPhase,
+    combined,
     count_labels,
     count_loss,
     given,
     read_counter,
     report,
     start_counter,
-    states_of,
 )
 from semisfl.methods.semifl.settings import SemiFLSettings
 from semisfl.methods.semifl.static_batchnorm import (
@@ -78,7 +78,7 @@ class SemiFL:
                 settings=self.settings.model_dump(),
             )
             results = self.setup.fleet.train(self.work, plan)
-            self._aggregate(states_of(results, "model"))
+            self._aggregate(results)
             reported = report(results)
         # Fine-tune on the server's labels.
         loss = self.supervised.run(round_index, config.server.steps, lr)
@@ -94,11 +94,11 @@ class SemiFL:
         )
 
     @torch.no_grad()
-    def _aggregate(self, uploaded: list[State]) -> None:
+    def _aggregate(self, results: list[ClientResult]) -> None:
         """g = w - mean of the clients'; v <- m v + g; w <- w - v. Nobody contributed: w stays."""
-        if not uploaded:
+        if not any(result.states for result in results):
             return
-        mean = mean_state(uploaded)
+        mean = combined(self.setup, results, "model", self.model.state_dict())
         for (name, parameter), velocity in zip(
             self.model.named_parameters(), self.velocity, strict=True
         ):

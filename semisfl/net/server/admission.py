@@ -28,6 +28,11 @@ def audit(peer: str, identity: str, reason: str) -> None:
     _audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
 
 
+def audit_held_back(peer: str, identity: str, reason: str) -> None:
+    """Let in, but its values were not given their full weight in a round."""
+    _audit.warning("held back peer=%s identity=%s reason=%s", peer, identity, reason)
+
+
 class Refused(Exception):
     """Why a client may not come in."""
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from semisfl.config import ConfigError
+from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
     ClientResult,
     ClientWork,
@@ -27,8 +28,8 @@ from semisfl.fleet.base import (
     SplitRound,
     State,
     Traffic,
-    mean_state,
 )
+from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, encode, payload_bytes
@@ -64,6 +65,7 @@ class NetworkFleet:
             )
         self._stop = setup.stop
         self.traffic = Traffic()
+        self.held_back = HeldBack(self._tell_held_back)
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
         self._hardware = setup.hardware
@@ -227,12 +229,12 @@ class NetworkFleet:
 
     def finish_round(self) -> State:
         answers = self._answers("model")
-        states = [
-            separated(answers[client].tensors, ["bottom"])["bottom"] for client in sorted(answers)
-        ]
-        return {
-            name: tensor.to(self._hardware.device) for name, tensor in mean_state(states).items()
+        states = {
+            client: separated(answers[client].tensors, ["bottom"])["bottom"]
+            for client in sorted(answers)
         }
+        bottom = combine(self.config.robust, states, self._plan.bottom, self.held_back)
+        return {name: tensor.to(self._hardware.device) for name, tensor in bottom.items()}
 
     # --- a full-model round ----------------------------------------------------------------------
 
@@ -248,6 +250,11 @@ class NetworkFleet:
             full_round.results.pop(client, None)
         self._check_quorum(len(full_round.results))
         return [full_round.results[client] for client in sorted(full_round.results)]
+
+    def _tell_held_back(self, client: int, why: str) -> None:
+        name = self.roster.name(client)
+        log.warning("%s is held back: %s", name, why)
+        self._listener.audit_held_back(name, why)
 
     # --- good and bad rounds ---------------------------------------------------------------------
 

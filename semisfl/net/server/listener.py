@@ -22,6 +22,7 @@ from semisfl.net.server.admission import (
     Handshakes,
     Refused,
     audit,
+    audit_held_back,
     check_hello,
     check_ready,
     no_place,
@@ -295,6 +296,10 @@ class Listener:
         else:
             self._strikes[identity] += 1
             audit(session.peer if session else "?", identity, reason)
+
+    def audit_held_back(self, identity: str, reason: str) -> None:
+        session = self._streams.get(identity)
+        audit_held_back(session.peer if session else "?", identity, reason)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received on all streams so far, framing included."""

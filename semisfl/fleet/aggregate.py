@@ -1,0 +1,142 @@
+"""Several clients' states as one: the plain mean, and rules under which no client can do anything.
+
+A rule sees what the clients changed, as rows of one matrix of *updates* (state minus what the server
+sent), so that skewed data and an honest start are not held against anybody. Rules are rows of
+`semisfl.catalog.AGGREGATES`; docs/security.md says what each holds against which attack.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from semisfl import lookup
+from semisfl.config import RobustConfig
+from semisfl.fleet.base import State, mean_state
+from semisfl.fleet.held_back import HeldBack
+from semisfl.sections import ConfigError
+
+FAR = 3.0
+"""Times the median client's distance from the result: said to be held back by a rule that looks at
+single weights, and so leaves everybody out of some."""
+
+
+class Combined(NamedTuple):
+    update: Tensor
+    """[values]: what the fleet changed."""
+    held_back: Mapping[int, str]
+    """Rows that had less than their share in it, and why."""
+
+
+Rule = Callable[[Tensor, RobustConfig], Combined]
+"""From updates [clients, values] to one; its settings are those of every rule."""
+
+
+def combine(
+    settings: RobustConfig,
+    states: Mapping[int, State],
+    reference: State,
+    held_back: HeldBack,
+) -> State:
+    """The states of several clients as one; ``reference`` is what they were sent."""
+    rows = list(states.values())
+    if settings.aggregate == "mean":
+        return mean_state(rows)
+    first = rows[0]
+    floating = [name for name in first if first[name].is_floating_point()]
+    sent = _flat(reference, floating, first[floating[0]].device)
+    updates = torch.stack([_flat(state, floating) for state in rows]) - sent
+    found = rule_named(settings.aggregate)(updates, settings)
+    for place, client in enumerate(states):
+        if place in found.held_back:
+            held_back.add(client, found.held_back[place])
+    result = mean_state([{k: v for k, v in state.items() if k not in floating} for state in rows])
+    values = (sent + found.update).split([first[name].numel() for name in floating])
+    for name, value in zip(floating, values, strict=True):
+        # Part of an update that made a variance negative may do so too.
+        value = value.clamp(min=0) if name.endswith("running_var") else value
+        result[name] = value.view(first[name].shape).to(first[name].dtype)
+    return {name: result[name] for name in first}
+
+
+@cache
+def rule_named(name: str) -> Rule:
+    place = lookup.aggregate(name).code
+    rule: Rule = lookup.load(place)
+    if not callable(rule):
+        raise ConfigError(f"{place} is no aggregate: it cannot be called")
+    return rule
+
+
+def _flat(state: State, names: Sequence[str], device: torch.device | None = None) -> Tensor:
+    return torch.cat([state[name].detach().to(device).float().reshape(-1) for name in names])
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+def mean(updates: Tensor, settings: RobustConfig) -> Combined:
+    return Combined(updates.mean(0), {})
+
+
+def trimmed_mean(updates: Tensor, settings: RobustConfig) -> Combined:
+    """Of every value, without as many of the largest, and of the smallest, as there may be attackers."""
+    return _without_ends(updates, math.ceil(settings.attackers * len(updates)))
+
+
+def median(updates: Tensor, settings: RobustConfig) -> Combined:
+    return _without_ends(updates, len(updates))
+
+
+def clipped_mean(updates: Tensor, settings: RobustConfig) -> Combined:
+    """Updates longer than the median one (times ``limit``) are shortened to that."""
+    lengths = updates.norm(dim=1)
+    usual = lengths.quantile(0.5)
+    shares = (settings.limit * usual / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(
+        max=1
+    )
+    times = lengths / usual.clamp(min=torch.finfo(lengths.dtype).tiny)
+    return Combined(
+        (updates * shares.unsqueeze(1)).mean(0),
+        {
+            place: f"its update is {times[place]:.3g} times as long as the median; "
+            f"{settings.limit:g} times is taken"
+            for place, share in enumerate(shares.tolist())
+            if share < 0.5
+        },
+    )
+
+
+def krum(updates: Tensor, settings: RobustConfig) -> Combined:
+    """Multi-Krum (Blanchard et al., 2017): the mean without those farthest from their neighbours.
+
+    It needs two honest clients and three more than it leaves out; of fewer it leaves out none.
+    """
+    count = len(updates)
+    out = max(0, min(math.ceil(settings.attackers * count), (count - 3) // 2))
+    distances = torch.cdist(updates, updates).square()
+    neighbours = distances.sort(dim=1).values[:, 1 : max(2, count - out - 1)]
+    order = neighbours.sum(1).argsort()
+    chosen = order[: count - out]
+    left_out = order[count - out :].tolist()
+    why = f"its update is farthest from its neighbours'; {out} of {count} are left out"
+    return Combined(updates[chosen.sort().values].mean(0), dict.fromkeys(left_out, why))
+
+
+def _without_ends(updates: Tensor, ends: int) -> Combined:
+    count = len(updates)
+    ends = min(ends, (count - 1) // 2)
+    result = updates.sort(dim=0).values[ends : count - ends].mean(0)
+    distances = (updates - result).norm(dim=1)
+    times = distances / distances.quantile(0.5).clamp(min=torch.finfo(distances.dtype).tiny)
+    return Combined(
+        result,
+        {
+            place: f"its update lies {far:.3g} times as far from the result as the median client's"
+            for place, far in enumerate(times.tolist())
+            if far > FAR
+        },
+    )

@@ -1,0 +1,27 @@
+"""Who was held back in a round, and why: for the log, the round's row and a server's audit lines."""
+
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+def _log(client: int, why: str) -> None:
+    log.info("client %d is held back: %s", client, why)
+
+
+class HeldBack:
+    """Kept for the round at hand; ``tell`` is called at once."""
+
+    def __init__(self, tell: Callable[[int, str], None] = _log) -> None:
+        self._tell = tell
+        self._reasons: dict[int, list[str]] = {}
+
+    def add(self, client: int, why: str) -> None:
+        self._reasons.setdefault(client, []).append(why)
+        self._tell(client, why)
+
+    def take(self) -> dict[str, str] | None:
+        """The reasons by client since the last call; None if there are none."""
+        reasons, self._reasons = self._reasons, {}
+        return {str(client): "; ".join(reasons[client]) for client in sorted(reasons)} or None

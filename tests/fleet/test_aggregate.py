@@ -1,0 +1,137 @@
+"""Rules that make one state of several: what each gives, and what one client can do to it."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from semisfl import catalog, lookup
+from semisfl.config import ConfigError, RobustConfig, parse
+from semisfl.fleet.aggregate import combine, rule_named
+from semisfl.fleet.base import mean_state
+from semisfl.fleet.held_back import HeldBack
+from semisfl.runs.loop import run_rounds
+from tests import toy
+from tests.fleet.test_every_fleet import FLEETS
+from tests.net.harness import tiny, weights
+
+RULES = list(catalog.AGGREGATES)
+ROBUST = [name for name in RULES if name != "mean"]
+HONEST = torch.randn(9, 40, generator=torch.Generator().manual_seed(3))
+
+
+def settings(name: str, **more: float) -> RobustConfig:
+    return RobustConfig(aggregate=name, **more)
+
+
+def result(name: str, updates: torch.Tensor, **more: float) -> torch.Tensor:
+    return rule_named(name)(updates, settings(name, **more)).update
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 10])
+def test_coordinate_rules_are_those_of_numpy(count: int) -> None:
+    updates = torch.randn(count, 30)
+    values = updates.numpy()
+    assert np.allclose(result("median", updates), np.median(values, axis=0), atol=1e-6)
+    ends = min(int(np.ceil(0.2 * count)), (count - 1) // 2)
+    trimmed = np.sort(values, axis=0)[ends : count - ends].mean(0)
+    assert np.allclose(result("trimmed_mean", updates, attackers=0.2), trimmed, atol=1e-6)
+
+
+def test_long_updates_are_shortened_and_short_ones_are_not() -> None:
+    updates = torch.tensor([[1.0, 0.0], [0.0, 2.0], [30.0, 40.0]])
+    assert result("clipped_mean", updates, limit=1.0).tolist() == pytest.approx([2.2 / 3, 3.6 / 3])
+    assert result("clipped_mean", updates, limit=100.0).tolist() == pytest.approx([31 / 3, 14.0])
+
+
+def test_krum_leaves_out_the_farthest() -> None:
+    updates = torch.cat([HONEST[:5] * 0.1, torch.full((1, 40), 5.0), HONEST[5:7] * 0.1])
+    found = rule_named("krum")(updates, settings("krum", attackers=0.1))
+    assert list(found.held_back) == [5] and "farthest" in found.held_back[5]
+    kept = [0, 1, 2, 3, 4, 6, 7]
+    torch.testing.assert_close(found.update, updates[kept].mean(0))
+    few = updates[:4]
+    torch.testing.assert_close(result("krum", few, attackers=0.4), few.mean(0))
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_one_client_cannot_move_the_result_far(name: str) -> None:
+    spoilt = torch.cat([HONEST, torch.full((1, 40), 1e5)])
+    honest = result(name, HONEST)
+    assert (result(name, spoilt) - honest).norm() < 2.0 < (spoilt.mean(0) - honest).norm()
+    held = rule_named(name)(spoilt, settings(name)).held_back
+    assert 9 in held, "it is named"
+    assert name == "krum" or list(held) == [9], "and nobody else is; krum leaves out a fixed share"
+
+
+def states(spoilt: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = {}
+    for client in (2, 4, 5, 7, 8):
+        made[client] = {
+            "conv.weight": torch.randn(3, 2, 2, 2, generator=generator),
+            "bn.running_var": torch.rand(3, generator=generator),
+            "bn.num_batches_tracked": torch.tensor(client),
+        }
+    made[4]["conv.weight"] *= spoilt
+    return made
+
+
+def test_the_mean_is_the_plain_one_bit_by_bit() -> None:
+    given, held = states(), HeldBack()
+    found = combine(settings("mean"), given, given[2], held)
+    for name, value in mean_state(list(given.values())).items():
+        assert torch.equal(found[name], value) and found[name].dtype == value.dtype
+    assert held.take() is None
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_states_keep_their_form_and_who_is_held_back_is_said(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "semisfl")
+    given, held = states(spoilt=1e4), HeldBack()
+    reference = mean_state(list(states().values()))
+    found = combine(settings(name, attackers=0.2), given, reference, held)
+    for key, value in given[2].items():
+        assert found[key].shape == value.shape and found[key].dtype == value.dtype, key
+    assert int(found["bn.num_batches_tracked"]) == 5
+    assert found["conv.weight"].abs().max() < 10 and (found["bn.running_var"] >= 0).all()
+    said = held.take()
+    assert said is not None and list(said) == ["4"] and said["4"] in caplog.text
+    assert "client 4 is held back" in caplog.text and held.take() is None
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_what_nobody_changed_stays(name: str) -> None:
+    reference = states()[2]
+    found = combine(
+        settings(name), {1: reference, 3: reference, 6: reference}, reference, HeldBack()
+    )
+    toy.assert_same(found, reference)
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])
+@pytest.mark.parametrize("name", ["median", "clipped_mean"])
+def test_every_fleet_aggregates_alike(method: str, name: str) -> None:
+    changes = {"semifl": {"confidence_threshold": 0.0}, "fedswitch": {"confidence_threshold": 0.2}}
+    config = tiny(3, method=method, rounds=1, robust={"aggregate": name}, **changes)
+    plain = tiny(3, method=method, rounds=1, **changes)
+    found = []
+    for kind, settings_ in (("local", config), ("network", config), ("local", plain)):
+        with FLEETS[kind](settings_) as fixture:
+            run_rounds(fixture.experiment)
+            found.append(weights(fixture.experiment))
+    local, network, mean = found
+    for key, value in local.items():
+        torch.testing.assert_close(value, network[key], rtol=1e-4, atol=1e-5, msg=key)
+    assert any(not torch.equal(value, mean[key]) for key, value in local.items()), "it is used"
+
+
+def test_an_unknown_rule_is_said_with_those_there_are() -> None:
+    with pytest.raises(
+        ConfigError, match=r"robust\.aggregate = 'vote' is not known; use one of mean"
+    ):
+        parse({"robust": {"aggregate": "vote"}})
+    assert lookup.aggregate_names() == RULES
