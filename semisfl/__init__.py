@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from semisfl.config import parse as parse
     from semisfl.data.partition import Partition as Partition
     from semisfl.data.sources import Dataset as Dataset
-    from semisfl.data.sources import load as load
+    from semisfl.data.sources import load_data as load_data
     from semisfl.layers import Residual as Residual
     from semisfl.presets import preset as preset
     from semisfl.runs.experiment import divide as divide
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from semisfl.runs.start import resume as resume
     from semisfl.runs.start import train as train
     from semisfl.tables.modules import layers_of as layers_of
+    from semisfl.use.classifier import Classifier as Classifier
+    from semisfl.use.classifier import load as load
     from semisfl.use.predict import evaluate as evaluate
     from semisfl.use.predict import predict as predict
 
 # Looked up on first use, so that reading a report or `--help` does not wait for torch.
 _HOMES = {
+    "Classifier": "semisfl.use.classifier",
     "Config": "semisfl.config",
     "ConfigError": "semisfl.config",
     "Dataset": "semisfl.data.sources",
@@ -33,7 +36,8 @@ _HOMES = {
     "divide": "semisfl.runs.experiment",
     "evaluate": "semisfl.use.predict",
     "layers_of": "semisfl.tables.modules",
-    "load": "semisfl.data.sources",
+    "load": "semisfl.use.classifier",
+    "load_data": "semisfl.data.sources",
     "parse": "semisfl.config",
     "predict": "semisfl.use.predict",
     "preset": "semisfl.presets",

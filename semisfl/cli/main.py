@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from semisfl import __version__
-from semisfl.cli import certificates, console, deploy, look, study, train
+from semisfl.cli import certificates, console, deploy, look, study, train, using
 from semisfl.cli.options import spread_settings
 from semisfl.stopping import Stopped
 
@@ -24,6 +24,7 @@ study.register(app)
 look.register(app)
 certificates.register(app)
 deploy.register(app)
+using.register(app)
 
 
 @app.callback(invoke_without_command=True)

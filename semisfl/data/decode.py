@@ -165,17 +165,22 @@ def _header(rows: Rows, row: int) -> tuple[tuple[int, int], str] | None:
 def decoded(rows: Rows, row: int, size: tuple[int, int], channels: int) -> np.ndarray | None:
     """uint8 [C, H, W], or None where the image cannot be decoded."""
     try:
-        with rows.open(row) as opened:
-            image = ImageOps.exif_transpose(opened)
-            if image.mode.startswith("I;16"):
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            image = image.convert("L" if channels == 1 else "RGB")
-            if image.size != size:
-                image = image.resize(size, Image.Resampling.BILINEAR)
-            pixels = np.asarray(image)
-            return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+        with rows.open(row) as image:
+            return pixels_of(image, size, channels)
     except Exception:  # as above
         return None
+
+
+def pixels_of(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    """uint8 [C, H, W]: upright, in 1 or 3 channels, at ``size``."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert("L" if channels == 1 else "RGB")
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    pixels = np.asarray(image)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _check_readable(rows: Rows, kept: np.ndarray) -> tuple[str, ...]:

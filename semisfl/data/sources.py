@@ -124,6 +124,10 @@ def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Da
     return _dataset(found, None, size, cache)
 
 
+load_data = load
+"""What the package calls it, whose own `load` opens a trained model."""
+
+
 def _named(row: NamedData, size: int | None, cache: Path | None) -> Dataset:
     if row.file is not None:
         package, _, file = row.file.partition(":")

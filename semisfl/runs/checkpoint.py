@@ -15,20 +15,41 @@ from semisfl.files import write_whole
 FORMAT = 1
 
 
+Place = tuple[Any, ...]
+"""Where a tensor lies, and how it is read."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, said in one line."""
 
 
-def _flatten(state: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
-    """``state`` with each tensor moved to ``tensors`` and replaced by a reference."""
+def _flatten(
+    state: Any, prefix: str, tensors: dict[str, Tensor], once: dict[Place, str] | None = None
+) -> Any:
+    """``state`` with each tensor moved to ``tensors`` and replaced by a reference.
+
+    With ``once``, a tensor that the state has in several places is moved once.
+    """
     if isinstance(state, Tensor):
-        tensors[prefix] = state
-        return {"__tensor__": prefix}
+        name = prefix if once is None else once.setdefault(_place(state), prefix)
+        tensors.setdefault(name, state)
+        return {"__tensor__": name}
     if isinstance(state, dict):
-        return {key: _flatten(value, f"{prefix}/{key}", tensors) for key, value in state.items()}
+        return {k: _flatten(value, f"{prefix}/{k}", tensors, once) for k, value in state.items()}
     if isinstance(state, list | tuple):
-        return [_flatten(value, f"{prefix}/{index}", tensors) for index, value in enumerate(state)]
+        return [_flatten(value, f"{prefix}/{k}", tensors, once) for k, value in enumerate(state)]
     return state
+
+
+def _place(tensor: Tensor) -> Place:
+    """The same for two tensors that are one memory, read alike."""
+    return (
+        str(tensor.device),
+        tensor.data_ptr(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+    )
 
 
 def _unflatten(plain: Any, tensors: dict[str, Tensor]) -> Any:
@@ -53,21 +74,25 @@ def digest(state: Any) -> str:
     return summary.hexdigest()
 
 
-def snapshot(state: Any) -> Any:
-    """A copy that later steps cannot change."""
+def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
+    """A copy that later steps cannot change; what ``state`` has twice is ``copies`` once."""
+    copies = {} if copies is None else copies
     if isinstance(state, Tensor):
-        return state.detach().clone()
+        place = _place(state)
+        if place not in copies:
+            copies[place] = state.detach().clone()
+        return copies[place]
     if isinstance(state, dict):
-        return {key: snapshot(value) for key, value in state.items()}
+        return {key: snapshot(value, copies) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return [snapshot(value) for value in state]
+        return [snapshot(value, copies) for value in state]
     return state
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was."""
     tensors: dict[str, Tensor] = {}
-    plain = _flatten(state, "", tensors)
+    plain = _flatten(state, "", tensors, once={})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {
         "format": str(FORMAT),

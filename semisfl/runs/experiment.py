@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import LabeledImages, Method, Setup
 from semisfl.models import build_model
+from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Experiment:
     normalizer: Normalizer
     test_images: Tensor
     test_labels: Tensor
+    description: Description
 
     def evaluate(self) -> dict[str, float]:
         """Test accuracy in percent of each tested model; raises `Stopped` between two batches."""
@@ -63,6 +65,12 @@ class Experiment:
             "fleet": self.fleet.state_dict(),
             "traffic": self.fleet.traffic.state_dict(),
         }
+
+    def model_state(self, accuracy: float | None, tested_after: int) -> dict[str, Any]:
+        """The network that the run is judged by, with all that using it takes."""
+        described = replace(self.description, accuracy=accuracy, tested_after=tested_after)
+        network = next(iter(self.method.tested().values()))
+        return {"description": described.as_dict(), "weights": answering_weights(network)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.undo_round(state)
@@ -193,4 +201,5 @@ def assemble(
         setup.normalizer,
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
+        describe(config, data, partition, next(iter(method.tested())), model),
     )

@@ -199,7 +199,14 @@ class _Rounds:
         return met(self._experiment.config.stop, self._standing.then(row))
 
     def _state(self) -> dict[str, Any]:
-        return {"round": self.next, "best": self._best, **self._experiment.state_dict()}
+        tested = next((row for row in reversed(self._history) if "accuracy" in row), None)
+        accuracy, rounds = (tested["accuracy"], tested["round"] + 1) if tested else (None, 0)
+        return {
+            "round": self.next,
+            "best": self._best,
+            **self._experiment.state_dict(),
+            "model": self._experiment.model_state(accuracy, rounds),
+        }
 
     def _undo(self, why: str) -> None:
         log.warning("%s", why)

@@ -1,0 +1,235 @@
+"""A trained model, from its file alone: ``load("runs/first").predict(["photo.jpg"])``."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from semisfl import lookup
+from semisfl.data.augment import Normalizer
+from semisfl.engine.inference import outputs
+from semisfl.layers import named_layers
+from semisfl.models import SplitModel, build, split
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.runs.portable import PARTS, Description
+from semisfl.tables.kinds import parse_layers
+from semisfl.use import pictures
+from semisfl.use.pictures import Picture, Skipped
+
+SUFFIX = ".safetensors"
+Named = tuple[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of the images that could be read."""
+
+    names: list[str]
+    probabilities: Tensor
+    """[n, classes]"""
+    classes: tuple[str, ...]
+    skipped: list[Skipped]
+
+    @property
+    def labels(self) -> list[str]:
+        """The most probable class of each image."""
+        return [self.classes[place] for place in self.probabilities.argmax(1).tolist()]
+
+    def top(self, count: int = 1) -> list[list[tuple[str, float]]]:
+        """Of each image its ``count`` most probable classes, with their probabilities."""
+        values, places = self.probabilities.topk(min(count, len(self.classes)), dim=1)
+        return [
+            [(self.classes[place], value) for place, value in zip(*pair, strict=True)]
+            for pair in zip(places.tolist(), values.tolist(), strict=True)
+        ]
+
+
+class Classifier:
+    """Both halves of a trained model, in eval mode, and all that is known of it."""
+
+    def __init__(
+        self,
+        description: Description,
+        network: SplitModel,
+        digest: str,
+        path: Path | None = None,
+        parts: Sequence[str] = PARTS,
+    ) -> None:
+        self.description = description
+        self.network = network.eval().requires_grad_(False)
+        self.digest = digest
+        """Of its classes and weights: the same in every file of the same model."""
+        self.path = path
+        self.parts = tuple(parts)
+        """Those whose weights are there."""
+        self.normalizer = Normalizer.of(description.mean, description.std)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.description.classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image: channels, height, width."""
+        return self.description.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.normalizer.scale.device
+
+    @property
+    def identity(self) -> str:
+        """What a bottom and a top must have in common to be halves of one model."""
+        return f"{self.digest}/{len(cut_layers(self.network)[0])}"
+
+    def to(self, device: str | torch.device) -> "Classifier":
+        self.network.to(device)
+        self.normalizer = self.normalizer.to(device)
+        return self
+
+    def predict(self, images: Sequence[Picture] | Picture | Tensor | np.ndarray) -> Predictions:
+        """Of files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size.
+
+        Files that cannot be read are in ``skipped`` of the result, with the reason.
+        """
+        if isinstance(images, np.ndarray | Tensor):
+            pixels = torch.as_tensor(images)
+            names = [str(number) for number in range(len(pixels))]
+            return Predictions(names, self.probabilities(pixels), self.classes, [])
+        found = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+        names, parts, skipped = [], [torch.empty(0, len(self.classes))], []
+        for batch in pictures.batches(pictures.listed(found), self.shape):
+            names += batch.names
+            skipped += batch.skipped
+            parts.append(self.probabilities(batch.images))
+        return Predictions(names, torch.cat(parts), self.classes, skipped)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """[n, classes] of uint8 images, on the CPU."""
+        self.need(*PARTS)
+        return self._run(self.network, images, len(self.classes)).softmax(1)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the bottom makes of uint8 images: [n, d], on the CPU."""
+        self.need("bottom")
+        return self._run(self.network.bottom, images, self.network.features)
+
+    def answer(self, features: Tensor) -> Tensor:
+        """Class probabilities that the top gives for the bottom's features."""
+        self.need("top")
+        with torch.no_grad():
+            return self.network.top(features.to(self.device)).softmax(1).cpu()
+
+    def need(self, *parts: str) -> None:
+        if missing := [part for part in parts if part not in self.parts]:
+            raise ValueError(
+                f"{self.path} holds the {self.parts[0]} alone and this needs the {missing[0]}; "
+                "give the run, or a file of the whole model"
+            )
+
+    def _run(self, network: nn.Module, images: Tensor, width: int) -> Tensor:
+        if images.dtype != torch.uint8 or tuple(images.shape[1:]) != self.shape:
+            channels, height, width = self.shape
+            raise ValueError(
+                f"images are {images.dtype} {list(images.shape)}; the model takes torch.uint8 "
+                f"[n, {channels}, {height}, {width}]"
+            )
+        if not len(images):
+            return torch.empty(0, width)
+        answers = outputs(network, images, lambda part: self.normalizer(part.to(self.device)))
+        return torch.cat([answer.cpu() for answer in answers])
+
+    def recut(self, cut: int | str) -> "Classifier":
+        """The same model cut elsewhere."""
+        self.need(*PARTS)
+        bottom, top = cut_layers(self.network)
+        whole = nn.Sequential(OrderedDict([*bottom, *top]))
+        again = split(whole, self.shape, cut, "none")
+        described = replace(self.description, cut=cut)
+        return Classifier(described, again, self.digest, self.path).to(self.device)
+
+
+def cut_layers(network: SplitModel) -> tuple[list[Named], list[Named]]:
+    """The layers of bottom and top with their names, without those that a cut adds."""
+    bottom, top = named_layers(network.bottom), named_layers(network.top)
+    if isinstance(top[0][1], nn.Unflatten):
+        return bottom[:-1], top[1:]
+    return bottom, top
+
+
+def load(
+    path: str | os.PathLike[str], *, device: str = "cpu", model: nn.Sequential | None = None
+) -> Classifier:
+    """The model of a run (its best, else its latest) or of a ``.safetensors`` file.
+
+    ``model`` is needed for networks that were given to `train` as code that no layer table describes.
+    """
+    file = find(Path(path))
+    described, weights, digest = _model_in(file, checkpoint.read(file))
+    table = described.layers
+    if table is None and model is None:
+        raise ValueError(
+            f"{file}: its network was given as code that no layer table describes; give it again, "
+            "load(path, model=...)"
+        )
+    shape, classes, cut = described.shape, len(described.classes), described.cut
+    try:
+        if model is not None:
+            network = split(model, shape, cut, "none")
+        else:
+            assert table is not None
+            network = build(parse_layers(table), shape, classes, cut=cut, projector="none")
+        parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in weights)]
+        for part in parts:
+            own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
+            getattr(network, part).load_state_dict(own)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
+        ) from error
+    return Classifier(described, network, digest, file, parts).to(device)
+
+
+def find(path: Path) -> Path:
+    """The model's file: the one named, or a run's best, or its latest."""
+    if path.suffix == SUFFIX or path.is_file():
+        if not path.is_file():
+            raise CheckpointError(f"there is no file {path}")
+        return path
+    for name in ("best", "latest"):
+        if (path / f"{name}{SUFFIX}").is_file():
+            return path / f"{name}{SUFFIX}"
+    if (path / "config.toml").is_file():
+        raise CheckpointError(
+            f"{path} has no checkpoint yet; wait for its first, or go on with: "
+            f"semisfl run --resume {path}"
+        )
+    if lookup.data_set(str(path)):
+        raise ValueError(
+            f"{path} is a data set, no run; semisfl.load_data({str(path)!r}) loads its images"
+        )
+    raise ValueError(f"{path} is neither a run's directory nor a {SUFFIX} file of a model")
+
+
+def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
+    held = state.get("model")
+    if held is None:
+        raise CheckpointError(
+            f"{file} was written by a version that did not put classes and normalisation into it; "
+            "train the run anew, or go on with it for one more checkpoint (semisfl run --resume)"
+        )
+    try:
+        described, weights = Description.of(held["description"]), held["weights"]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} does not describe its model: {error!r}") from error
+    # A file of one half brings the digest of the whole.
+    whole = {"classes": list(described.classes), "weights": weights}
+    return described, weights, held.get("digest") or checkpoint.digest(whole)

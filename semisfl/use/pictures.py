@@ -1,0 +1,122 @@
+"""Image files as a model takes them, one by one: what cannot be read is named, with the reason."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageChops, UnidentifiedImageError
+from torch import Tensor
+
+from semisfl.data.decode import FORMATS, GREY_MODES, MAX_PIXELS, open_image, pixels_of
+from semisfl.data.folder import SUFFIXES
+
+Shape = tuple[int, int, int]
+Picture = str | os.PathLike[str] | Image.Image
+"""A file, or an image that Pillow has opened."""
+CHUNK = 64
+"""Images that are held at a time."""
+
+
+class Skipped(NamedTuple):
+    image: str
+    reason: str
+
+
+def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Files as named; of a folder every image file below it that is not hidden, in order."""
+    found: list[Path] = []
+    for place in map(Path, places):
+        if not place.is_dir():
+            found.append(place)
+            continue
+        inside = [
+            file
+            for file in sorted(place.rglob("*"))
+            if file.suffix.lower() in SUFFIXES
+            and not any(part.startswith(".") for part in file.relative_to(place).parts)
+        ]
+        if not inside:
+            raise ValueError(f"{place} holds no images (looked for {', '.join(sorted(SUFFIXES))})")
+        found += inside
+    return found
+
+
+def listed(pictures: Iterable[Picture]) -> list[Picture]:
+    """Pictures as given, with what folders among them hold in their place."""
+    found: list[Picture] = []
+    for picture in pictures:
+        found += [picture] if isinstance(picture, Image.Image) else files_of([picture])
+    return found
+
+
+class Batch(NamedTuple):
+    """Pictures that could be read, and those among them that could not."""
+
+    names: list[str]
+    images: Tensor
+    """uint8 [n, C, H, W]"""
+    skipped: list[Skipped]
+
+
+def batches(pictures: Sequence[Picture], shape: Shape, size: int = CHUNK) -> Iterator[Batch]:
+    """``size`` pictures at a time, so that any number fits in memory."""
+    for first in range(0, len(pictures), size):
+        names, pixels, skipped = [], [], []
+        for number, picture in enumerate(pictures[first : first + size], start=first):
+            name = name_of(picture, number)
+            try:
+                pixels.append(read(picture, shape))
+                names.append(name)
+            except ValueError as error:
+                skipped.append(Skipped(name, str(error)))
+        stacked = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
+        yield Batch(names, torch.from_numpy(stacked), skipped)
+
+
+def name_of(picture: Picture, number: int) -> str:
+    if isinstance(picture, Image.Image):
+        return str(getattr(picture, "filename", "") or f"image {number}")
+    return os.fspath(picture)
+
+
+def read(picture: Picture, shape: Shape) -> np.ndarray:
+    """uint8 of ``shape``; `ValueError` says why it cannot be."""
+    channels, height, width = shape
+    try:
+        if isinstance(picture, Image.Image):
+            return _pixels(picture, (width, height), channels)
+        path = Path(picture)
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
+        with open_image(path) as image:
+            return _pixels(image, (width, height), channels)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is no image of {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"it has more than {MAX_PIXELS >> 20} million pixels") from None
+    except OSError as error:
+        raise ValueError(error.strerror or " ".join(str(error).split())) from error
+    except ValueError:
+        raise
+    except Exception as error:  # a damaged file can raise nearly anything inside a decoder
+        raise ValueError(f"it is damaged: {' '.join(str(error).split())}") from error
+
+
+def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    # Grey becomes colour without loss, as it did in training; colour was never grey there.
+    if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):
+        raise ValueError(
+            f"it is in colour ({len(image.getbands())} channels, {image.mode}) and the model was "
+            "trained on grey images (1 channel); convert it"
+        )
+    return pixels_of(image, size, channels)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    """A grey image that was saved as a colour one."""
+    red, green, blue = image.convert("RGB").split()
+    pairs = ((red, green), (green, blue))
+    return all(ImageChops.difference(*pair).getbbox() is None for pair in pairs)

@@ -1,0 +1,24 @@
+import functools
+from pathlib import Path
+
+import pytest
+
+from semisfl.runs.loop import Result
+from tests import toy
+from tests.use.trained import Trained, train_toy, write_images
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    @functools.cache
+    def run(method: str) -> tuple[Path, Result]:
+        place = tmp_path_factory.mktemp("trained") / method
+        return place, train_toy(method, place)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders by class with 24 test images of the toy set."""
+    return write_images(toy.dataset(), tmp_path_factory.mktemp("images"))

@@ -1,0 +1,223 @@
+"""A model's file alone answers as the run did, for every method and for a run over the network."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from semisfl import catalog, load, predict
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.start import train
+from tests import toy
+from tests.net.harness import network, tiny
+from tests.use.trained import Trained
+
+DATA = toy.dataset()
+
+
+@pytest.mark.parametrize("method", catalog.METHODS)
+def test_a_file_alone_answers_as_its_run(method: str, trained: Trained, tmp_path: Path) -> None:
+    run, result = trained(method)
+    alone = tmp_path / "model.safetensors"
+    shutil.copy(run / "latest.safetensors", alone)
+    model = load(alone)
+    probabilities = model.probabilities(DATA.test_images)
+    expected = predict(result.model, DATA.test_images, DATA)
+    torch.testing.assert_close(probabilities, expected, rtol=1e-5, atol=1e-6)
+    right = (probabilities.argmax(1) == DATA.test_labels).float().mean()
+    assert 100 * float(right) == pytest.approx(result.accuracy, abs=1e-4)
+    about = model.description
+    assert (about.method, about.data, about.classes) == (method, "toy", DATA.classes)
+    assert (about.shape, about.mean, about.std) == ((3, 12, 12), DATA.mean, DATA.std)
+    assert (about.labeled, about.tested_on) == (16, 120)
+    assert (about.accuracy, about.tested_after) == (result.accuracy, 2)
+
+
+def test_the_network_is_the_one_the_run_is_judged_by(trained: Trained) -> None:
+    """The teacher where there is one, not the student."""
+    run, _ = trained("semisfl")
+    state = checkpoint.read(run / "latest.safetensors")
+    model = load(run / "latest.safetensors")
+    assert model.description.network == "teacher"
+    ours = model.network.bottom.state_dict()["conv.weight"]
+    assert torch.equal(ours, state["method"]["teacher"]["model.bottom.conv.weight"])
+    assert not torch.equal(ours, state["method"]["student"]["bottom.conv.weight"])
+
+
+def test_no_weight_is_written_twice(trained: Trained) -> None:
+    for method in catalog.METHODS:
+        with safe_open(trained(method)[0] / "latest.safetensors", framework="pt") as file:
+            assert not [name for name in file.keys() if name.startswith("/model/")], method  # noqa: SIM118
+
+
+def test_a_run_over_the_network_gives_the_same_kind_of_file(tmp_path: Path) -> None:
+    with network(tiny(2)) as net:
+        net.join_all()
+        directory = RunDirectory.create(tmp_path / "run", net.config)
+        result = run_rounds(net.experiment, directory)
+        directory.unlock()
+        model = load(tmp_path / "run" / "latest.safetensors")
+        told = model.predict(net.data.test_images)
+        assert torch.equal(
+            told.probabilities, predict(result.model, net.data.test_images, net.data)
+        )
+        assert told.classes == tuple("abcd")
+        assert model.description.settings["fleet"]["kind"] == "network"
+
+
+def test_the_best_is_taken_before_the_latest(trained: Trained, tmp_path: Path) -> None:
+    run, _ = trained("supervised")
+    for name in ("best", "latest", "config"):
+        suffix = ".toml" if name == "config" else ".safetensors"
+        shutil.copy(run / f"{name}{suffix}", tmp_path)
+    assert load(tmp_path).path == tmp_path / "best.safetensors"
+    (tmp_path / "best.safetensors").unlink()
+    assert load(tmp_path).path == tmp_path / "latest.safetensors"
+    (tmp_path / "latest.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        load(tmp_path)
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def test_files_folders_and_pixels_are_told_apart(trained: Trained, images: Path) -> None:
+    model = load(trained("supervised")[0])
+    expected = model.predict(DATA.test_images[:24])
+    found = model.predict(images)
+    by_name = dict(zip(found.names, found.labels, strict=True))
+    assert len(by_name) == 24 and not found.skipped
+    assert [by_name[str(file)] for file in sorted(images.rglob("*.png"), key=lambda f: f.name)] == (
+        expected.labels
+    )
+    file = next(images.rglob("000.png"))
+    for one in (str(file), [file], [Image.open(file)]):
+        torch.testing.assert_close(model.predict(one).probabilities, expected.probabilities[:1])
+    numpy = model.predict(DATA.test_images[:2].numpy())
+    torch.testing.assert_close(numpy.probabilities, expected.probabilities[:2])
+    assert len(model.predict(DATA.test_images[:0]).names) == 0
+
+
+def test_top_is_sorted_and_adds_up(trained: Trained) -> None:
+    found = load(trained("supervised")[0]).predict(DATA.test_images[:5])
+    for label, row in zip(found.labels, found.top(10), strict=True):
+        assert len(row) == toy.CLASSES and row[0][0] == label
+        assert [p for _, p in row] == sorted((p for _, p in row), reverse=True)
+        assert sum(p for _, p in row) == pytest.approx(1)
+
+
+def test_what_cannot_be_read_is_named_with_a_reason(trained: Trained, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (40, 20), np.uint8)).save(tmp_path / "grey.png")
+    (tmp_path / "text.png").write_text("no image")
+    whole = (tmp_path / "grey.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    names = ["grey.png", "text.png", "cut.png", "missing.png"]
+    found = load(trained("supervised")[0]).predict([tmp_path / name for name in names])
+    assert [Path(name).name for name in found.names] == ["grey.png"], "grey becomes colour"
+    reasons = {Path(skipped.image).name: skipped.reason for skipped in found.skipped}
+    assert reasons.keys() == {"text.png", "cut.png", "missing.png"}
+    assert "no image of PNG" in reasons["text.png"] and "No such file" in reasons["missing.png"]
+
+
+def test_colour_is_refused_by_a_model_of_grey_images(tmp_path: Path) -> None:
+    from semisfl.use import pictures
+
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "grey.png")
+    Image.new("RGB", (8, 8), (9, 9, 10)).save(tmp_path / "colour.png")
+    files = [tmp_path / "grey.png", tmp_path / "colour.png"]
+    (batch,) = pictures.batches(files, (1, 8, 8))
+    assert batch.names == [str(files[0])], "grey, though saved as colour"
+    assert batch.images.shape == (1, 1, 8, 8) and int(batch.images.max()) == 9
+    (skipped,) = batch.skipped
+    assert "3 channels, RGB" in skipped.reason and "1 channel" in skipped.reason
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 13)], ids=str)
+def test_pixels_of_another_shape_are_refused(shape: tuple[int, ...], trained: Trained) -> None:
+    model = load(trained("supervised")[0])
+    with pytest.raises(ValueError, match=r"the model takes torch.uint8 \[n, 3, 12, 12\]"):
+        model.predict(torch.zeros(2, *shape, dtype=torch.uint8))
+
+
+# --- files that are no good ----------------------------------------------------------------------
+
+
+def test_an_altered_file_is_refused_by_its_hash(trained: Trained, tmp_path: Path) -> None:
+    whole = (trained("semifl")[0] / "best.safetensors").read_bytes()
+    file = tmp_path / "altered.safetensors"
+    length = int.from_bytes(whole[:8], "little")
+    altered = [whole[:-9], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]]
+    # A class renamed, so that a picture would silently be called something else.
+    at = whole.index(b"colour1", 0, length)
+    altered.append(whole[:at] + b"colour7" + whole[at + 7 :])
+    for content in altered:
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="is damaged") as error:
+            load(file)
+        assert "\n" not in str(error.value)
+    file.write_bytes(whole)
+    load(file)
+
+
+def test_files_of_other_versions_and_other_things_get_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "old.safetensors"
+    checkpoint.write(old, {"round": 1, "best": 0.0, "method": {"student": {}}})
+    with pytest.raises(CheckpointError, match="written by a version that did not put classes"):
+        load(old)
+    save_file({"a": torch.zeros(1)}, old, {"format": "7"})
+    with pytest.raises(CheckpointError, match="has format '7'; this version reads 1"):
+        load(old)
+    for place, said in (
+        (tmp_path / "nowhere", "is neither a run's directory nor a .safetensors file"),
+        (tmp_path / "no.safetensors", "there is no file"),
+        ("digits", r"digits is a data set, no run; semisfl.load_data\('digits'\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            load(place)
+
+
+def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) -> None:
+    def own() -> nn.Sequential:
+        model = toy.network()
+        model[1] = nn.LeakyReLU()
+        return model
+
+    split = toy.partition(DATA)
+    result = train(
+        toy.values("supervised", "rounds=1"),
+        out=tmp_path / "run",
+        data=DATA,
+        partition=split,
+        model=own(),
+        device="cpu",
+    )
+    with pytest.raises(ValueError, match=r"give it again, load\(path, model=...\)"):
+        load(tmp_path / "run")
+    told = load(tmp_path / "run", model=own()).probabilities(DATA.test_images)
+    assert torch.equal(told, predict(result.model, DATA.test_images, DATA))
+    with pytest.raises(CheckpointError, match="the weights do not fit the network"):
+        load(tmp_path / "run", model=toy.network(batchnorm=True))
+
+
+def test_cut_elsewhere_it_answers_alike(trained: Trained) -> None:
+    model = load(trained("semisfl")[0])
+    pixels = DATA.test_images[:10]
+    expected = model.probabilities(pixels)
+    identities = {model.identity}
+    for cut in ("conv", "bn", "relu", "fc1", "relu1", "drop"):
+        again = model.recut(cut).recut(cut)
+        identities.add(again.identity)
+        features = again.features(pixels)
+        assert features.shape == (10, again.network.features)
+        torch.testing.assert_close(again.answer(features), expected, rtol=1e-5, atol=1e-6)
+    assert len(identities) == 7

@@ -1,0 +1,141 @@
+"""Numbers of an evaluation against ones written out by hand, and both commands as a shell sees them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from semisfl import load
+from semisfl.cli.main import main
+from semisfl.use.evaluation import evaluate_on, judge
+from semisfl.use.evaluation_plot import picture
+from tests.pictures import cut_off
+from tests.use.trained import Trained
+
+
+def test_the_numbers() -> None:
+    rows = [(0, [0.9, 0.1, 0.0]), (0, [0.2, 0.8, 0.0]), (1, [0.3, 0.7, 0.0]), (1, [0.0, 1.0, 0.0])]
+    labels = torch.tensor([label for label, _ in rows])
+    found = judge(("a", "b", "c"), torch.tensor([row for _, row in rows]), labels)
+    assert found.confusion.tolist() == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
+    assert found.accuracy == 75
+    assert found.precision == [100, pytest.approx(200 / 3), None]
+    assert found.recall == [50, 100, None]
+    # 0.9 and 1.0 right, 0.8 wrong, 0.7 right, each in a stretch of its own.
+    assert found.calibration_error == pytest.approx(100 * (0.1 + 0.0 + 0.8 + 0.3) / 4)
+    assert sum(bin.count for bin in found.bins) == 4
+
+
+def test_calibration_takes_stretches_together() -> None:
+    """Half of them right at 50 % is well calibrated, whatever each of them is."""
+    probabilities = torch.tensor([[0.5, 0.3, 0.2]]).repeat(10, 1)
+    labels = torch.tensor([0, 1] * 5)
+    found = judge(("a", "b", "c"), probabilities, labels)
+    assert found.calibration_error == pytest.approx(0, abs=1e-5)
+    assert len(found.bins) == 1
+
+
+@pytest.mark.parametrize("count", [2, 10, 60])
+def test_the_picture_holds_everything(count: int) -> None:
+    rng = np.random.default_rng(0)
+    probabilities = torch.from_numpy(rng.dirichlet(np.ones(count), 200)).float()
+    names = tuple(f"a class with a rather long name {n}" for n in range(count))
+    found = judge(names, probabilities, torch.arange(200) % count)
+    assert cut_off(picture(found)) < 0.02
+
+
+def test_evaluate_tells_what_predict_finds(
+    trained: Trained,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = str(trained("fedswitch")[0])
+    assert main(["evaluate", run, "--data", str(images), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = load(run).predict(images)
+    pairs = [
+        (Path(n).parent.name, label) for n, label in zip(found.names, found.labels, strict=True)
+    ]
+    right = sum(true == given for true, given in pairs)
+    assert told["images"] == 24 and told["accuracy"] == pytest.approx(100 * right / 24)
+    names = [row["name"] for row in told["classes"]]
+    for true, row in zip(names, told["confusion"], strict=True):
+        for given, count in zip(names, row, strict=True):
+            assert count == pairs.count((true, given))
+    assert told["picture"] == "confusion.png" and Path("confusion.png").stat().st_size > 1000
+    assert main(["evaluate", run, "--data", str(images), "--out", "other.png"]) == 0
+    printed = capsys.readouterr().out
+    assert f"accuracy {told['accuracy']:.1f} % on 24 images" in printed and "colour3" in printed
+
+
+def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
+    trained: Trained, images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train" / "whatever").mkdir(parents=True)
+    (tmp_path / "test").symlink_to(images)
+    model = load(trained("supervised")[0])
+    plain = evaluate_on(model, images)
+    assert evaluate_on(model, tmp_path).confusion.tolist() == plain.confusion.tolist()
+    bad = tmp_path / "few" / "colour1"
+    bad.mkdir(parents=True)
+    (bad / "bad.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"none of the 1 images in .*few can be read"):
+        evaluate_on(model, tmp_path / "few")
+    (bad / "good.png").symlink_to(next((images / "colour1").iterdir()))
+    found = evaluate_on(model, tmp_path / "few")
+    assert found.images == 1 and [Path(s.image).name for s in found.skipped] == ["bad.png"]
+
+
+def test_mistakes_are_one_line(
+    trained: Trained, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(trained("supervised")[0])
+    (tmp_path / "zebra").mkdir()
+    (tmp_path / "empty").mkdir()
+    file = str(next(images.rglob("*.png")))
+    for words, said in (
+        (["evaluate", run, "--data", str(tmp_path)], "empty is no class of the model, which knows"),
+        (["evaluate", run, "--data", str(tmp_path / "empty")], "has no class folders"),
+        (["evaluate", run, "--data", "digits"], "has the class '0', which is none of the model's"),
+        (["evaluate", run, "--data", "nowhere"], "neither a known set"),
+        (["predict", str(tmp_path), file], "is neither a run's directory nor"),
+        (["predict", run, str(tmp_path / "empty")], "holds no images"),
+        (["predict", run, file, "--json", "--csv"], "choose one"),
+    ):
+        capsys.readouterr()
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ") and said in line, line
+
+
+def test_predict_prints_and_skips(
+    trained: Trained, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, good = str(trained("supervised")[0]), str(next(images.rglob("000.png")))
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    (expected,) = load(run).predict(good).top(2)
+    assert main(["predict", run, good, str(bad), "--top", "2"]) == 0
+    printed = capsys.readouterr()
+    (name, first), (second_name, second) = expected
+    assert (
+        printed.out == f"{good}: {name} {100 * first:.1f} %, {second_name} {100 * second:.1f} %\n"
+    )
+    assert f"skipped {bad}: it is no image" in printed.err
+    assert main(["predict", run, good, str(bad), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["images"][0]["classes"][0] == {"name": name, "probability": pytest.approx(first)}
+    assert len(told["images"][0]["classes"]) == 3
+    assert [skipped["image"] for skipped in told["skipped"]] == [str(bad)]
+    assert main(["predict", run, good, "--csv", "--top", "1"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert rows == [["image", "class1", "probability1"], [good, name, f"{first:.6f}"]]
+    assert main(["predict", run, str(bad)]) == 2
+    assert "none of the 1 images could be read" in capsys.readouterr().err
