@@ -1,5 +1,7 @@
 """Files that are written whole or not at all."""
 
+import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -36,3 +38,16 @@ def remove_temporary(folder: Path) -> None:
     """Clear away what processes that were killed while writing left; nobody may be writing now."""
     for left in folder.glob(f".*{TEMPORARY}"):
         left.unlink(missing_ok=True)
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """All of ``data`` or nothing: half a line would spoil the next one too."""
+    with open(path, "ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(start)
+            raise

@@ -1,4 +1,4 @@
-"""A round's metrics: what a method reports and what the run adds. ``docs/metrics.md`` defines each."""
+"""The rows of a run's files: its rounds, and what happened to its fleet. ``docs/metrics.md`` defines each key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -69,3 +69,38 @@ class RoundRow(MethodRow):
 
 
 KEYS = tuple(item.name for item in fields(RoundRow) if item.name not in ("round", "accuracies"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRow:
+    """Something that happened to one device: one line of ``fleet.jsonl``."""
+
+    time: str
+    event: str
+    """``here``, ``gone``, ``left_out``, ``held_back`` or ``refused``."""
+    name: str
+    client: int | None = None
+    images: int | None = None
+    peer: str | None = None
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRow:
+    """A device that has a place, as it stands: one entry of ``fleet.json``."""
+
+    client: int
+    name: str
+    images: int | None = None
+    since: str | None = None
+    """When it came; None: it is not here."""
+    seen: str | None = None
+    """When it was last heard of."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}

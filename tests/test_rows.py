@@ -2,17 +2,19 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from semisfl.catalog import METHODS
-from semisfl.rows import KEYS, MethodRow, RoundRow
+from semisfl.rows import KEYS, DeviceRow, FleetRow, MethodRow, RoundRow
 from semisfl.runs.loop import run_rounds
 from tests import toy
 
-PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
-LINES = re.findall(r"^\| `(\S+)` \|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+ROUNDS, _, DEVICES = PAGE.partition("## Devices")
+LINES = re.findall(r"^\| `(\S+)` \|(.*)\|$", ROUNDS, re.MULTILINE)
 CELLS = {key: [cell.strip() for cell in rest.split("|")] for key, rest in LINES}
 
 
@@ -90,6 +92,12 @@ def test_a_methods_rows_have_the_keys_that_the_page_says(method: str) -> None:
     assert keys_of(full) == documented(method) - {"held_back"}, "honest clients are not"
     always = {key for key, cells in CELLS.items() if cells[2].startswith("always there")}
     assert keys_of(bare) == documented(method) & always
+
+
+def test_every_key_of_a_device_is_defined() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", DEVICES, re.MULTILINE)
+    defined = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+    assert defined == {item.name for kind in (FleetRow, DeviceRow) for item in fields(kind)}
 
 
 def test_seconds_are_of_the_whole_round_and_its_parts() -> None:

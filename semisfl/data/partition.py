@@ -12,6 +12,7 @@ the clients'), with two declared divergences:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +176,26 @@ def _fill_empty(held: list[np.ndarray]) -> None:
             held[client], held[richest] = held[richest][-1:], held[richest][:-1]
 
 
+@dataclass(frozen=True)
+class Holdings:
+    """How many images of each class the server (first) and each client hold."""
+
+    classes: list[str]
+    counts: np.ndarray
+
+    def as_json(self) -> str:
+        server, *clients = self.counts.tolist()
+        return json.dumps({"classes": self.classes, "server": server, "clients": clients})
+
+
+def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:
+    labels = np.asarray(labels)
+    rows = [*classes, *(["unknown"] if (labels < 0).any() else [])]
+    held = [partition.labeled, *partition.clients]
+    counts = [np.bincount(labels[one] % len(rows), minlength=len(rows)) for one in held]
+    return Holdings(rows, np.stack(counts))
+
+
 def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
     """A picture of who holds what, as a file."""
     picture(partition, labels, classes).savefig(path, dpi=120)
@@ -184,12 +205,9 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     """Who holds what: one column per holder, one row per class, area = images."""
     from matplotlib.figure import Figure  # heavy, and only wanted here
 
-    labels = np.asarray(labels)
-    rows = [*map(_short, classes), *(["unknown"] if (labels < 0).any() else [])]
-    holders = [partition.labeled, *partition.clients]
-    counts = np.stack(
-        [np.bincount(labels[held] % len(rows), minlength=len(rows)) for held in holders], axis=1
-    )
+    holdings = count(partition, labels, classes)
+    rows, counts = list(map(_short, holdings.classes)), holdings.counts.T
+    holders = holdings.counts
     # Inches: names of classes need about 0.1 per letter, and the grid is what is left of the width.
     names_width = 0.1 * max(map(len, rows))
     grid_width = float(np.clip(1.5 + 0.3 * len(holders), 3.5, 15))

@@ -42,6 +42,14 @@ class Traffic:
             totals[f"{kind}_{direction}"] += size
         return dict(sorted(totals.items()))
 
+    def by_client(self) -> dict[int, tuple[int, int]]:
+        """Bytes up and down of each client."""
+        moved: dict[int, tuple[int, int]] = {}
+        for (_, direction, client), size in self.counts.items():
+            up, down = moved.get(client, (0, 0))
+            moved[client] = (up + size, down) if direction == "up" else (up, down + size)
+        return moved
+
     def total(self) -> int:
         return sum(self.counts.values())
 

@@ -16,6 +16,7 @@ import torch
 
 from semisfl import __version__, config
 from semisfl.config import Config, ConfigError, StopConfig
+from semisfl.data.partition import Holdings
 from semisfl.files import remove_temporary, write_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.metrics import read_metrics
@@ -46,12 +47,14 @@ class RunDirectory:
         return sorted(self._unsaved | ({"metrics.jsonl"} if self.record.unwritten else set()))
 
     @classmethod
-    def create(cls, path: Path, run_config: Config) -> "RunDirectory":
+    def create(
+        cls, path: Path, run_config: Config, holdings: Holdings | None = None
+    ) -> "RunDirectory":
         """A new directory; never one that holds a run already."""
         cls.check_free(path)
         directory = cls(path)
         try:
-            directory._fill(run_config)
+            directory._fill(run_config, holdings)
         except BaseException as failure:
             directory.undo()
             if isinstance(failure, OSError):
@@ -72,7 +75,7 @@ class RunDirectory:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")
 
-    def _fill(self, run_config: Config) -> None:
+    def _fill(self, run_config: Config, holdings: Holdings | None) -> None:
         for folder in (self.path, *self.path.parents):
             if folder.exists():
                 break
@@ -84,6 +87,8 @@ class RunDirectory:
         self._before = found  # and does not take away what the other one writes
         content = json.dumps(environment(), indent=2) + "\n"
         write_whole(self.path / "environment.json", content.encode())
+        if holdings is not None:
+            write_whole(self.path / "holdings.json", holdings.as_json().encode())
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def undo(self) -> None:

@@ -15,7 +15,7 @@ from semisfl.data import partition as partitions
 from semisfl.data import sources
 from semisfl.data.augment import Normalizer
 from semisfl.data.batches import RoundBatches
-from semisfl.data.partition import Partition
+from semisfl.data.partition import Holdings, Partition
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
@@ -43,6 +43,7 @@ class Experiment:
     test_images: Tensor
     test_labels: Tensor
     description: Description
+    holdings: Holdings
 
     def evaluate(self) -> dict[str, float]:
         """Test accuracy in percent of each tested model; raises `Stopped` between two batches."""
@@ -202,4 +203,5 @@ def assemble(
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
         describe(config, data, partition, next(iter(method.tested())), model),
+        partitions.count(partition, data.labels.numpy(), data.classes),
     )

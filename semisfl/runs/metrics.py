@@ -1,9 +1,6 @@
-"""The rows of a run's ``metrics.jsonl``: one line per round, read and added whole."""
+"""The rows of a run's ``metrics.jsonl``: one line per round, read whole."""
 
-import contextlib
-import errno
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,16 +21,3 @@ def read_metrics(path: Path, make: Callable[[dict[str, Any]], Row]) -> list[Row]
                     f"{path}, line {number} is damaged: {error}; remove the line"
                 ) from error
     return rows
-
-
-def append_whole(path: Path, data: bytes) -> None:
-    """All of ``data`` or nothing: half a line would spoil the next one too."""
-    with open(path, "ab", buffering=0) as file:
-        start = file.tell()
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(start)
-            raise

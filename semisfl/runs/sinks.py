@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from semisfl.config import Config
+from semisfl.files import append_whole
 from semisfl.rows import RoundRow
-from semisfl.runs.metrics import append_whole
 
 log = logging.getLogger(__name__)
 

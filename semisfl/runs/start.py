@@ -82,7 +82,7 @@ def begin(
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if place is not None:
-            run.directory = RunDirectory.create(place, config)
+            run.directory = RunDirectory.create(place, config, experiment.holdings)
         experiment.fleet.open(place)
         yield run
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -101,8 +102,9 @@ class Handshakes:
     no stream follows in time were refused, by us or by the client, or never meant seriously.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, refused: Callable[[str, str, str], None]) -> None:
+        """``refused`` is told the peer, the identity and the reason, as `audit` is."""
+        self._seconds, self._refused = seconds, refused
         self._loop = asyncio.get_running_loop()
         self._begun: deque[float] = deque()
         self._peers: Counter[str] = Counter()
@@ -127,13 +129,15 @@ class Handshakes:
             self._loop.call_later(AUDIT_SECONDS, self._sum_up)
         if self._written < AUDIT_LINES:
             self._written += 1
-            audit("?", "?", "TLS: not TLS, or no valid certificate of this authority; or it left")
+            self._refused(
+                "?", "?", "TLS: not TLS, or no valid certificate of this authority; or it left"
+            )
         else:
             self._unwritten += 1
 
     def _sum_up(self) -> None:
         if self._unwritten:
-            audit(
+            self._refused(
                 "?",
                 "?",
                 f"TLS: {self._unwritten} more failed handshakes in the last {AUDIT_SECONDS:g} s "

@@ -35,11 +35,13 @@ from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, encode, payload_bytes
 from semisfl.net.messages import Schemas, Terms, joined, separated
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
+from semisfl.net.server.diary import Diary, remembered, timestamp
 from semisfl.net.server.full_round import Due, ServerFullRound
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.plausible import ranges, sizes
 from semisfl.net.server.questions import Arrival, Questions
 from semisfl.net.server.roster import Roster
+from semisfl.rows import DeviceRow
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,9 @@ class NetworkFleet:
         self.held_back = HeldBack(self._tell_held_back)
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
+        self.diary = Diary()
+        self._seen: Mapping[int, str] = {}
+        self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
         self._on_trial: list[int] = []
@@ -81,17 +86,20 @@ class NetworkFleet:
             lambda session, ticket, data: inbox.put((session, ticket, data)),
             lambda session: inbox.put((session, 0, None)),
             network=setup.network,
+            diary=self.diary,
             handshake_seconds=handshake_seconds,
             thread=thread,
         )
         self._questions = Questions(
-            setup.config, self._listener, inbox, self.roster, self.traffic, setup.stop
+            setup.config, self._listener, inbox, self.roster, self.traffic, setup.stop, self.diary
         )
         self.port = self._listener.port
 
     def open(self, directory: Path | None) -> None:
         if directory is not None:
             self.roster.keep_in(directory / "roster.json")
+            self._seen, self._moved = remembered(directory), self.traffic.by_client()
+            self.diary.open(directory, self.devices)
         self._listener.start()
 
     # --- who is there ----------------------------------------------------------------------------
@@ -102,6 +110,28 @@ class NetworkFleet:
 
     def image_counts(self) -> Mapping[int, int]:
         return dict(self.roster.images)
+
+    def devices(self) -> list[DeviceRow]:
+        """Everyone who has a place. Bytes are those of whole rounds; any thread may ask."""
+        with self._listener.changed:
+            sessions, heard = dict(self._listener.sessions), dict(self._listener.last_heard)
+        rows = []
+        for name, client in list(self.roster.index.items()):
+            session = sessions.get(client)
+            at = session.heard_at if session else heard.get(client)
+            up, down = self._moved.get(client, (0, 0))
+            rows.append(
+                DeviceRow(
+                    client=client,
+                    name=name,
+                    images=self.roster.images.get(client),
+                    since=timestamp(session.since) if session else None,
+                    seen=self._seen.get(client) if at is None else timestamp(at),
+                    bytes_up=up,
+                    bytes_down=down,
+                )
+            )
+        return rows
 
     def wait_ready(self) -> None:
         """Until a round can be started: a quorum is there.
@@ -259,6 +289,7 @@ class NetworkFleet:
     # --- good and bad rounds ---------------------------------------------------------------------
 
     def settle(self, good: bool) -> str | None:
+        self._moved = self.traffic.by_client()
         if good:
             self._questions.screen.remember()
             if self._on_trial:
@@ -316,7 +347,9 @@ class NetworkFleet:
         self._listener.close(
             code, "the run is finished" if finished else "the server stops; it may come back"
         )
+        self.diary.close()
 
     def kill(self) -> None:
         """Vanish without a word, as a crash would; for tests."""
         self._listener.kill()
+        self.diary.close()

@@ -21,12 +21,11 @@ from semisfl.net.server.admission import (
     HANDSHAKE_SECONDS,
     Handshakes,
     Refused,
-    audit,
-    audit_held_back,
     check_hello,
     check_ready,
     no_place,
 )
+from semisfl.net.server.diary import Diary
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
@@ -52,6 +51,7 @@ class Listener:
         gone: Callable[[Session], None],
         *,
         network: NetworkOptions,
+        diary: Diary,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
@@ -63,11 +63,13 @@ class Listener:
         self.sessions: dict[int, Session] = {}
         self.changed = threading.Condition()
         """Notified whenever a client came or went."""
+        self.last_heard: dict[int, float] = {}
+        """Of clients that were here: seconds after the epoch."""
         self.sent = self.received = 0
         """Bytes of all streams that have ended."""
         self._terms, self._shapes, self._roster = terms, schemas, roster
         self._welcome_text, self._run = terms.to_json(), terms.run
-        self._deliver, self._gone = deliver, gone
+        self._deliver, self._gone, self._diary = deliver, gone, diary
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         self._handshake_seconds = handshake_seconds
@@ -93,7 +95,7 @@ class Listener:
     # --- listening -------------------------------------------------------------------------------
 
     async def _bind(self, listen: str) -> int:
-        self._handshakes = Handshakes(self._handshake_seconds)
+        self._handshakes = Handshakes(self._handshake_seconds, self._diary.refused)
         handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
         self._server = grpc.aio.server(
             options=[*chunks.options(), handshake, ("grpc.so_reuseport", 0)]
@@ -160,11 +162,11 @@ class Listener:
                 log.info("the connection to %s was lost", identity)
             raise
         except Refused as refusal:
-            audit(peer, identity, refusal.reason)
+            self._diary.refused(peer, identity, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
         except (Violation, WireError) as error:
             self._strikes[identity] += 1
-            audit(peer, identity, f"protocol: {error}")
+            self._diary.refused(peer, identity, f"protocol: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._handshakes.stream_closed(peer)
@@ -224,7 +226,7 @@ class Listener:
         try:
             self._enrol(session, ready)
         except Refused as refusal:
-            audit(session.peer, session.identity, refusal.reason)
+            self._diary.refused(session.peer, session.identity, refusal.reason)
             session.close(refusal.code, refusal.reason)
 
     def _enrol(self, session: Session, ready: Frame) -> None:
@@ -251,6 +253,7 @@ class Listener:
         with self.changed:
             self.sessions[client] = session
             self.changed.notify_all()
+        self._diary.here(session.identity, client, ready.fields["images"])
 
     def _close(self, session: Session) -> None:
         if self._streams.get(session.identity) is session:
@@ -267,7 +270,9 @@ class Listener:
         with self.changed:
             if self.sessions.get(session.client) is session:
                 del self.sessions[session.client]
+                self.last_heard[session.client] = session.heard_at
                 self.changed.notify_all()
+                self._diary.gone(session.identity, session.client)
         self._gone(session)
 
     def check_certificates(self) -> None:
@@ -278,14 +283,14 @@ class Listener:
         self._trust.read_revoked()
         for session in list(self._streams.values()):
             if session.shown and (refusal := self._trust.refusal(session.shown)):
-                audit(session.peer, session.identity, refusal.reason)
+                self._diary.refused(session.peer, session.identity, refusal.reason)
                 self._forget(session)
                 session.close(refusal.code, refusal.reason)
 
     def offend(self, session: Session, reason: str) -> None:
         """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""
         self._strikes[session.identity] += 1
-        audit(session.peer, session.identity, f"protocol: {reason}")
+        self._diary.refused(session.peer, session.identity, f"protocol: {reason}")
         session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     def strike(self, identity: str, reason: str) -> None:
@@ -295,11 +300,11 @@ class Listener:
             self.offend(session, reason)
         else:
             self._strikes[identity] += 1
-            audit(session.peer if session else "?", identity, reason)
+            self._diary.refused(session.peer if session else "?", identity, reason)
 
     def audit_held_back(self, identity: str, reason: str) -> None:
         session = self._streams.get(identity)
-        audit_held_back(session.peer if session else "?", identity, reason)
+        self._diary.held_back(session.peer if session else "?", identity, reason)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received on all streams so far, framing included."""

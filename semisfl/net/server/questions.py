@@ -11,6 +11,7 @@ from semisfl.config import Config
 from semisfl.fleet.base import Kind, Traffic
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, WireError, decode, payload_bytes
+from semisfl.net.server.diary import Diary
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.plausible import Screen, ranges, sizes, unbelievable
@@ -58,10 +59,11 @@ class Questions:
         roster: Roster,
         traffic: Traffic,
         stop: StopFlag,
+        diary: Diary,
     ) -> None:
         self.screen = Screen()
         self._config, self._listener, self._inbox = config, listener, inbox
-        self._roster, self._traffic, self._stop = roster, traffic, stop
+        self._roster, self._traffic, self._stop, self._diary = roster, traffic, stop, diary
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
         self._began_with: dict[int, Session | None] = {}
@@ -80,7 +82,9 @@ class Questions:
         self._awaited.pop(client, None)
         # One who answered, died and is back by now knows nothing of this round.
         if session is None or self._began_with.setdefault(client, session) is not session:
-            log.warning("%s is not here and is left out of this round", self._roster.name(client))
+            name = self._roster.name(client)
+            log.warning("%s is not here and is left out of this round", name)
+            self._diary.left_out(name, client, "it is not here")
             return
         parcel = Parcel(client, crossing)
         ticket = session.ask(
@@ -143,7 +147,9 @@ class Questions:
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
-        log.warning("%s is left out of this round: %s", self._roster.name(client), reason)
+        name = self._roster.name(client)
+        log.warning("%s is left out of this round: %s", name, reason)
+        self._diary.left_out(name, client, reason)
 
     def _answered(self, item: Awaited, data: bytearray, kind: Kind, take: Take) -> None:
         """Hand an answer on if it may be used. Its client is no longer awaited either way."""

@@ -81,6 +81,7 @@ class Session:
         self.delay: float | None = None
         """Seconds the last heartbeat took there and back."""
         self.closed = False
+        self.since = time.time()
         self.sent = 0
         self.received = 0
         self._context = context
@@ -143,6 +144,11 @@ class Session:
         """Send a frame that needs no answer, before whatever is asked next."""
         frame = iter(list(cut(parts, self.epoch, 0)))
         self._loop.call_soon_threadsafe(self._outbox.put_nowait, (0, frame, None))
+
+    @property
+    def heard_at(self) -> float:
+        """When the client was last heard of, in seconds after the epoch."""
+        return time.time() - (time.monotonic() - self._heard)
 
     def abandon(self) -> None:
         """Await nothing any more. A client that does not even take what is asked is disconnected."""

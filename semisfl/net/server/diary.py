@@ -1,0 +1,115 @@
+"""What became of the devices, written down for who watches: every event, and how things stand now.
+
+``fleet.jsonl`` and ``fleet.json`` in the run's directory. Neither is read by the run itself, so a disk
+that refuses them is said once and harms nothing.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from semisfl.files import append_whole, write_whole
+from semisfl.net.server.admission import audit, audit_held_back
+from semisfl.rows import DeviceRow, FleetRow
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT_SECONDS = 5.0
+LONGEST_REASON = 300
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """Now, or so many seconds after the epoch, as every file here writes it."""
+    moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Diary:
+    """May be written to by any thread. Nothing goes to disk before `open`, nor after `close`."""
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
+        """How many of each kind since this process began."""
+        self._lock = threading.Lock()
+        self._directory: Path | None = None
+        self._failed = False
+        self._ended = threading.Event()
+        self._writer: threading.Thread | None = None
+
+    def open(self, directory: Path, standing: Callable[[], Sequence[DeviceRow]]) -> None:
+        """Keep events from now on, and every few seconds what ``standing`` says."""
+        self._directory = directory
+        self._writer = threading.Thread(target=self._keep, args=(standing,), daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Writes how things stood at the end."""
+        if self._writer is not None:
+            self._ended.set()
+            self._writer.join()
+            self._writer = None
+            self._directory = None
+
+    def here(self, name: str, client: int, images: int) -> None:
+        self._note("here", name, client=client, images=images)
+
+    def gone(self, name: str, client: int) -> None:
+        self._note("gone", name, client=client)
+
+    def left_out(self, name: str, client: int, reason: str) -> None:
+        self._note("left_out", name, client=client, reason=reason)
+
+    def refused(self, peer: str, name: str, reason: str) -> None:
+        """At the door, or shown it: also a line of the audit log."""
+        audit(peer, name, reason)
+        self._note("refused", name, peer=peer, reason=reason)
+
+    def held_back(self, peer: str, name: str, reason: str) -> None:
+        audit_held_back(peer, name, reason)
+        self._note("held_back", name, peer=peer, reason=reason)
+
+    def _note(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
+        self.events[event] += 1
+        cut = reason if reason is None else reason[:LONGEST_REASON]
+        row = FleetRow(time=timestamp(), event=event, name=name, reason=cut, **more)
+        directory = self._directory
+        if directory is not None:
+            line = (json.dumps(row.as_dict()) + "\n").encode()
+            with self._lock:
+                self._write(lambda: append_whole(directory / "fleet.jsonl", line))
+
+    def _keep(self, standing: Callable[[], Sequence[DeviceRow]]) -> None:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(SNAPSHOT_SECONDS)
+            self._snapshot(standing())
+
+    def _snapshot(self, devices: Sequence[DeviceRow]) -> None:
+        assert self._directory is not None
+        path = self._directory / "fleet.json"
+        content = {"time": timestamp(), "clients": [device.as_dict() for device in devices]}
+        self._write(lambda: write_whole(path, json.dumps(content).encode()))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.warning("cannot write down what became of the fleet: %s", error)
+            self._failed = True
+
+
+def remembered(directory: Path) -> Mapping[int, str]:
+    """When each device was last heard of, as an earlier process of this run wrote it."""
+    try:
+        content = json.loads((directory / "fleet.json").read_text(encoding="utf-8"))
+        return {int(one["client"]): str(one["seen"]) for one in content["clients"] if "seen" in one}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
