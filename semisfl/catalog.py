@@ -41,6 +41,8 @@ class NamedData:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    images: int | None = None
+    """For training, unlabelled ones included; None: not known before they are loaded."""
     size: int | None = None
     """Images are brought to this side; None: they are of one size already."""
     file: str | None = None
@@ -149,6 +151,7 @@ DATA = {
             classes=10,
             mean=(0.1307,),
             std=(0.3081,),
+            images=5_000,
             file="semisfl.data:digits.npz",
         ),
         NamedData(
@@ -158,6 +161,7 @@ DATA = {
             classes=10,
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2023, 0.1994, 0.2010),
+            images=50_000,
             repository="uoft-cs/cifar10",
         ),
         NamedData(
@@ -167,6 +171,7 @@ DATA = {
             classes=10,
             mean=(0.5, 0.5, 0.5),
             std=(0.5, 0.5, 0.5),
+            images=73_257,
             repository="ufldl-stanford/svhn",
             subset="cropped_digits",
         ),
@@ -177,6 +182,7 @@ DATA = {
             classes=10,
             mean=(0.4408, 0.4279, 0.3867),
             std=(0.2683, 0.2610, 0.2687),
+            images=105_000,
             repository="jxie/stl10",
         ),
         NamedData(
@@ -186,6 +192,7 @@ DATA = {
             classes=100,
             mean=(0.485, 0.456, 0.406),
             std=(0.229, 0.224, 0.225),
+            images=126_689,
             size=144,
             # The paper names no class list; this public one has about 127,000 training images.
             repository="clane9/imagenet-100",

@@ -90,7 +90,7 @@ def split(
     """
     _adopt_dropout(model)
     layers = named_layers(model)
-    at = _cut_index(layers, cut)
+    at = cut_index(layers, cut)
     bottom = _stack([*layers[:at]])
     if not any(True for _ in bottom.parameters()):
         raise ValueError(
@@ -161,7 +161,8 @@ def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
     return name
 
 
-def _cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
+def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
+    """How many layers the client holds."""
     names = [name for name, _ in layers]
     if cut is None:
         flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]

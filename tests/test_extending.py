@@ -17,7 +17,8 @@ import torch
 from semisfl import config, lookup, models
 from semisfl.cli.main import main
 from semisfl.config import ConfigError
-from semisfl.costs.traffic import cost_of, sizes_of
+from semisfl.costs.rounds import cost_of
+from semisfl.costs.traffic import sizes_of
 from semisfl.data import sources
 from semisfl.fleet.codec import codec_named
 from semisfl.runs.loop import run_rounds

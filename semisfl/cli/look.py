@@ -1,4 +1,4 @@
-"""``semisfl list``, ``show``, ``partition`` and ``costs``: what there is, without training."""
+"""``semisfl list``, ``show`` and ``partition``: what there is, without training."""
 
 import json
 import math
@@ -21,7 +21,6 @@ def register(app: typer.Typer) -> None:
     app.command("list")(list_)
     app.command("show")(show)
     app.command("partition")(partition)
-    app.command("costs")(costs)
 
 
 def list_(json_: Json = False) -> None:
@@ -149,52 +148,3 @@ def partition(
     )
     if picture:
         print(f"picture: {picture}")
-
-
-def costs(
-    preset: Preset = "digits",
-    settings: Settings = None,
-    up: Annotated[float, typer.Option(help="A client's Mbit/s up.", min=1e-3)] = 4.4,
-    down: Annotated[float, typer.Option(help="A client's Mbit/s down.", min=1e-3)] = 15.0,
-    json_: Json = False,
-) -> None:
-    """What each method would send, and the time that takes, before anything is trained.
-
-    The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
-    """
-    from semisfl import config as configs
-    from semisfl import lookup
-    from semisfl.costs.traffic import method_costs
-    from semisfl.data import sources
-
-    config = configs.parse(values_of(preset, settings))
-    name, side = config.data.name, config.data.size
-    if known := lookup.data_set(name):
-        shape, classes = known.shape, known.classes
-    else:
-        data = sources.load(name, size=side)
-        shape = data.shape
-        classes = len(data.classes)
-    rows = method_costs(config, (shape[0], side, side) if side else shape, classes, up, down)
-    if json_:
-        print(
-            json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})
-        )
-        return
-    table = Table("method", "down", "up", "s per round", "whole run", "hours")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            console.amount(row["down_bytes"]),
-            console.amount(row["up_bytes"]),
-            f"{row['round_seconds']:.1f}",
-            console.amount(row["run_bytes"]),
-            f"{row['run_hours']:.1f}",
-        )
-    console.out.print(table)
-    clients = config.clients
-    print(
-        f"down and up: one client, one round, fp32. Whole run: {config.rounds} rounds of "
-        f"{clients.active} active clients. Time: the wire alone, at {up:g} Mbit/s up and {down:g} down; "
-        "methods that switch are counted with the teacher."
-    )

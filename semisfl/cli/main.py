@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from semisfl import __version__
-from semisfl.cli import certificates, console, deploy, look, study, train, using
+from semisfl.cli import certificates, console, deploy, look, pricing, study, train, using
 from semisfl.cli.options import spread_settings
 from semisfl.stopping import Stopped
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 train.register(app)
 study.register(app)
 look.register(app)
+pricing.register(app)
 certificates.register(app)
 deploy.register(app)
 using.register(app)

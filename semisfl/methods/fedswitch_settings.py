@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Sizes
+from semisfl.methods.sizes import Cost, Sizes, Work, split_round
 from semisfl.sections import Section, View
 
 
@@ -25,9 +25,11 @@ class FedSwitchSettings(Section):
 
 def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
     """``teacher``: whether the client downloads it."""
-    return Cost((1 + teacher) * sizes.full, sizes.full)
+    # Before its steps a client looks at all its images to see whether they look IID.
+    looks = 2.0 if settings.rule == "difference" else 1.0
+    down = (1 + teacher) * sizes.full
+    return Cost(down, sizes.full, teacher=teacher * sizes.full, work=Work(look=looks))
 
 
 def split_cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
-    down = (1 + teacher) * sizes.bottom + sizes.features
-    return Cost(down, sizes.bottom + 2 * sizes.features)
+    return split_round(sizes, Work(server=5.0), teacher=teacher)  # the top labels twice

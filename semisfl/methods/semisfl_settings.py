@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Sizes
+from semisfl.methods.sizes import Cost, Sizes, Work, split_round
 from semisfl.sections import Section, View
 
 
@@ -34,4 +34,5 @@ class SemiSFLSettings(Section):
 
 
 def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:
-    return Cost(2 * sizes.bottom + sizes.features, sizes.bottom + 2 * sizes.features)
+    # A labelled image passes through the teacher too, for its key; all keys through the head.
+    return split_round(sizes, Work(supervised=4.0, head=True))

@@ -1,4 +1,4 @@
-"""What a method's cost formula is made of: bytes of what a round sends, in fp32. Loads no torch.
+"""What a method's cost formula is made of: bytes that a round sends, passes that it computes. Loads no torch.
 
 A formula is ``(Sizes, settings) -> Cost``: down to and up from one active client in a usual round,
 the dearer one where a round may differ. Tests hold every run's count to it.
@@ -11,7 +11,7 @@ from semisfl.sections import Section
 
 @dataclass(frozen=True)
 class Sizes:
-    """The projection head and labels never cross: they are not among it."""
+    """Bytes as the run's codecs write them. The projection head and labels never cross."""
 
     bottom: int
     """S_c, BatchNorm's buffers included."""
@@ -19,18 +19,72 @@ class Sizes:
     """S, bottom and top, BatchNorm's buffers included."""
     statistics: int
     """BatchNorm's buffers alone."""
-    features: int
-    """F = 4 B_u d K_u, a round's features of one model."""
+    student_features: int
+    """Of a whole round, as are the next two; each 4 B_u d K_u in fp32."""
+    teacher_features: int
+    gradients: int
+    resent: bool = False
+    """Whether clients must be sent again what an earlier round sent them: over a network they keep nothing."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round computes, in forward passes; a backward pass counts as two."""
+
+    client: float = 4.0
+    """Of what a client holds, per image and step: 3 to train on it, 1 to label it."""
+    look: float = 0.0
+    """Of what a client holds, over all of its images, once per round."""
+    copies: int = 4
+    """Of its weights in a client's memory: trained ones, their gradients and momentum, a teacher."""
+    kept: int = 1
+    """Batches of a step whose activations a client keeps for the backward pass."""
+    server: float = 4.0
+    """Of the top, per row of features; nothing where clients hold whole models."""
+    supervised: float = 3.0
+    """Of the whole model, per labelled image."""
+    head: bool = False
+    """Whether the projection head takes part in what the server computes."""
 
 
 @dataclass(frozen=True)
 class Cost:
     down: int
     up: int
+    teacher: int = 0
+    """Of what goes down, as the next."""
+    gradients: int = 0
+    features: int = 0
+    """Of what goes up; none: clients hold whole models."""
+    work: Work = Work()
 
     @property
     def total(self) -> int:
         return self.down + self.up
+
+    def by_kind(self) -> dict[str, int]:
+        """As a run counts them; what is nothing is left out."""
+        sizes = {
+            "features_up": self.features,
+            "gradients_down": self.gradients,
+            "model_down": self.down - self.gradients - self.teacher,
+            "model_up": self.up - self.features,
+            "teacher_down": self.teacher,
+        }
+        return {kind: size for kind, size in sizes.items() if size}
+
+
+def split_round(sizes: Sizes, work: Work, *, teacher: bool = True) -> Cost:
+    """Of a round of a split model; ``teacher``: whether the client is sent the teacher's bottom."""
+    features = sizes.student_features + sizes.teacher_features
+    return Cost(
+        (1 + teacher) * sizes.bottom + sizes.gradients,
+        sizes.bottom + features,
+        teacher=teacher * sizes.bottom,
+        gradients=sizes.gradients,
+        features=features,
+        work=work,
+    )
 
 
 def nothing(sizes: Sizes, settings: Section | None) -> Cost:

@@ -10,7 +10,8 @@ import torch
 import semisfl
 from semisfl import config, lookup, models, presets
 from semisfl.catalog import DATA, METHODS
-from semisfl.costs.traffic import method_costs, sizes_of
+from semisfl.costs.plan import method_costs
+from semisfl.costs.traffic import sizes_of
 from semisfl.data.partition import Partition
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.fedmatch import settings as fedmatch_settings

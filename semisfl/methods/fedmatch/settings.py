@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Sizes
+from semisfl.methods.sizes import Cost, Sizes, Work
 from semisfl.sections import Section
 
 
@@ -28,5 +28,8 @@ class FedMatchSettings(Section):
 
 def cost(sizes: Sizes, settings: FedMatchSettings, *, choosing: bool = False) -> Cost:
     """Dense. ``choosing``: in a round in which helpers are chosen anew."""
-    helpers = settings.helpers if choosing else 0
-    return Cost((2 + helpers) * sizes.full, sizes.full)
+    again = sizes.resent and settings.keep_helpers
+    helpers = settings.helpers if choosing or again else 0
+    # Plain and strong images, and the plain ones through every helper; sigma beside psi.
+    work = Work(client=6.0 + settings.helpers, kept=2, copies=4 + settings.helpers)
+    return Cost((2 + helpers) * sizes.full, sizes.full, work=work)

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Sizes
+from semisfl.methods.sizes import Cost, Sizes, Work
 from semisfl.sections import Section
 
 
@@ -19,4 +19,8 @@ class SemiFLSettings(Section):
 
 def cost(sizes: Sizes, settings: SemiFLSettings) -> Cost:
     """A run of a model with BatchNorm exchanges statistics once more, for its last test: S down, theirs up."""
-    return Cost(sizes.full + sizes.statistics, sizes.full + sizes.statistics)
+    # Two batches per step, strong and mixed; before them, labels for all images.
+    work = Work(client=6.0, kept=2, copies=3, look=1.0)
+    again = sizes.full if sizes.statistics and sizes.resent else 0
+    down = sizes.full + sizes.statistics + again
+    return Cost(down, sizes.full + sizes.statistics, work=work)

@@ -1,0 +1,97 @@
+"""Plans and costs as pictures."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semisfl.costs.plan import Line, Plan, group_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MEGA = 1e6
+BAR = "#c9d4e5"
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """The picture of a plan, as a file."""
+    plan_picture(plan).savefig(path, dpi=120)
+
+
+def plan_picture(plan: Plan) -> "Figure":
+    """Bytes and seconds of a round by cut; whole models as levels."""
+    from matplotlib.figure import Figure  # heavy, and only wanted here
+
+    groups = plan.groups()
+    figure = Figure(figsize=(max(9.0, 4.0 + 0.42 * len(groups)), 7.6), layout="constrained")
+    sent, taken = figure.subplots(2, 1, sharex=True)
+    lines = [group[-1] for group in groups]
+    models = [
+        sum(size for kind, size in line.kinds.items() if kind[:5] in ("model", "teach")) / MEGA
+        for line in lines
+    ]
+    total = [line.total / MEGA for line in lines]
+    exchanged = [whole - part for whole, part in zip(total, models, strict=True)]
+    _bars(sent, total, {"bottom models": models, "features and gradients": exchanged})
+    _levels(sent, plan, [line.total / MEGA for line in plan.full])
+    sent.set_ylabel("MB per client and round")
+    _bars(
+        taken,
+        [line.seconds for line in lines],
+        {
+            "a client sending": [line.sending for line in lines],
+            "a client computing": [line.computing for line in lines],
+        },
+    )
+    _levels(taken, plan, [line.seconds for line in plan.full])
+    taken.set_ylabel("seconds per round")
+    best = plan.best
+    place = next(n for n, group in enumerate(groups) if best in group)
+    taken.annotate(
+        f"fastest: {best.rounds_per_day:,.0f} rounds a day",
+        (place, best.seconds),
+        xytext=(0, 22),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9,
+        arrowprops={"arrowstyle": "->", "color": "black"},
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+    )
+    taken.set_xticks(range(len(groups)), [_label(plan, group) for group in groups])
+    taken.tick_params(axis="x", labelsize=8)
+    if len(groups) > 6:
+        for label in taken.get_xticklabels():
+            label.set(rotation=50, ha="right", rotation_mode="anchor")
+    world, config = plan.world, plan.config
+    sent.set_title(
+        f"{lines[0].title} on {config.model.name} by cut: {config.clients.active} clients, "
+        f"{config.clients.steps} steps per round, {world.up} Mbit/s up, {world.down} down",
+        fontsize=10,
+    )
+    return figure
+
+
+def _label(plan: Plan, group: Sequence[Line]) -> str:
+    return group_name(group) + (" (configured)" if plan.chosen in group else "")
+
+
+def _bars(axes: "Axes", total: Sequence[float], parts: dict[str, list[float]]) -> None:
+    places = range(len(total))
+    axes.bar(places, total, color=BAR, label="in all")
+    for (name, values), marker in zip(parts.items(), ("o", "s"), strict=True):
+        axes.plot(places, values, marker, ms=5, label=name)
+    axes.set_yscale("log")
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _levels(axes: "Axes", plan: Plan, values: Sequence[float]) -> None:
+    """Methods whose clients hold whole models: a cut does not change them; equal ones share a level."""
+    at: dict[float, list[str]] = {}
+    for line, value in zip(plan.full, values, strict=True):
+        at.setdefault(float(f"{value:.2g}"), []).append(line.title)
+    for number, (value, titles) in enumerate(at.items()):
+        style = ("--", ":", "-.")[number % 3]
+        axes.axhline(value, ls=style, lw=1.3, color="black", label=", ".join(titles))
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -1,0 +1,204 @@
+"""A plan: what each cut and each method would cost over given links and devices, before training."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from semisfl import lookup
+from semisfl.config import Config
+from semisfl.costs import profiles
+from semisfl.costs.clock import Range, World, time_round
+from semisfl.costs.cuts import every_cut
+from semisfl.costs.rounds import Priced
+from semisfl.fleet.base import draw_active
+from semisfl.models import Shape
+
+ROUNDS = 20
+"""Whose mean a plan's seconds are: links differ from round to round."""
+DAY = 86_400.0
+WIRE_ONLY = "wire-only"
+"""The profile in which nobody computes."""
+SPLIT_METHOD = "semisfl"
+"""Whose cuts are shown where the configuration's own method has none."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method at one cut. Bytes are one client's of a round."""
+
+    method: str
+    title: str
+    split: bool
+    cut: str
+    index: int
+    down: int
+    up: int
+    kinds: dict[str, int]
+    features_per_step: int
+    """Bytes up in an iteration."""
+    gradients_per_step: int
+    bottom_bytes: int
+    """Of what a client holds of the model, as it crosses."""
+    client_flops: float
+    """Of one client in an iteration."""
+    client_memory: int
+    fits: bool
+    """Whether the profile's smallest device has that much."""
+    seconds: float
+    """Of a round, on average."""
+    computing: float
+    """Of those, an average client's; as the next two."""
+    sending: float
+    waiting: float
+
+    @property
+    def total(self) -> int:
+        return self.down + self.up
+
+    @property
+    def rounds_per_day(self) -> float:
+        return DAY / self.seconds if self.seconds else math.inf
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: Config
+    world: World
+    cuts: list[Line]
+    """Of the split method, from the first layer to the last."""
+    methods: list[Line]
+    """All methods, at the configured cut."""
+
+    @property
+    def chosen(self) -> Line:
+        """The configured cut."""
+        return next(line for line in self.cuts if line.index == self.methods[0].index)
+
+    @property
+    def best(self) -> Line:
+        """The fastest cut that fits; of equals the configured one, else what gives clients least."""
+        return min(self._fitting, key=lambda line: (_rounded(line.seconds), *self._tie(line)))
+
+    @property
+    def smallest(self) -> Line:
+        """The cut with the fewest bytes among those that fit."""
+        return min(self._fitting, key=lambda line: (line.total, *self._tie(line)))
+
+    def _tie(self, line: Line) -> tuple[bool, int]:
+        return line.index != self.chosen.index, line.index
+
+    def groups(self) -> list[list[Line]]:
+        """Cuts in a row that send the same: after a convolution, or after the ReLU behind it."""
+        found: list[list[Line]] = []
+        for line in self.cuts:
+            if found and found[-1][0].kinds == line.kinds:
+                found[-1].append(line)
+            else:
+                found.append([line])
+        return found
+
+    @property
+    def _fitting(self) -> list[Line]:
+        return [line for line in self.cuts if line.fits] or self.cuts
+
+    @property
+    def full(self) -> list[Line]:
+        return [line for line in self.methods if not line.split and line.total]
+
+    def break_even_steps(self, line: Line, rival: Line) -> int:
+        """The fewest steps K_u with which ``rival``, a full-model method, sends less than ``line``."""
+        per_step = line.features_per_step + line.gradients_per_step
+        models = line.total - per_step * self.config.clients.steps
+        return max(1, (rival.total - models) // per_step + 1)
+
+
+def group_name(group: Sequence[Line]) -> str:
+    """Of cuts that send the same: ``conv1–relu1``."""
+    return "–".join(dict.fromkeys((group[0].cut, group[-1].cut)))
+
+
+def _rounded(seconds: float) -> float:
+    """Without the last digits, in which equal cuts may differ."""
+    return float(f"{seconds:.9g}")
+
+
+def make(config: Config, shape: Shape, classes: int, images: float, world: World) -> Plan:
+    """``images``: how many a client holds, on average."""
+    own = Priced.of(config, shape, classes, images)
+    rows = lookup.methods()
+    rows.setdefault(config.method, own.row)
+    methods = [line for row in rows.values() if (line := _line(replace(own, row=row), world))]
+    split = own if _is_split(own) else replace(own, row=lookup.method(SPLIT_METHOD))
+    cuts = [_line(split.at(cut.index), world) for cut in every_cut(own.cut)]
+    return Plan(config, world, [line for line in cuts if line], methods)
+
+
+def _is_split(priced: Priced) -> bool:
+    return priced.usual is not None and priced.usual.features > 0
+
+
+def _line(priced: Priced, world: World) -> Line | None:
+    """None: the method has no formula."""
+    cost, config, cut = priced.usual, priced.config, priced.cut
+    if cost is None:
+        return None
+    batch, steps, split = config.clients.batch, config.clients.steps, cost.features > 0
+    memory = cut.memory(batch, cost.work.copies, cost.work.kept, whole=not split)
+    held = cut.bottom_flops if split else cut.flops
+    seconds, shares = _mean_round(priced, world)
+    there = bool(cost.total)  # Supervised-only asks nothing of clients
+    return Line(
+        method=priced.row.name,
+        title=priced.row.title,
+        split=split,
+        cut=cut.name,
+        index=cut.index,
+        down=cost.down,
+        up=cost.up,
+        kinds=cost.by_kind(),
+        features_per_step=cost.features // steps,
+        gradients_per_step=cost.gradients // steps,
+        bottom_bytes=there * (priced.sizes.bottom if split else priced.sizes.full),
+        client_flops=there * cost.work.client * batch * held,
+        client_memory=there * memory,
+        fits=not there or memory <= world.profile.least_memory,
+        seconds=seconds,
+        computing=shares[0],
+        sending=shares[1],
+        waiting=shares[2],
+    )
+
+
+def _mean_round(priced: Priced, world: World) -> tuple[float, tuple[float, float, float]]:
+    """Seconds of a round, and an average client's computing, sending and waiting."""
+    clients = priced.config.clients
+    timed = []
+    for index in range(ROUNDS):
+        everyone = range(clients.total)
+        active = draw_active(priced.config.seed, index, clients.total, everyone, clients.active)
+        timed.append(time_round(index, priced.usual_work(active), world))
+    each = [times for one in timed for times in one.clients.values()]
+    parts = ([t.computing for t in each], [t.sending for t in each], [t.waiting for t in each])
+    shares = tuple(fmean(part) if part else 0.0 for part in parts)
+    return fmean(one.seconds for one in timed), (shares[0], shares[1], shares[2])
+
+
+def method_costs(
+    config: Config, shape: Shape, classes: int, up: float, down: float
+) -> list[dict[str, Any]]:
+    """Every method's bytes for ``config``, and hours on the wire alone at ``up`` and ``down`` Mbit/s."""
+    world = World(Range(up, up), Range(down, down), 0.0, profiles.load(WIRE_ONLY), config.seed)
+    active = config.clients.active
+    return [
+        {
+            "method": line.method,
+            "down_bytes": line.down,
+            "up_bytes": line.up,
+            "round_seconds": line.seconds,
+            "run_bytes": line.total * active * config.rounds,
+            "run_hours": line.seconds * config.rounds / 3600,
+        }
+        for line in make(config, shape, classes, 0.0, world).methods
+    ]

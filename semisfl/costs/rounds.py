@@ -1,0 +1,147 @@
+"""From the bytes of a round to what the clock needs: who sends and computes what, in which order."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from semisfl import lookup
+from semisfl.catalog import NamedMethod
+from semisfl.config import Config
+from semisfl.costs.clock import RoundWork, Share
+from semisfl.costs.cuts import Cut, cut_of
+from semisfl.fleet.codec import codec_named
+from semisfl.methods.sizes import Cost, Sizes
+from semisfl.models import Shape
+
+Bytes = Mapping[str, int]
+"""By kind and direction, as a run counts them: ``model_down``, ``features_up``, ..."""
+
+# Whole models over a network: full, accept, states, done, upload, states; a fetch and its answer more.
+FULL_MESSAGES, FETCH_MESSAGES = 6, 2
+
+
+def cost_of(row: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
+    """A usual round of a method; None: its row has no formula."""
+    if row.cost is None:
+        return None
+    kind = lookup.settings_class(row)
+    # A method that was not chosen has no section here if it comes from another package.
+    settings = getattr(config, row.section or "", None) or (kind() if kind else None)
+    cost: Cost = lookup.load(row.cost)(sizes, settings)
+    return cost
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A method with its settings, model and cut: what its rounds send and compute."""
+
+    config: Config
+    row: NamedMethod
+    cut: Cut
+    images: float
+    """That a client holds, on average."""
+
+    @classmethod
+    def of(cls, config: Config, shape: Shape, classes: int, images: float) -> "Priced":
+        cut = cut_of(config, shape, classes)
+        return cls(config, lookup.method(config.method), cut, images)
+
+    def at(self, index: int) -> "Priced":
+        """With another cut."""
+        return replace(self, cut=Cut(self.cut.layers, index))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        clients, elsewhere = self.config.clients, self.config.fleet.kind == "network"
+        return self.cut.sizes(clients.batch, clients.steps, self.config.wire, resent=elsewhere)
+
+    @cached_property
+    def usual(self) -> Cost | None:
+        """One active client's usual round; None: the method has no formula."""
+        return cost_of(self.row, self.sizes, self.config)
+
+    def usual_work(self, active: Iterable[int]) -> RoundWork:
+        """A usual round of these clients."""
+        cost = self.usual
+        assert cost is not None, "asked of methods with a formula"
+        crossed = dict.fromkeys(active, cost.by_kind()) if cost.total else {}
+        return self.work(crossed, self.config.server.steps)
+
+    def work(self, crossed: Mapping[int, Bytes], supervised_steps: int) -> RoundWork:
+        """What a round computes and sends in which ``crossed`` went to and from each client."""
+        cost = self.usual
+        passes = (cost or Cost(0, 0)).work
+        head = self._head_flops if passes.head else 0
+        images = supervised_steps * self.config.server.batch
+        server = images * passes.supervised * (self.cut.flops + head)
+        if not crossed:
+            return RoundWork(server)
+        if (cost is not None and cost.features) or any(
+            "features_up" in one for one in crossed.values()
+        ):
+            return RoundWork(server, [[self._split(*item) for item in crossed.items()]])
+        pairs = [self._full(client, sizes) for client, sizes in crossed.items()]
+        return RoundWork(
+            server, [[one for pair in pairs for one in pair[place]] for place in (0, 1)]
+        )
+
+    @cached_property
+    def _head_flops(self) -> int:
+        model = self.config.model
+        return self.cut.head_flops(model.projector, model.projection)
+
+    def _split(self, client: int, crossed: Bytes) -> Share:
+        """A client's part of a split round; one that broke off answered fewer steps."""
+        config, passes = self.config, (self.usual or Cost(0, 0)).work
+        rows, wire = (config.clients.batch, self.cut.features), config.wire
+        step_up = sum(
+            codec_named(codec).size(rows)
+            for codec in (wire.student_features, wire.teacher_features)
+        )
+        steps = crossed.get("features_up", 0) // step_up
+        top = self.cut.flops - self.cut.bottom_flops + (self._head_flops if passes.head else 0)
+        # Of its passes two are the backward one, which waits for the gradients.
+        bottom = config.clients.batch * self.cut.bottom_flops
+        return Share(
+            client,
+            down=crossed.get("model_down", 0) + crossed.get("teacher_down", 0),
+            up=crossed.get("model_up", 0),
+            steps=steps,
+            forward=(passes.client - 2) * bottom,
+            step_up=step_up,
+            step_down=crossed.get("gradients_down", 0) / max(steps, 1),
+            backward=2 * bottom,
+            server=config.clients.batch * passes.server * top,
+        )
+
+    def _full(self, client: int, crossed: Bytes) -> tuple[list[Share], list[Share]]:
+        """A client's part of a round of whole models: training, and after it BatchNorm's statistics.
+
+        The latter, where a method asks for them, end with their own slowest client.
+        """
+        clients, passes = self.config.clients, (self.usual or Cost(0, 0)).work
+        down = crossed.get("model_down", 0) + crossed.get("teacher_down", 0)
+        up = crossed.get("model_up", 0)
+        look = self.images * self.cut.flops
+        training, statistics = [], []
+        if asked := self._statistics_in(down, up):
+            sent, gathered = asked * self.sizes.full, asked * self.sizes.statistics
+            messages = asked * FULL_MESSAGES
+            statistics.append(Share(client, sent, gathered, asked * look, messages=messages))
+            down, up = down - sent, up - gathered
+        if down or up:
+            # A client without anything to contribute looks at its images and takes no step.
+            steps = clients.steps if up else 0
+            batches = steps * clients.batch * passes.client * self.cut.flops
+            messages = FULL_MESSAGES + (FETCH_MESSAGES if crossed.get("teacher_down") else 0)
+            computes = batches + passes.look * look
+            training.append(Share(client, down, up, computes, messages=messages))
+        return training, statistics
+
+    def _statistics_in(self, down: int, up: int) -> int:
+        """How often a client was sent the model for no more than its statistics."""
+        sizes = self.sizes
+        if not sizes.statistics:
+            return 0
+        asked, rest = divmod(up % sizes.full, sizes.statistics)
+        return 0 if rest or asked * sizes.full > down else asked

@@ -1,0 +1,145 @@
+"""What a plan says beforehand; that runs send as much: `test_equal`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semisfl import config, presets
+from semisfl.catalog import DATA, METHODS
+from semisfl.cli.main import main
+from semisfl.config import WireConfig
+from semisfl.costs import profiles
+from semisfl.costs.charts import plan_picture
+from semisfl.costs.clock import Range, World
+from semisfl.costs.plan import Plan, make, method_costs
+from tests.pictures import cut_off
+
+WIRE = WireConfig.model_fields
+
+
+def test_a_plan_by_hand() -> None:
+    """A round of the digits' CNN with numbers small enough to count: bottom, top, features."""
+    bottom = 4 * ((5 * 5 * 1 * 32 + 32) + (5 * 5 * 32 * 64 + 64))
+    whole = bottom + 4 * ((1024 * 512 + 512) + (512 * 10 + 10))
+    features = 4 * 16 * 1024 * 5
+    expected = {
+        "semisfl": (2 * bottom + features, bottom + 2 * features),
+        "supervised": (0, 0),
+        "semifl": (whole, whole),
+        "fedmatch": (2 * whole, whole),
+        "fedswitch": (2 * whole, whole),
+        "fedswitch-sl": (2 * bottom + features, bottom + 2 * features),
+    }
+    settings = config.parse(
+        {
+            "rounds": 7,
+            "data": {"name": "digits"},
+            "model": {"name": "cnn"},
+            "clients": {"total": 9, "active": 3, "batch": 16, "steps": 5},
+        }
+    )
+    rows = method_costs(settings, (1, 28, 28), 10, up=2.0, down=10.0)
+    assert {row["method"]: (row["down_bytes"], row["up_bytes"]) for row in rows} == expected
+    for row in rows:
+        down, up = expected[row["method"]]
+        # Mbit/s: a byte is eight bits.
+        seconds = 8 * down / 10e6 + 8 * up / 2e6
+        assert row["round_seconds"] == pytest.approx(seconds)
+        assert row["run_hours"] == pytest.approx(7 * seconds / 3600)
+        assert row["run_bytes"] == 7 * 3 * (down + up)
+
+
+WORLD = World(Range(0.8, 8), Range(10, 20), 0.005, profiles.load("jetson-mix"), 0)
+
+
+def plan(preset: str, *changes: str, world: World = WORLD) -> Plan:
+    options = config.parse(config.override(presets.values_of(preset), list(changes)))
+    row = DATA[preset]
+    return make(options, row.shape, row.classes, 1000, world)
+
+
+@pytest.mark.parametrize(
+    ("preset", "best"),
+    [
+        ("digits", "flatten"),
+        # 512 features behind a small dense layer, in place of 1,600 before it.
+        ("svhn", "fc1"),
+        ("cifar10", "flatten"),
+        ("stl10", "flatten"),
+        ("image100", "flatten"),
+    ],
+)
+def test_the_papers_models(preset: str, best: str) -> None:
+    made = plan(preset)
+    assert made.chosen.cut == "flatten" and made.best.cut == best
+    assert made.best.seconds == min(line.seconds for line in made.cuts)
+    assert made.smallest.total == min(line.total for line in made.cuts)
+    for line in made.cuts:
+        assert line.seconds == pytest.approx(line.computing + line.sending + line.waiting)
+        assert line.computing > 0 and line.sending > 0 and line.waiting > 0
+    assert {line.method for line in made.full} == {"semifl", "fedmatch", "fedswitch"}
+
+
+def test_whole_models_are_cheaper_for_a_small_model_alone() -> None:
+    """The paper: on SVHN with the CNN, SemiSFL moves about six times more than FedSwitch."""
+    small, large = plan("svhn"), plan("cifar10")
+    fedswitch = next(line for line in small.full if line.method == "fedswitch")
+    assert 5.5 < small.chosen.total / fedswitch.total < 6.5
+    assert min(line.seconds for line in small.full) < small.best.seconds
+    assert min(line.seconds for line in large.full) > large.best.seconds
+
+
+def test_break_even_is_where_a_plan_with_so_many_steps_turns() -> None:
+    made = plan("cifar10")
+    rival = next(line for line in made.full if line.method == "semifl")
+    steps = made.break_even_steps(made.chosen, rival)
+    assert steps > 50 > made.break_even_steps(made.cuts[0], rival)
+    before, after = (plan("cifar10", f"clients.steps={n}") for n in (steps - 1, steps))
+    assert before.chosen.total <= rival.total < after.chosen.total
+
+
+def test_a_better_cut_and_a_small_device_are_found() -> None:
+    early = plan("cifar10", "model.cut=pool1")
+    assert early.chosen.cut == "pool1" and early.best.cut == "pool5"
+    assert early.best.seconds < early.chosen.seconds / 2
+    tiny = profiles.Profile(devices=(profiles.Device(name="tiny", gflops=100, memory_gb=0.1),))
+    made = plan("cifar10", world=replace(WORLD, profile=tiny))
+    assert not made.chosen.fits and made.best.fits
+    assert made.best.cut == "pool2"
+
+
+def test_a_codec_shrinks_a_plan() -> None:
+    plain, small = plan("cifar10"), plan("cifar10", *(f"wire.{key}=int8" for key in WIRE))
+    assert 3.8 < plain.chosen.total / small.chosen.total < 4
+    assert small.chosen.kinds.keys() == plain.chosen.kinds.keys()
+
+
+def test_a_full_model_method_is_shown_with_semisfls_cuts() -> None:
+    made = plan("digits", "method=fedswitch")
+    assert {line.method for line in made.cuts} == {"semisfl"}
+    assert len(made.methods) == len(METHODS)
+
+
+def test_nothing_of_the_picture_is_cut_off() -> None:
+    for preset in ("digits", "stl10"):
+        assert cut_off(plan_picture(plan(preset))) < 0.01
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = str(tmp_path / "plan.png")
+    words = ["plan", "digits", "--uplink", "2", "--profile", "wire-only", "--out", picture]
+    assert main([*words, "--json", "--downlink", "10", "--latency", "0"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["best"] == told["configured"] == "flatten" and len(told["cuts"]) == 9
+    semisfl = next(line for line in told["methods"] if line["method"] == "semisfl")
+    assert semisfl["seconds"] == pytest.approx(8 * semisfl["down"] / 10e6 + 8 * semisfl["up"] / 2e6)
+    assert Path(told["picture"]).stat().st_size > 10_000
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "Best cut for these links and devices: flatten" in printed
+    assert main(["plan", "--uplink", "8-0.8"]) == 2
+    assert "lower one first" in capsys.readouterr().err
+    assert main(["plan", "--profile", "cray"]) == 2
+    assert "jetson-mix" in capsys.readouterr().err
