@@ -1,8 +1,10 @@
-"""``semisfl predict`` and ``evaluate``: what a trained model says, and how often it is right."""
+"""``semisfl predict``, ``evaluate`` and ``export``: what a trained model says, how often it is right, and it
+for other programs."""
 
 import csv
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +29,7 @@ MOST_COLUMNS = 12
 def register(app: typer.Typer) -> None:
     app.command("predict")(predict)
     app.command("evaluate")(evaluate)
+    app.command("export")(export)
 
 
 def open_model(path: Path, device: str) -> "Classifier":
@@ -141,3 +144,63 @@ def _print_worst(found: "Evaluation") -> None:
         true, given = divmod(place, len(found.classes))
         if count := wrong[true, given]:
             print(f"{count} images of {found.classes[true]} are taken for {found.classes[given]}")
+
+
+class Format(StrEnum):
+    onnx = "onnx"
+    torch = "torch"
+    safetensors = "safetensors"
+
+
+class Part(StrEnum):
+    whole = "whole"
+    bottom = "bottom"
+    top = "top"
+
+
+class Quantization(StrEnum):
+    int8 = "int8"
+
+
+def export(
+    run: RunOrFile,
+    to: Annotated[Format, typer.Option(help="onnx, torch (a torch.export .pt2) or safetensors.")],
+    part: Annotated[Part, typer.Option(help="The whole model, or a half of it.")] = Part.whole,
+    quantize: Annotated[
+        Quantization | None, typer.Option(help="Weights and values in 8 bits; onnx only.")
+    ] = None,
+    check: Annotated[
+        list[Path] | None,
+        typer.Option(help="Images or folders to check it on; default: the run's test images."),
+    ] = None,
+    cut: Annotated[
+        str | None, typer.Option(help="Cut after this layer instead of where it was trained.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; default: export/ beside the model's file.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Write the model for other programs, checked against the original, with a MODEL_CARD.md."""
+    from semisfl.use import export as exports
+    from semisfl.use import real_images
+    from semisfl.use.classifier import find
+
+    model = open_model(run, "cpu")
+    images = real_images.to_check(model, check)
+    folder = out or find(run).parent / "export"
+    model = model if cut is None else model.recut(int(cut) if cut.isdigit() else cut)
+    made = exports.export(
+        model, images, folder, to=to.value, part=part.value, int8=quantize is not None
+    )
+    size = made.path.stat().st_size
+    if json_:
+        told = {"file": str(made.path), "card": str(made.card), "bytes": size}
+        checked = {"images": made.images, "difference": made.difference}
+        print(json.dumps(told | checked | {"agreement": made.agreement}))
+        return
+    print(
+        f"{made.path}: {console.amount(size)}; on {made.images} images it differs from the original by "
+        f"at most {made.difference:.2g} and gives the same class for {made.agreement:.1%}"
+    )
+    print(f"card: {made.card}")

@@ -69,7 +69,12 @@ class Experiment:
 
     def model_state(self, accuracy: float | None, tested_after: int) -> dict[str, Any]:
         """The network that the run is judged by, with all that using it takes."""
-        described = replace(self.description, accuracy=accuracy, tested_after=tested_after)
+        described = replace(
+            self.description,
+            accuracy=accuracy,
+            tested_after=tested_after,
+            sent=self.fleet.traffic.by_kind(),
+        )
         network = next(iter(self.method.tested().values()))
         return {"description": described.as_dict(), "weights": answering_weights(network)}
 

@@ -6,7 +6,7 @@ answer from it must know. Weights that are in the checkpoint anyway are not writ
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,6 +48,8 @@ class Description:
     """On the ``tested_on`` test images, in percent; None: not tested yet."""
     tested_after: int = 0
     """So many rounds."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """Bytes that crossed between server and clients in training, by kind and direction."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

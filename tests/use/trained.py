@@ -6,8 +6,10 @@ from pathlib import Path
 from PIL import Image
 
 from semisfl.data.sources import Dataset
+from semisfl.runs import checkpoint, experiment
 from semisfl.runs.loop import Result
 from semisfl.runs.start import train
+from semisfl.use.classifier import Classifier, load
 from tests import toy
 
 Trained = Callable[[str], tuple[Path, Result]]
@@ -34,3 +36,12 @@ def write_images(data: Dataset, place: Path, count: int = 24) -> Path:
         pixels = data.test_images[number].numpy().transpose(1, 2, 0)
         Image.fromarray(pixels).save(place / name / f"{number:03}.png")
     return place
+
+
+def residual_model(place: Path) -> Classifier:
+    """Residual blocks with everything in them that a table can say; its weights are the first ones."""
+    data = toy.dataset()
+    settings = toy.values("supervised", f"model.layers={toy.RESIDUAL}")
+    built = experiment.assemble(settings, data, toy.partition(data), device="cpu")
+    checkpoint.write(place / "residual.safetensors", {"model": built.model_state(None, 0)})
+    return load(place / "residual.safetensors")

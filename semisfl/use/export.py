@@ -1,0 +1,182 @@
+"""A trained model for other programs: a file, checked on real images, and a card that says what it is."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from semisfl.runs import checkpoint
+from semisfl.runs.portable import answering_weights
+from semisfl.use import model_card, onnx_file, parts
+from semisfl.use.classifier import Classifier, load
+from semisfl.use.parts import INPUTS, NEEDS, OUTPUTS, Part
+
+Format = Literal["onnx", "torch", "safetensors"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+TOLERANCE = 1e-4
+"""Of the largest value (or of 1, if that is more) that an exported part may differ by."""
+AGREEMENT = 0.95
+"""Share of images that must get the same class once weights are int8."""
+CALIBRATING = 128
+"""Images that show an int8 model its values; the check is made on others where there are any."""
+
+Runner = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    card: Path
+    images: int
+    """That it was checked on."""
+    difference: float
+    """The largest, from what the original gives."""
+    agreement: float
+    """Share of images whose most probable class is the same."""
+
+
+def export(
+    model: Classifier,
+    images: Tensor,
+    folder: Path,
+    *,
+    to: Format = "onnx",
+    part: Part = "whole",
+    int8: bool = False,
+) -> Exported:
+    """Write ``part`` of ``model`` into ``folder`` and check it on uint8 ``images``.
+
+    A file that does not give what the original gives is an error, and is not left behind.
+    """
+    if int8 and to != "onnx":
+        raise ValueError(
+            f"--quantize int8 is there for --to onnx, not for {to}: leave it out, or export to onnx"
+        )
+    if not len(images):
+        raise ValueError("there is no image to check the exported model on; give some")
+    model = model.to("cpu")
+    model.need(*NEEDS[part])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{part}{'-int8' if int8 else ''}{SUFFIXES[to]}"
+    calibrating, checking = images[:CALIBRATING], images
+    if int8 and len(images) > 1:
+        half = min(CALIBRATING, len(images) // 2)
+        calibrating, checking = images[:half], images[half:]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as place:
+        draft = Path(place) / path.name
+        WRITERS[to](model, part, draft)
+        if int8:
+            onnx_file.quantize(draft, parts.input_of(model, part, calibrating))
+        difference, agreement = check(model, part, RUNNERS[to](draft, part), checking, int8)
+        os.replace(draft, path)
+    exported = Exported(path, folder / "MODEL_CARD.md", len(checking), difference, agreement)
+    model_card.write(model, exported.card)
+    return exported
+
+
+def about(model: Classifier, part: Part) -> dict[str, Any]:
+    """What an exported file says of itself."""
+    return {
+        "part": part,
+        "identity": model.identity,
+        "digest": model.digest,
+        "description": model.description.as_dict(),
+    }
+
+
+# --- formats -------------------------------------------------------------------------------------
+
+
+def _write_onnx(model: Classifier, part: Part, path: Path) -> None:
+    names = (INPUTS[part], OUTPUTS[part])
+    module = parts.module_of(model, part)
+    onnx_file.write(module, parts.example(model, part), names, about(model, part), path)
+
+
+def _write_torch(model: Classifier, part: Part, path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1)
+    module, inputs = parts.module_of(model, part), (parts.example(model, part),)
+    program = torch.export.export(module, inputs, dynamic_shapes=({0: batch},))
+    torch.export.save(program, path, extra_files={"semisfl.json": json.dumps(about(model, part))})
+
+
+def _write_safetensors(model: Classifier, part: Part, path: Path) -> None:
+    prefixes = tuple(f"{name}." for name in NEEDS[part])
+    weights = answering_weights(model.network)
+    held = {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
+    said = about(model, part)
+    model_state = {key: said[key] for key in ("description", "digest")} | {"weights": held}
+    checkpoint.write(path, {"model": model_state})
+
+
+WRITERS: dict[Format, Callable[[Classifier, Part, Path], None]] = {
+    "onnx": _write_onnx,
+    "torch": _write_torch,
+    "safetensors": _write_safetensors,
+}
+
+
+def _run_torch(path: Path, _: Part) -> Runner:
+    runner: Runner = torch.export.load(path).module()
+    return runner
+
+
+def _run_safetensors(path: Path, part: Part) -> Runner:
+    found = load(path)
+    runners: dict[Part, Runner] = {
+        "whole": found.probabilities,
+        "bottom": found.features,
+        "top": found.answer,
+    }
+    return runners[part]
+
+
+RUNNERS: dict[Format, Callable[[Path, Part], Runner]] = {
+    "onnx": lambda path, _: onnx_file.File(path),
+    "torch": _run_torch,
+    "safetensors": _run_safetensors,
+}
+
+
+# --- checking ------------------------------------------------------------------------------------
+
+
+def check(
+    model: Classifier, part: Part, run: Runner, images: Tensor, int8: bool
+) -> tuple[float, float]:
+    """(largest difference, share of equal classes) on ``images``; `ValueError` if it is too much.
+
+    One image alone is among the batches, as a batch size that was fixed would show.
+    """
+    given = parts.input_of(model, part, images)
+    expected = parts.output_of(model, part, images)
+    found = torch.cat([run(batch) for batch in (given[:1], given[1:]) if len(batch)])
+    if found.shape != expected.shape:
+        raise ValueError(
+            f"the exported {part} gives {list(found.shape)} where the original gives "
+            f"{list(expected.shape)}"
+        )
+    difference = float((found - expected).abs().max())
+    answers = model.answer(found) if part == "bottom" and "top" in model.parts else found
+    originals = model.probabilities(images) if answers is not found else expected
+    agreement = float((answers.argmax(1) == originals.argmax(1)).float().mean())
+    allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
+    # `not <=`, so that NaN is a mismatch too.
+    if not int8 and not difference <= allowed:
+        raise ValueError(
+            f"the exported {part} differs from the original by up to {difference:.2g} on "
+            f"{len(images)} images, above {allowed:.2g}; it is not kept"
+        )
+    if int8 and not agreement >= AGREEMENT:
+        raise ValueError(
+            f"as int8 the {part} gives another class for {1 - agreement:.1%} of {len(images)} images, "
+            f"above {1 - AGREEMENT:.0%}; it is not kept: export without --quantize, or check with "
+            "more images of the kind it will see"
+        )
+    return difference, agreement

@@ -1,0 +1,123 @@
+"""MODEL_CARD.md: what a model is, what it was trained on, how good it is, and what is known of leakage."""
+
+from pathlib import Path
+
+from semisfl import lookup
+from semisfl.files import write_whole
+from semisfl.runs.portable import Description
+from semisfl.sections import ConfigError
+from semisfl.use.classifier import Classifier
+
+KINDS = {
+    "features_up": "features of the clients' images, which an attacker at the server may be able to turn back "
+    "into pictures",
+    "gradients_down": "gradients of these features, which tell a client something of the server's labels",
+    "model_up": "clients' weights, from which parts of their images may be reconstructed",
+    "model_down": "the shared weights",
+    "teacher_down": "the teacher's weights",
+}
+
+
+def write(model: Classifier, path: Path) -> None:
+    write_whole(path, card(model).encode())
+
+
+def card(model: Classifier) -> str:
+    about = model.description
+    sections = {
+        "What it is": _what(model),
+        "Trained on": _data(about),
+        "How good it is": _quality(about),
+        "What is known about leakage": _leakage(about),
+        "Settings": _settings(about),
+    }
+    body = "\n\n".join(f"## {title}\n{text}" for title, text in sections.items())
+    return f"# {_title(about.method)} on {about.data}\n\n{body}\n"
+
+
+def _title(method: str) -> str:
+    try:
+        return lookup.method(method).title
+    except ConfigError:  # a method of a package that is not installed here
+        return method
+
+
+def _what(model: Classifier) -> str:
+    about = model.description
+    channels, height, width = about.shape
+    names = ", ".join(about.classes)
+    return (
+        f"An image classifier of {len(about.classes)} classes: {names}.\n\n"
+        f"- input: uint8 images [n, {channels}, {height}, {width}], n free; normalised inside by mean "
+        f"{_numbers(about.mean)} and standard deviation {_numbers(about.std)} of values in 0 to 1\n"
+        f"- output: class probabilities [n, {len(about.classes)}], in the order above\n"
+        f"- cut: the bottom gives {model.network.features} features per image\n"
+        f"- network: the {about.network} of a run of {_title(about.method)} (`{about.method}`), "
+        f"semisfl {about.version}\n"
+        f"- hash of classes and weights: `{model.digest}`"
+    )
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _data(about: Description) -> str:
+    server = f"`{about.data}`: {about.labeled:,} labelled images on the server"
+    if not about.sent:
+        return f"{server}, and no other."
+    clients = about.settings["clients"]["total"]
+    held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
+    return (
+        f"{server}; {held}unlabelled images on {clients} clients, which did not give them away. Labels of "
+        "the clients' images were not used."
+    )
+
+
+def _quality(about: Description) -> str:
+    if about.accuracy is None:
+        return "It was not tested."
+    return (
+        f"{about.accuracy:.1f} % of {about.tested_on:,} test images of `{about.data}`, which were not trained "
+        f"on, after {about.tested_after} rounds. Where the best of several rounds was chosen on these same "
+        "images, expect a little less on others. `semisfl evaluate` tells precision, recall and calibration "
+        "on images of your own."
+    )
+
+
+def _leakage(about: Description) -> str:
+    crossed = [
+        f"- {KINDS.get(kind, kind.replace('_', ', '))}: {size:,} bytes"
+        for kind, size in about.sent.items()
+        if size
+    ]
+    lines = (
+        ["Between server and clients, all clients and rounds together, there crossed:", *crossed]
+        if crossed
+        else ["Nothing crossed between server and clients: the clients' images were not used."]
+    )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "No client's image crossed. That is no proof that nothing can be learned of them: features, "
+            "gradients and weights can be inverted in part. Whether a given image was trained on can often "
+            "be told from a model (membership inference); this was not measured for this model. What was done "
+            "to what crossed (codecs, noise) stands under Settings.",
+        ]
+    )
+
+
+def _settings(about: Description) -> str:
+    sections = {row.name: row.section for row in lookup.methods().values()}
+    foreign = set(sections.values()) - {sections.get(about.method)}
+    own = {key: value for key, value in about.settings.items() if key not in foreign}
+    return "\n".join(f"- `{key} = {value}`" for key, value in _flat(own))
+
+
+def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for key, value in values.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else None
+        found += inner if inner is not None else [(prefix + key, value)]
+    return found

@@ -1,0 +1,132 @@
+"""ONNX: written through `torch.export`, quantised and run by onnxruntime. An extra, imported when used."""
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+EXTRA = "ONNX needs further packages: pip install 'semisfl[onnx]'"
+ABOUT = "semisfl"
+"""The key of the file's metadata under which the model is described."""
+CALIBRATION_BATCH = 16
+
+
+@contextlib.contextmanager
+def needs_onnx() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        named = (error.name or "").split(".")[0]
+        if named in ("onnx", "onnxruntime", "onnxscript", "onnx_ir"):
+            raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
+        raise
+
+
+def write(
+    module: nn.Module, example: Tensor, names: tuple[str, str], about: dict[str, Any], path: Path
+) -> None:
+    """``module`` for any batch size; ``names`` are those of its input and output."""
+    with needs_onnx():
+        import onnxruntime  # noqa: F401  # what is written is run before it is believed
+        import onnxscript  # noqa: F401
+    batch = torch.export.Dim("batch", min=1)
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            (example,),
+            input_names=[names[0]],
+            output_names=[names[1]],
+            dynamic_shapes=({0: batch},),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        program.model.metadata_props[ABOUT] = json.dumps(about)
+        program.save(path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of packages that are not there and of its own future."""
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporter.setLevel(level)
+
+
+def quantize(path: Path, inputs: Tensor) -> None:
+    """Replace a file by its int8 form; ``inputs`` show it the range of each layer's values."""
+    with needs_onnx():
+        from onnxruntime import quantization
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+    name = File(path).input
+    batches = iter([{name: part.numpy()} for part in inputs.split(CALIBRATION_BATCH)])
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(batches, None)
+
+    prepared = path.with_suffix(".prepared.onnx")
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(
+        logging.ERROR
+    )  # it warns through the root logger that it could have been told more
+    try:
+        quant_pre_process(str(path), str(prepared))
+        quantization.quantize_static(
+            str(prepared),
+            str(path),
+            Reader(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            activation_type=quantization.QuantType.QUInt8,
+        )
+    finally:
+        root.setLevel(level)
+        prepared.unlink(missing_ok=True)
+
+
+class File:
+    """An ONNX file of one input and one output, run on the CPU."""
+
+    def __init__(self, path: Path, threads: int | None = None) -> None:
+        with needs_onnx():
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime has a class of its own for each way to fail
+            raise ValueError(f"{path} is no ONNX file: {' '.join(str(error).split())}") from error
+        (self.input,) = (entry.name for entry in self._session.get_inputs())
+        self._path = path
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        (outputs,) = self._session.run(None, {self.input: inputs.numpy()})
+        return torch.from_numpy(outputs)
+
+    def about(self) -> dict[str, Any]:
+        """What `write` said of the model."""
+        text = self._session.get_modelmeta().custom_metadata_map.get(ABOUT)
+        if text is None:
+            raise ValueError(
+                f"{self._path} was not written by semisfl export: it says nothing of itself"
+            )
+        return dict(json.loads(text))

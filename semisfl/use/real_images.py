@@ -1,0 +1,48 @@
+"""Real images to hold an exported model against its original on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from semisfl.data import sources
+from semisfl.runs.directory import RunDirectory
+from semisfl.use import pictures
+from semisfl.use.classifier import Classifier
+
+MOST = 256
+
+
+def to_check(model: Classifier, given: Sequence[Path] | None) -> Tensor:
+    """uint8 images of those ``given``, or of the test images that the model's run names; at most MOST."""
+    if not given:
+        return _of_run(model)
+    found, reasons = [], []
+    for batch in pictures.batches(pictures.files_of(given)[:MOST], model.shape):
+        found.append(batch.images)
+        reasons += batch.skipped
+    images = torch.cat(found)
+    if not len(images):
+        raise ValueError(
+            f"none of the {len(reasons)} images can be read: {reasons[0].image}: {reasons[0].reason}"
+        )
+    return images
+
+
+def _of_run(model: Classifier) -> Tensor:
+    assert model.path is not None
+    try:
+        config = RunDirectory.open(model.path.parent).config()
+        if config.fleet.kind == "network":
+            raise ValueError("a run over the network does not say where its server's images are")
+        data = sources.load(config.data.name, size=config.data.size)
+        if data.shape != model.shape or not len(data.test_images):
+            raise ValueError(f"{data.name} has no test images of the model's size")
+    except ValueError as error:
+        raise ValueError(
+            f"there are no images to check the exported model on ({error}); give some: --check IMAGES"
+        ) from error
+    # Spread over the set, which may be sorted by class.
+    step = max(1, len(data.test_images) // MOST)
+    return data.test_images[::step][:MOST]

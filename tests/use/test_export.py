@@ -1,0 +1,205 @@
+"""Exported files, run by other programs' engines, give what the original gives; what does not is refused."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisfl import load
+from semisfl.cli.main import main
+from semisfl.use import export as exports
+from semisfl.use import parts
+from semisfl.use.classifier import Classifier
+from semisfl.use.export import check, export
+from tests import toy
+from tests.use.trained import Trained, residual_model
+
+PIXELS = toy.dataset().test_images[:40]
+
+
+@pytest.fixture(scope="module")
+def model(trained: Trained) -> Classifier:
+    return load(trained("semisfl")[0])
+
+
+def run_onnx(path: Path, given: Tensor) -> Tensor:
+    """As any other program would: only what onnxruntime itself says of the file is used."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    return torch.from_numpy(session.run(None, {entry.name: given.numpy()})[0])
+
+
+def test_onnx_halves_and_whole(model: Classifier, tmp_path: Path) -> None:
+    made = {part: export(model, PIXELS, tmp_path, part=part) for part in parts.INPUTS}
+    expected = model.probabilities(PIXELS)
+    for size in (1, 7, 40):
+        pixels = PIXELS[:size]
+        features = run_onnx(made["bottom"].path, pixels)
+        torch.testing.assert_close(features, model.features(pixels), rtol=1e-4, atol=1e-5)
+        for answer in (
+            run_onnx(made["whole"].path, pixels),
+            run_onnx(made["top"].path, features),
+        ):
+            torch.testing.assert_close(answer, expected[:size], rtol=1e-4, atol=1e-6)
+    session = onnxruntime.InferenceSession(str(made["whole"].path))
+    (entry,), (answer,) = session.get_inputs(), session.get_outputs()
+    assert (entry.name, entry.type, entry.shape[1:]) == ("images", "tensor(uint8)", [3, 12, 12])
+    assert isinstance(entry.shape[0], str), "the batch size is free"
+    assert (answer.name, answer.shape[1:]) == ("probabilities", [toy.CLASSES])
+    said = json.loads(session.get_modelmeta().custom_metadata_map["semisfl"])
+    assert said["description"]["classes"] == list(model.classes)
+    assert {one.images for one in made.values()} == {40}
+    assert max(one.difference for one in made.values()) < 1e-4
+
+
+def test_residual_blocks_and_another_cut(tmp_path: Path) -> None:
+    model = residual_model(tmp_path).recut("residual2")
+    made = export(model, PIXELS, tmp_path, part="bottom")
+    answer = model.answer(run_onnx(made.path, PIXELS))
+    torch.testing.assert_close(answer, model.probabilities(PIXELS), rtol=1e-4, atol=1e-6)
+
+
+def test_torch_export_needs_nothing_of_this_package(model: Classifier, tmp_path: Path) -> None:
+    made = export(model, PIXELS, tmp_path, to="torch")
+    program = torch.export.load(made.path)
+    assert "semisfl" not in program.graph_module.code
+    for size in (1, 9):
+        answer = program.module()(PIXELS[:size])
+        torch.testing.assert_close(answer, model.probabilities(PIXELS[:size]), rtol=1e-4, atol=1e-6)
+
+
+def test_safetensors_hold_a_half_and_know_the_whole(model: Classifier, tmp_path: Path) -> None:
+    made = {p: export(model, PIXELS, tmp_path, to="safetensors", part=p) for p in parts.INPUTS}
+    loaded = {part: load(one.path) for part, one in made.items()}
+    assert {one.identity for one in loaded.values()} == {model.identity}
+    answer = loaded["top"].answer(loaded["bottom"].features(PIXELS))
+    assert torch.equal(answer, loaded["whole"].answer(model.features(PIXELS)))
+    for part, use in (("bottom", loaded["bottom"].probabilities), ("top", loaded["top"].features)):
+        with pytest.raises(ValueError, match=rf"holds the {part} alone and this needs the"):
+            use(PIXELS)
+    sizes = {part: one.path.stat().st_size for part, one in made.items()}
+    assert sizes["bottom"] < sizes["top"] < sizes["whole"]
+
+
+def test_int8_agrees(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pixels = load(trained("supervised")[0]), toy.dataset().test_images
+    # A run of two rounds is sure of little: what int8 changes may decide between two classes.
+    monkeypatch.setattr(exports, "AGREEMENT", 0.8)
+    small = export(model, pixels, tmp_path, int8=True)
+    assert small.path.name == "whole-int8.onnx"
+    assert small.images == 60, "those that showed it its values are not those it is checked on"
+    found = run_onnx(small.path, pixels)
+    assert 0 < float((found - model.probabilities(pixels)).abs().max()) < 0.1
+    kinds = {entry.data_type for entry in onnx.load(small.path).graph.initializer}
+    assert onnx.TensorProto.INT8 in kinds
+
+
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+def test_int8_is_for_onnx(to: Any, model: Classifier, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"is there for --to onnx, not for {to}"):
+        export(model, PIXELS, tmp_path, to=to, int8=True)
+
+
+@pytest.mark.parametrize("wrong", [1e-2, float("nan")])
+def test_a_mismatch_is_an_error_and_nothing_is_kept(
+    wrong: float, model: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole.pt2").write_text("an older one")
+
+    def damaged(*arguments: Any) -> nn.Module:
+        module = honest(*arguments)
+        buffer = module.get_buffer("normalize.offset")
+        buffer += wrong
+        return module
+
+    honest = parts.module_of
+    monkeypatch.setattr(parts, "module_of", damaged)
+    with pytest.raises(ValueError, match=r"differs from the original by up to .* it is not kept"):
+        export(model, PIXELS, tmp_path, to="torch")
+    assert [file.name for file in tmp_path.iterdir()] == ["whole.pt2"]
+    assert (tmp_path / "whole.pt2").read_text() == "an older one"
+
+
+def test_int8_that_answers_otherwise_is_refused(model: Classifier) -> None:
+    def rolled(pixels: Tensor) -> Tensor:
+        return model.probabilities(pixels).roll(1, 1)
+
+    with pytest.raises(ValueError, match=r"gives another class for 100\.0% of 40 images"):
+        check(model, "whole", rolled, PIXELS, int8=True)
+    assert check(model, "whole", model.probabilities, PIXELS, int8=True) == (0.0, 1.0)
+
+
+def test_a_shape_that_changed_is_refused(model: Classifier) -> None:
+    with pytest.raises(ValueError, match=r"gives \[40, 3\] where the original gives \[40, 4\]"):
+        check(model, "whole", lambda p: model.probabilities(p)[:, :3], PIXELS, int8=False)
+
+
+def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
+    run, result = trained("semisfl")
+    card = export(load(run), PIXELS, tmp_path, to="safetensors").card.read_text()
+    assert card.startswith("# SemiSFL on toy\n")
+    best = load(run).description
+    for expected in (
+        "colour0, colour1, colour2, colour3",
+        "uint8 images [n, 3, 12, 12]",
+        "16 labelled images on the server",
+        f"{best.accuracy:.1f} % of 120 test images",
+        f"{best.sent['features_up']:,} bytes",
+        "`semisfl.confidence_threshold = ",
+        "membership inference",
+    ):
+        assert expected in card, expected
+    assert "fedmatch" not in card, "settings of other methods say nothing of this model"
+    assert result.rounds[-1]["bytes"]["features_up"] >= best.sent["features_up"] > 0
+    alone = export(load(trained("supervised")[0]), PIXELS, tmp_path, to="safetensors").card
+    assert "Nothing crossed" in alone.read_text()
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_difference(
+    trained: Trained, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(trained("fedmatch")[0])
+    words = ["export", run, "--to", "safetensors", "--check", str(images)]
+    assert main([*words, "--out", str(tmp_path / "to")]) == 0
+    printed = capsys.readouterr().out
+    found = re.search(r"on 24 images it differs from the original by at most (\S+) and", printed)
+    assert found and float(found[1]) < 1e-6, printed
+    assert main([*words, "--part", "bottom", "--cut", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert Path(told["file"]) == Path(run, "export", "bottom.safetensors")
+    assert told["agreement"] == 1 and Path(told["card"]).is_file()
+    assert load(told["file"]).description.cut == 1
+
+
+def test_mistakes_are_one_line(
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = str(trained("supervised")[0])
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    words_of = ["export", run, "--to", "onnx", "--out", str(tmp_path / "to")]
+    good = str(next((Path(__file__).parents[2] / "docs").glob("*.png")))
+    for words, said in (
+        (words_of, "there are no images to check the exported model on (data 'toy' is neither"),
+        ([*words_of, "--check", str(bad)], "none of the 1 images can be read"),
+        ([*words_of, "--check", good], "pip install 'semisfl[onnx]' (no module 'onnxruntime')"),
+        ([*words_of, "--check", good, "--cut", "nowhere"], "'nowhere' is no layer of the model"),
+    ):
+        capsys.readouterr()
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ") and said in line, line
