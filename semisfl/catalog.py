@@ -215,6 +215,11 @@ CODECS = {
             code="semisfl.fleet.codec:INT8",
             summary="1 byte per value, a scale per row",
         ),
+        NamedCodec(
+            name="int4",
+            code="semisfl.fleet.int4:INT4",
+            summary="half a byte per value, a scale per 32 values",
+        ),
     )
 }
 

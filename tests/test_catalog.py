@@ -19,7 +19,7 @@ def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
         assert name in ("semisfl", "supervised") or row.note, f"{name} must say what is ours"
     works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
     assert sorted(works) == ["batchnorm-statistics", "fedmatch", "fedswitch", "semifl"]
-    assert lookup.codec_names() == ["fp32", "fp16", "bf16", "int8"]
+    assert lookup.codec_names() == ["fp32", "fp16", "bf16", "int8", "int4"]
 
 
 def test_titles_and_notes_are_found_without_importing_anything() -> None:

@@ -1,4 +1,5 @@
-"""What a tensor becomes when it crosses the wire: fp32, fp16, bf16 or int8 with a scale a row.
+"""What a tensor becomes when it crosses the wire: fp32, fp16, bf16, int8 with a scale per row, or
+int4 with a scale per group (`int4.py`).
 
 Everything here is fixed-shape elementwise torch without host synchronisation, so the in-process
 fleet may run a round trip inside a captured graph and lose exactly what the network would lose.
@@ -22,6 +23,14 @@ from semisfl.sections import ConfigError
 Dimensions = Sequence[int]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
+SMALLEST_SCALE = 2.0**-100
+"""Of a smaller maximum, parts would be subnormal: rounded differently by each device."""
+
+
+def has_rows(shape: Dimensions) -> bool:
+    """Whether a tensor has rows of several values, for which a scale pays."""
+    return len(shape) > 1 and prod(shape[1:]) > 1
+
 
 class Codec(ABC):
     """One way for a tensor to cross."""
@@ -37,16 +46,18 @@ class Codec(ABC):
         """The parts that cross."""
 
     @abstractmethod
-    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The tensor that arrives."""
+    def decode(
+        self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The tensor of this shape that arrives."""
 
     @abstractmethod
-    def canonical(self, parts: Sequence[Tensor]) -> bool:
+    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         """Whether `encode` could have made these parts. Synchronises: for arrivals only."""
 
     def roundtrip(self, tensor: Tensor) -> Tensor:
         """What the other side will hold."""
-        return self.decode(self.encode(tensor), tensor.dtype)
+        return self.decode(self.encode(tensor), tensor.shape, tensor.dtype)
 
     def size(self, shape: Dimensions) -> int:
         """Bytes that cross for a tensor of this shape."""
@@ -66,10 +77,12 @@ class Cast(Codec):
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
         return (tensor.detach().to(self.dtype),)
 
-    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    def decode(
+        self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         return parts[0].to(dtype)
 
-    def canonical(self, parts: Sequence[Tensor]) -> bool:
+    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if self.dtype != torch.bool:
             return True
         return not bool((parts[0].view(torch.uint8) > 1).any())
@@ -86,46 +99,42 @@ class RowScaled(Codec):
     """
 
     name: str
-    # Below this, value / 127 · maximum would be subnormal: rounded differently by each device.
-    smallest: float = 2.0**-100
 
     def layout(self, shape: Dimensions) -> Layout:
-        if not self._has_rows(shape):
+        if not has_rows(shape):
             return ((tuple(shape), torch.float32),)
         return ((tuple(shape), torch.int8), ((shape[0],), torch.float32))
 
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
         values = tensor.detach().to(torch.float32)
-        if not self._has_rows(values.shape):
+        if not has_rows(values.shape):
             return (values,)
         maximum = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True)
-        scale = torch.where(maximum < self.smallest, 0.0, maximum)
+        scale = torch.where(maximum < SMALLEST_SCALE, 0.0, maximum)
         scale = torch.where(scale.isfinite(), scale, torch.nan)
         quantised = (values / torch.where(scale > 0, scale, torch.inf)).mul_(127).round_()
         # Inf / Inf is NaN, and NaN to int8 is undefined; the row's NaN scale carries the news.
         return quantised.nan_to_num_(nan=0.0).to(torch.int8), scale.flatten()
 
-    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    def decode(
+        self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         if len(parts) == 1:
             return parts[0].to(dtype)
         quantised, scale = parts
         scale = scale.reshape(-1, *(1 for _ in quantised.shape[1:]))
         return quantised.to(torch.float32).div_(127).mul_(scale).to(dtype)
 
-    def canonical(self, parts: Sequence[Tensor]) -> bool:
+    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if len(parts) == 1:
             return True
         quantised, scale = parts
         rows = quantised.flatten(1)
         # In int8, |-128| overflows to itself: an extreme of -128 fails both comparisons below.
         extreme = torch.maximum(rows.amax(1), rows.amin(1).neg())
-        holds = (extreme == 127) & (rows.amin(1) > -128) & (scale >= self.smallest)
+        holds = (extreme == 127) & (rows.amin(1) > -128) & (scale >= SMALLEST_SCALE)
         empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
         return bool(((holds & scale.isfinite()) | empty).all())
-
-    @staticmethod
-    def _has_rows(shape: Dimensions) -> bool:
-        return len(shape) > 1 and prod(shape[1:]) > 1
 
 
 FP32 = Cast("fp32", torch.float32)

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisfl.catalog import CODECS
 from semisfl.fleet.codec import Codec, codec_for
 
 if sys.byteorder != "little":
@@ -148,7 +149,7 @@ def encode(
         if tensor.dtype not in DTYPES:
             raise WireError(f"tensor {name!r} is {tensor.dtype}: only {_listed(DTYPES)} can cross")
         if not isinstance(codecs, str) and name not in codecs:
-            raise WireError(f"tensor {name!r} has no codec: name one of fp32, fp16, bf16, int8")
+            raise WireError(f"tensor {name!r} has no codec: name one of {_listed(CODECS)}")
         codec = codecs if isinstance(codecs, str) else codecs[name]
         spec = TensorSpec(tuple(tensor.shape), tensor.dtype, codec)
         table.append(spec.described(name))
@@ -220,11 +221,11 @@ class _Regions:
 
     def read(self, name: str, spec: TensorSpec) -> Tensor:
         parts = [self._part(name, *part) for part in spec.how.layout(spec.shape)]
-        if not spec.how.canonical(parts):
+        if not spec.how.canonical(parts, spec.shape):
             raise WireError(
                 f"tensor {name!r} holds bytes that its codec {spec.how.name} never makes"
             )
-        return spec.how.decode(parts, spec.dtype)
+        return spec.how.decode(parts, spec.shape, spec.dtype)
 
     def _part(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize

@@ -40,7 +40,14 @@ def numpy_int8(tensor: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [("fp32", 0.0), ("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.5 / 127)]
+    ("name", "limit"),
+    [
+        ("fp32", 0.0),
+        ("fp16", 2**-11),
+        ("bf16", 2**-8),
+        ("int8", 0.5 / 127),
+        ("int4", 0.5 / 7 + 2**-8),
+    ],
 )
 def test_error_is_within_the_codecs_precision(name: str, limit: float) -> None:
     tensor = draw(16, 3, 5, 5)
@@ -59,6 +66,30 @@ def test_int8_equals_its_definition() -> None:
     )
 
 
+def numpy_int4(tensor: np.ndarray) -> np.ndarray:
+    """Row by row and 32 values at a time, from the definition."""
+    out = np.zeros((len(tensor), tensor[0].size), np.float32)
+    for row, values in enumerate(tensor.reshape(len(tensor), -1)):
+        for first in range(0, len(values), 32):
+            group = values[first : first + 32]
+            scale = torch.tensor(np.abs(group).max()).bfloat16().float().numpy()
+            for place, value in enumerate(group, first):
+                out[row, place] = np.rint(value / scale * np.float32(7)) / np.float32(7) * scale
+    return out.reshape(tensor.shape)
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (3, 77), (2, 3, 5, 5)])
+def test_int4_equals_its_definition(shape: tuple[int, ...]) -> None:
+    tensor = draw(*shape)
+    expected = torch.from_numpy(numpy_int4(tensor.numpy()))
+    assert torch.equal(CODECS["int4"].roundtrip(tensor), expected)
+
+
+def test_two_values_of_int4_share_a_byte() -> None:
+    packed, scale = CODECS["int4"].encode(torch.tensor([[7.0, -7.0, 1.0]]))
+    assert packed.tolist() == [[15 | 1 << 4, 9 | 8 << 4]] and scale.tolist() == [[7.0]]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(), (5,), (4, 1), (4, 6), (2, 3, 4, 5), (0, 3), (3, 0)])
 def test_size_is_the_bytes_of_the_parts(name: str, shape: tuple[int, ...]) -> None:
@@ -68,12 +99,18 @@ def test_size_is_the_bytes_of_the_parts(name: str, shape: tuple[int, ...]) -> No
     assert codec.layout(shape) == tuple((tuple(part.shape), part.dtype) for part in parts)
     assert tensor_bytes(tensor, name) == tensor_bytes((shape, torch.float32), name)
     assert codec.size(shape) <= 4 * tensor.numel(), "a codec must never cost more than fp32"
-    assert codec.decode(parts).shape == shape
+    assert codec.decode(parts, shape).shape == shape
 
 
 def test_known_sizes() -> None:
     sizes = {name: CODECS[name].size((32, 100)) for name in NAMES}
-    assert sizes == {"fp32": 12800, "fp16": 6400, "bf16": 6400, "int8": 3200 + 32 * 4}
+    assert sizes == {
+        "fp32": 12800,
+        "fp16": 6400,
+        "bf16": 6400,
+        "int8": 3200 + 32 * 4,
+        "int4": 32 * (50 + 4 * 2),
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +119,7 @@ def test_non_finite_values_arrive_non_finite_in_their_own_row_only(name: str, ba
     tensor = draw(4, 3, 2)
     tensor[1, 2, 0] = bad
     arrived = CODECS[name].roundtrip(tensor)
-    assert CODECS[name].canonical(CODECS[name].encode(tensor))
+    assert CODECS[name].canonical(CODECS[name].encode(tensor), tensor.shape)
     assert not arrived[1].isfinite().all()
     assert arrived[[0, 2, 3]].isfinite().all()
 
@@ -91,12 +128,13 @@ def test_fp16_overflow_can_be_seen() -> None:
     assert CODECS["fp16"].roundtrip(torch.tensor([7e4])).isinf().all()
 
 
-def test_int8_zero_and_tiny_rows_are_zero() -> None:
-    tensor = torch.tensor([[0.0, -0.0], [1e-40, -1e-45], [2e-30, 0.0]])
-    arrived = CODECS["int8"].roundtrip(tensor)
-    assert CODECS["int8"].canonical(CODECS["int8"].encode(tensor))
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_zero_and_tiny_rows_are_zero(name: str) -> None:
+    tensor = torch.tensor([[0.0, -0.0], [1e-40, -1e-45], [2.0**-98, 0.0]])
+    arrived = CODECS[name].roundtrip(tensor)
+    assert CODECS[name].canonical(CODECS[name].encode(tensor), tensor.shape)
     assert arrived.isfinite().all()
-    assert torch.equal(arrived, torch.tensor([[0.0, 0.0], [0.0, 0.0], [2e-30, 0.0]]))
+    assert torch.equal(arrived, torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0**-98, 0.0]]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,8 +142,8 @@ def test_int8_zero_and_tiny_rows_are_zero() -> None:
 def test_a_second_crossing_changes_nothing(name: str, tensor: torch.Tensor) -> None:
     codec = CODECS[name]
     parts = codec.encode(tensor)
-    assert codec.canonical(parts)
-    again = codec.encode(codec.decode(parts))
+    assert codec.canonical(parts, tensor.shape)
+    again = codec.encode(codec.decode(parts, tensor.shape))
     assert all(torch.equal(left, right) for left, right in zip(parts, again, strict=True))
 
 
@@ -128,8 +166,31 @@ def test_int8_parts_that_encode_never_makes_are_not_canonical(
     values: list[int], scale: float
 ) -> None:
     rows = torch.tensor([[127, -3], values], dtype=torch.int8)
-    assert not CODECS["int8"].canonical((rows, torch.tensor([1.0, scale])))
-    assert CODECS["int8"].canonical((rows[:1], torch.tensor([1.0])))
+    assert not CODECS["int8"].canonical((rows, torch.tensor([1.0, scale])), (2, 2))
+    assert CODECS["int8"].canonical((rows[:1], torch.tensor([1.0])), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("packed", "scale"),
+    [
+        ([15 | 0 << 4, 8 | 8 << 4], 1.0),  # -8
+        ([14 | 9 << 4, 8 | 8 << 4], 1.0),  # the largest is not 7
+        ([15 | 9 << 4, 8 | 9 << 4], 1.0),  # something after the last value
+        ([15 | 9 << 4, 8 | 8 << 4], 0.0),
+        ([15 | 9 << 4, 8 | 8 << 4], -1.0),
+        ([15 | 9 << 4, 8 | 8 << 4], float("inf")),
+        ([15 | 9 << 4, 8 | 8 << 4], float("nan")),
+        ([15 | 9 << 4, 8 | 8 << 4], 1e-38),
+        ([8 | 8 << 4, 8 | 8 << 4], 1.0),
+    ],
+)
+def test_int4_parts_that_encode_never_makes_are_not_canonical(
+    packed: list[int], scale: float
+) -> None:
+    scales = torch.tensor([[1.0], [scale]], dtype=torch.bfloat16)
+    rows = torch.tensor([[15 | 9 << 4, 8 | 8 << 4], packed], dtype=torch.uint8)
+    assert not CODECS["int4"].canonical((rows, scales), (2, 3))
+    assert CODECS["int4"].canonical((rows[:1], scales[:1]), (1, 3))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -177,17 +238,17 @@ def test_integers_and_bools_of_a_state_cross_raw(name: str) -> None:
     for key in ("mask", "count", "num_batches_tracked"):
         assert torch.equal(arrived[key], state[key])
         assert arrived[key].dtype == state[key].dtype
-    each = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}[name]  # BatchNorm vectors stay fp32 in int8
+    each = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4, "int4": 4}[name]  # vectors stay fp32
     floats = 3 * 4 * each + CODECS[name].size((4, 9))
     assert state_bytes(state, name) == floats + 2 + 8 + 8
 
 
 def test_unknown_codec_lists_the_known_ones() -> None:
     for attempt in (
-        lambda: tensor_bytes(draw(2), "int4"),
-        lambda: roundtrip_state({"count": torch.tensor(1)}, "int4"),
+        lambda: tensor_bytes(draw(2), "int3"),
+        lambda: roundtrip_state({"count": torch.tensor(1)}, "int3"),
     ):
-        with pytest.raises(ValueError, match=r"'int4'.*fp32, fp16, bf16, int8"):
+        with pytest.raises(ValueError, match=r"'int3'.*fp32, fp16, bf16, int8, int4"):
             attempt()
 
 

@@ -259,7 +259,9 @@ def size(shape: tuple[int, ...], codec: str) -> int:
     """Bytes of one float tensor, counted by hand."""
     if codec == "int8" and len(shape) > 1 and prod(shape[1:]) > 1:
         return prod(shape) + 4 * shape[0]
-    return prod(shape) * {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}[codec]
+    if codec == "int4" and len(shape) > 1 and prod(shape[1:]) > 1:
+        return shape[0] * (-(-prod(shape[1:]) // 2) + 2 * -(-prod(shape[1:]) // 32))
+    return prod(shape) * {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4, "int4": 4}[codec]
 
 
 def model_size(module: nn.Module, codec: str) -> int:
@@ -314,7 +316,7 @@ def test_per_client_totals_of_the_paper(name: str, bottom_mb: int, features_mb: 
 
 
 @pytest.mark.parametrize("name", ["cnn", "bn"])
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_traffic_with_codecs(name: str, codec: str) -> None:
     model = split_model(name)
     kinds = ("student_features", "gradients", "models")

@@ -124,7 +124,7 @@ def test_equals_the_plain_twin(case: str) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_codecs_lose_what_the_twin_loses(codec: str, own: bool) -> None:
     """The median of three seeds, and of all weights their mean difference: a number on the border of
     two steps of a codec may fall to either side. One int8 round trip forgotten gives 5e-7 or more."""

@@ -144,7 +144,7 @@ def good_hello(**changes: object) -> list[bytes]:
         "protocol": PROTOCOL,
         "run": "",
         "name": "",
-        "codecs": ["bf16", "fp16", "fp32", "int8"],
+        "codecs": ["bf16", "fp16", "fp32", "int4", "int8"],
         "methods": ["semisfl"],
         "instance": "",
         "attempt": 1,

@@ -1,0 +1,95 @@
+"""Four bits per value, two values per byte, and a scale for every few values of a row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semisfl.fleet.codec import SMALLEST_SCALE, Codec, Dimensions, Layout, has_rows
+
+LARGEST_SCALE = torch.finfo(torch.bfloat16).max
+"""A float may be larger, and would be rounded to Inf."""
+ZERO = 8
+"""What a zero is as four bits: -7 to 7 become 1 to 15."""
+
+
+@dataclass(frozen=True)
+class GroupScaled(Codec):
+    """Whole numbers from -7 to 7 and, for every ``group`` values of a row, max|group| as bf16.
+
+    As with int8 the maximum itself crosses, so a second round trip changes nothing; a group with
+    NaN or Inf arrives as NaN; rows of one value cross as fp32.
+    """
+
+    name: str
+    group: int = 32
+
+    def layout(self, shape: Dimensions) -> Layout:
+        if not has_rows(shape):
+            return ((tuple(shape), torch.float32),)
+        rows, length = shape[0], prod(shape[1:])
+        return (
+            ((rows, ceil(length / 2)), torch.uint8),
+            ((rows, ceil(length / self.group)), torch.bfloat16),
+        )
+
+    def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        values = tensor.detach().to(torch.float32)
+        if not has_rows(values.shape):
+            return (values,)
+        rows = values.flatten(1)
+        grouped = self._grouped(rows)
+        maximum = grouped.abs().amax(dim=2, keepdim=True)
+        scale = torch.where(maximum < SMALLEST_SCALE, 0.0, maximum)
+        scale = torch.where(scale.isfinite(), scale.clamp(max=LARGEST_SCALE), torch.nan)
+        scale = scale.to(torch.bfloat16)
+        divisor = torch.where(scale > 0, scale.to(torch.float32), torch.inf)
+        # bf16 may round the maximum down: up to 7.03 sevenths of it, which are 7 all the same.
+        whole = (grouped / divisor).mul_(7).round_().nan_to_num_(nan=0.0)
+        return self._packed(whole.flatten(1)[:, : rows.shape[1]]), scale.squeeze(2)
+
+    def decode(
+        self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        if len(parts) == 1:
+            return parts[0].to(dtype)
+        packed, scale = parts
+        length = prod(shape[1:])
+        grouped = self._grouped(self._unpacked(packed)[:, :length].to(torch.float32))
+        values = grouped.div_(7).mul_(scale.to(torch.float32).unsqueeze(2))
+        return values.flatten(1)[:, :length].reshape(tuple(shape)).to(dtype)
+
+    def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
+        if len(parts) == 1:
+            return True
+        packed, scale = parts
+        whole, length = self._unpacked(packed), prod(shape[1:])
+        extreme = self._grouped(whole[:, :length]).abs().amax(dim=2)
+        holds = (extreme == 7) & (scale >= SMALLEST_SCALE) & scale.isfinite()
+        empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
+        return bool((holds | empty).all()) and not bool(whole[:, length:].any())
+
+    def roundtrip(self, tensor: Tensor) -> Tensor:
+        # Packing goes by rows; what arrives keeps the memory format, as with the other codecs.
+        return torch.empty_like(tensor).copy_(super().roundtrip(tensor))
+
+    def _grouped(self, rows: Tensor) -> Tensor:
+        """[row, group, value]; the last group is filled up with zeros."""
+        missing = -rows.shape[1] % self.group
+        return F.pad(rows, (0, missing)).unflatten(1, (-1, self.group))
+
+    @staticmethod
+    def _packed(whole: Tensor) -> Tensor:
+        four_bits = (F.pad(whole, (0, whole.shape[1] % 2)) + ZERO).to(torch.uint8)
+        return four_bits[:, 0::2] | (four_bits[:, 1::2] << 4)
+
+    @staticmethod
+    def _unpacked(packed: Tensor) -> Tensor:
+        pairs = torch.stack((packed & 15, packed >> 4), dim=2)
+        return pairs.flatten(1).to(torch.int8) - ZERO
+
+
+INT4 = GroupScaled("int4")
