@@ -38,6 +38,8 @@ class RoundRow(MethodRow):
     held_back: dict[str, str] | None = None
     bytes: dict[str, int] | None = None
     bytes_total: int | None = None
+    bytes_by_client: list[dict[str, Any]] | None = None
+    bytes_repeated: int | None = None
     seconds: float | None = None
     seconds_training: float | None = None
     seconds_testing: float | None = None

@@ -53,6 +53,10 @@ class Traffic:
     def total(self) -> int:
         return sum(self.counts.values())
 
+    def since(self, before: Counter[tuple[str, str, int]]) -> Counter[tuple[str, str, int]]:
+        """What was counted after ``counts`` were ``before``."""
+        return self.counts - before
+
     def state_dict(self) -> dict[str, int]:
         return {
             f"{kind}/{direction}/{client}": size
@@ -64,6 +68,23 @@ class Traffic:
         for key, size in state.items():
             kind, direction, client = key.split("/")
             self.counts[kind, direction, int(client)] = int(size)
+
+
+def by_client(counts: Mapping[tuple[str, str, int], int]) -> list[dict[str, Any]]:
+    """Clients with the same bytes together: ``{"clients": [0, 3], "model_down": 208384, ...}``."""
+    each: dict[int, dict[str, int]] = {}
+    for (kind, direction, client), size in sorted(counts.items()):
+        each.setdefault(client, {})[f"{kind}_{direction}"] = size
+    groups: list[dict[str, Any]] = []
+    for client, sizes in sorted(each.items()):
+        alike = next(
+            (group for group in groups if group == sizes | {"clients": group["clients"]}), None
+        )
+        if alike is None:
+            groups.append({"clients": [client], **sizes})
+        else:
+            alike["clients"].append(client)
+    return groups
 
 
 @dataclass(frozen=True)

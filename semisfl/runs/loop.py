@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from semisfl.fleet.base import RoundAborted
+from semisfl.fleet.base import RoundAborted, by_client
 from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
@@ -86,6 +87,9 @@ class _Rounds:
         self._standing = Standing.after(map(RoundRow.from_dict, self._history))
         self._health, self._good = Health(experiment.method), True
         self._before: dict[str, Any] = {}
+        self._undone: Counter[tuple[str, str, int]] = Counter()
+        """Bytes of this round's attempts that were undone."""
+        self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
         self._best_state: dict[str, Any] | None = None
 
     @property
@@ -103,6 +107,7 @@ class _Rounds:
         experiment, fleet = self._experiment, self._experiment.fleet
         # 1. What an undone round goes back to, and a checkpoint of a stopped one holds.
         self._before = checkpoint.snapshot(self._state())
+        self._counted = Counter(fleet.traffic.counts)
         started = time.perf_counter()
         try:
             # 2. Train.
@@ -126,6 +131,8 @@ class _Rounds:
             held_back=fleet.held_back.take(),
             bytes=fleet.traffic.by_kind(),
             bytes_total=fleet.traffic.total(),
+            bytes_by_client=by_client(fleet.traffic.since(self._counted) + self._undone) or None,
+            bytes_repeated=self._repeated or None,
             seconds=trained - started,
             seconds_training=trained - begun,
         )
@@ -154,6 +161,7 @@ class _Rounds:
         improved = row.accuracy is not None and row.accuracy > self._best
         self._best = max(self._best, row.accuracy or 0.0)
         self._history.append(row.as_dict())
+        self._undone.clear()
         self._standing = self._standing.then(row)
         every = self._experiment.config.runtime.checkpoint_every
         due = self._is_last or row.stopped_by is not None or (self.next + 1) % every == 0
@@ -210,6 +218,10 @@ class _Rounds:
 
     def _undo(self, why: str) -> None:
         log.warning("%s", why)
+        # It has crossed all the same.
+        sent = self._experiment.fleet.traffic.since(self._counted)
+        self._undone += sent
+        self._repeated += sent.total()
         self._experiment.fleet.held_back.take()  # of the attempt that does not count
         self._experiment.undo_round(self._before)
 

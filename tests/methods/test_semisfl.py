@@ -232,6 +232,14 @@ def test_an_aborted_round_is_repeated_as_if_it_had_not_begun() -> None:
     experiment.fleet.forward = failing  # type: ignore[method-assign]
     result = run_rounds(experiment)
     assert calls == 3 * 3 + 2
+    # What the undone attempt sent had crossed: its clients were given both bottoms once more.
+    (usual,), (more,) = (run.rounds[1].pop("bytes_by_client") for run in (undisturbed, result))
+    for kind in ("model_down", "teacher_down"):
+        assert more.pop(kind) == 2 * usual[kind]
+    assert more.items() <= usual.items()
+    wasted = len(usual["clients"]) * (usual["model_down"] + usual["teacher_down"])
+    repeated = [row.pop("bytes_repeated", None) for row in result.rounds]
+    assert repeated == [None, wasted, wasted]
     assert without_seconds(result.rounds) == without_seconds(undisturbed.rounds)
     assert checkpoint.digest(result.model.state_dict()) == checkpoint.digest(
         undisturbed.model.state_dict()

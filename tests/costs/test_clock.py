@@ -1,0 +1,152 @@
+"""The virtual clock against rounds worked out by hand."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from semisfl.costs import profiles
+from semisfl.costs.clock import ClientTime, Range, RoundWork, Share, World, time_round
+from semisfl.costs.profiles import Device, Profile
+from semisfl.sections import ConfigError
+
+G = 1e9
+
+
+@dataclass(frozen=True)
+class Fixed(World):
+    """Client 0 sends 1,000 and takes 2,000 bytes/s and computes 1 GFLOP/s; client 1 half of all that."""
+
+    def rates(self, round_index: int, client: int) -> tuple[float, float]:
+        return 1000 / (1 + client), 2000 / (1 + client)
+
+    def device(self, client: int) -> Device:
+        return Device(name="", gflops=1 / (1 + client))
+
+
+def fixed(latency: float = 0.0) -> World:
+    server = Profile(server_gflops=10, devices=(Device(name="unused"),))
+    return Fixed(Range(1, 1), Range(1, 1), latency, server)
+
+
+def split(client: int, steps: int = 3, **changes: float) -> Share:
+    parts = {
+        "down": 4000,
+        "up": 1000,
+        "forward": 2 * G,
+        "backward": 1 * G,
+        "step_up": 2000,
+        "step_down": 1000,
+        "server": 5 * G,
+    }
+    return Share(client, steps=steps, **parts | changes)  # type: ignore[arg-type]
+
+
+def test_a_split_round_of_one_client() -> None:
+    """
+    server alone 20 GFLOP                               2
+    down 4000 B 2, forward 2, features 2                6
+    server 0.5, gradients 0.5, backward 1, forward 2, features 2    6 each, twice
+    server 0.5, gradients 0.5, backward 1, bottom 1                 3
+    """
+    told = time_round(0, RoundWork(20 * G, [[split(0)]]), fixed())
+    assert told.seconds == pytest.approx(2 + 6 + 2 * 6 + 3)
+    assert told.server == pytest.approx(2 + 3 * 0.5)
+    # 3 forward and backward; 2 + 3 * 2.5 + 1 of bytes; the rest it waits for the server.
+    assert told.clients == {0: ClientTime(9.0, 10.5, pytest.approx(3.5))}
+
+
+def test_an_iteration_ends_with_its_slowest_client() -> None:
+    """Client 1 takes twice as long for everything, and the server computes for both.
+
+    alone 2; first features 12; then (1 + 11) twice; at last 1 + gradients 1, backward 2, bottom 2
+    """
+    told = time_round(0, RoundWork(20 * G, [[split(0), split(1)]]), fixed())
+    assert told.seconds == pytest.approx(2 + 12 + 2 * 12 + 6)
+    assert told.clients[1] == ClientTime(18.0, 21.0, pytest.approx(44 - 39))
+    assert told.clients[0] == ClientTime(9.0, 10.5, pytest.approx(44 - 19.5))
+
+
+def test_each_is_the_slowest_once() -> None:
+    """One has the longer download, the other the longer steps: both are waited for.
+
+    client 0: first features at 20 + 2 + 2 = 24, then 0.5 + 1 + 2 + 2 = 5.5, at last 0.5 + 1 + 1
+    client 1: first features at 4 + 4 + 4 = 12, then 1 + 2 + 4 + 4 = 11, at last 1 + 2 + 2
+    """
+    both = [split(0, down=40_000), split(1)]
+    told = time_round(0, RoundWork(0, [both]), fixed())
+    assert told.seconds == pytest.approx(24 + 2 * 11 + 5 + 3 * 1.0)
+
+
+def test_one_who_breaks_off_is_waited_for_no_longer() -> None:
+    """Client 1 answers one step of three: the other two are client 0's alone, and the server's."""
+    told = time_round(0, RoundWork(0, [[split(0), split(1, steps=1, up=0)]]), fixed())
+    assert told.seconds == pytest.approx(12 + 2 * 5.5 + 2.5 + (1.0 + 0.5 + 0.5))
+
+
+def test_every_message_takes_its_latency() -> None:
+    """There and back at the start, in every step but the first, and at the end: 2 K_u + 2."""
+    slow = time_round(0, RoundWork(0, [[split(0)]]), fixed(0.25))
+    assert slow.seconds == pytest.approx(6 + 11 + 2.5 + 3 * 0.5 + 8 * 0.25)
+    assert slow.clients[0].sending == pytest.approx(10.5 + 8 * 0.25)
+    full = time_round(0, RoundWork(0, [[Share(0, 2000, 1000, 5 * G, messages=6)]]), fixed(0.25))
+    assert full.seconds == pytest.approx(1 + 5 + 1 + 6 * 0.25)
+
+
+def test_whole_models_end_with_the_slowest_client_of_each_phase() -> None:
+    """Statistics come after training, of other clients: one waits for the other, not beside it."""
+    training = [Share(0, 2000, 1000, 5 * G), Share(1, 2000, 1000, 1 * G)]
+    told = time_round(0, RoundWork(10 * G, [training, [Share(1, 2000, 0, 0)]]), fixed())
+    assert told.seconds == pytest.approx(1 + 7 + 2)
+    assert told.clients[0] == ClientTime(5.0, 2.0, pytest.approx(3.0))
+    assert told.clients[1] == ClientTime(2.0, 6.0, pytest.approx(2.0))
+
+
+def test_a_round_without_clients_is_the_servers() -> None:
+    told = time_round(3, RoundWork(20 * G), fixed())
+    assert (told.round, told.seconds, told.server, told.clients) == (3, 2.0, 2.0, {})
+
+
+def test_links_vary_by_round_and_client_and_draws_repeat() -> None:
+    world = World(Range(0.8, 8), Range(10, 20), 0, profiles.load("jetson-mix"), seed=4)
+    drawn = {(h, i): world.rates(h, i) for h in range(40) for i in range(5)}
+    ups, downs = zip(*drawn.values(), strict=True)
+    assert len(set(ups)) == len(set(downs)) == 200
+    megabit = 1e6 / 8
+    assert 0.8 <= min(ups) / megabit < 1.2 and 7.6 < max(ups) / megabit <= 8
+    assert 10 <= min(downs) / megabit < 10.5 and 19.5 < max(downs) / megabit <= 20
+    assert sum(ups) / 200 / megabit == pytest.approx(4.4, abs=0.4)
+    again = World(Range(0.8, 8), Range(10, 20), 0, profiles.load("jetson-mix"), seed=4)
+    assert again.rates(39, 4) == drawn[39, 4] and again.device(3) == world.device(3)
+    other = World(Range(0.8, 8), Range(10, 20), 0, profiles.load("jetson-mix"), seed=5)
+    assert other.rates(39, 4) != drawn[39, 4]
+
+
+def test_devices_are_drawn_by_their_shares() -> None:
+    profile = Profile(devices=(Device(name="a", share=3), Device(name="b", share=1)))
+    world = World(Range(1, 1), Range(1, 1), 0, profile)
+    names = [world.device(client).name for client in range(400)]
+    assert 260 < names.count("a") < 340
+    assert [profile.pick(at).name for at in (0, 0.749, 0.75, 0.999)] == ["a", "a", "b", "b"]
+
+
+def test_one_speed_and_what_is_no_speed() -> None:
+    assert Range.parse("4", "--uplink") == Range(4, 4)
+    assert Range.parse("0.8-8", "--uplink") == Range(0.8, 8)
+    for wrong in ("fast", "8-0.8", "0", "-3", "nan", "1-inf"):
+        with pytest.raises(ConfigError, match="--uplink"):
+            Range.parse(wrong, "--uplink")
+
+
+def test_a_profile_of_ones_own(tmp_path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[ours]\ndevices = [{name = "x", gflops = 7}]\n')
+    assert profiles.load(str(file)).devices[0].flops == 7e9
+    file.write_text(file.read_text() + '[other]\ndevices = [{name = "y"}]\n')
+    assert profiles.load(f"{file}:other").devices[0].name == "y"
+    with pytest.raises(ConfigError, match=r"mine.toml:ours, .*mine.toml:other"):
+        profiles.load(str(file))
+    file.write_text('[ours]\ndevices = [{name = "x", gflops = -7}]\n')
+    with pytest.raises(ConfigError, match=r"devices.0.gflops"):
+        profiles.load(str(file))
+    for name in profiles.names():
+        assert profiles.load(name).about
