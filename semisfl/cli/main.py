@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from semisfl import __version__
-from semisfl.cli import certificates, console, deploy, look, pricing, study, train, using
+from semisfl.cli import (
+    certificates,
+    console,
+    deploy,
+    look,
+    pricing,
+    reproduce,
+    study,
+    train,
+    using,
+)
 from semisfl.cli.options import spread_settings
 from semisfl.stopping import Stopped
 
@@ -21,6 +31,7 @@ app = typer.Typer(
 )
 train.register(app)
 study.register(app)
+reproduce.register(app)
 look.register(app)
 pricing.register(app)
 certificates.register(app)

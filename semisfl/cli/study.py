@@ -15,7 +15,6 @@ from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, 
 from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report
 from semisfl.runs.report import Group, Summary
-from semisfl.stopping import Stopped
 
 Target = Annotated[
     float | None,
@@ -46,8 +45,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several seeds; mean ± standard error, and a picture."""
-    from semisfl.cli import training
-    from semisfl.cli.signals import StopSignals
+    from semisfl.cli.jobs import carry_out
     from semisfl.runs import compare as comparison
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
@@ -55,29 +53,7 @@ def compare(
     jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
-    with StopSignals() as signals:
-
-        def train(job: comparison.Job) -> bool:
-            title = f"{job.config.method} seed {job.config.seed}"
-            if job.status == "unfinished":
-                result = training.carry_on(
-                    job.path,
-                    signals,
-                    settings=job.limits,
-                    device=device,
-                    quiet=quiet,
-                    title=title,
-                )
-            else:
-                result = training.start(
-                    job.config, job.path, signals, device=device, quiet=quiet, title=title
-                )
-            return not result.stopped
-
-        try:
-            complete = comparison.carry_out(jobs, train)
-        except Stopped:  # before the first round of one of them
-            complete = False
+    complete = carry_out(jobs, device=device, quiet=quiet)
     if not complete:
         print("stopped; the same command continues")
         return

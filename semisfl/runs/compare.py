@@ -1,4 +1,8 @@
-"""Several methods, several seeds, one table. What an earlier call finished is not done again."""
+"""Several runs, one table: `compare`'s methods and seeds, or the cells that `reproduce` lacks.
+
+What an earlier call finished is not done again. `carry_out` is the one place where such runs are
+executed: it is given the jobs, and a function that trains one of them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,11 +20,19 @@ Status = Literal["new", "unfinished", "finished"]
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison."""
+    """One run of several."""
 
     config: Config
     path: Path
     status: Status
+
+    @classmethod
+    def of(cls, config: Config, path: Path) -> "Job":
+        return cls(config, path, _status(config, path))
+
+    def again(self) -> "Job":
+        """As it is now: another process may have begun or finished it."""
+        return self.of(self.config, self.path)
 
     @property
     def limits(self) -> list[str]:
@@ -52,7 +64,7 @@ def list_jobs(values: dict[str, Any], methods: Sequence[str], seeds: int, out: P
             changed = {**values, "method": method, "seed": seed}
             config = configs.parse(changed, others=rows.values())
             path = out / f"{_as_file_name(row.name)}-seed{seed}"
-            jobs.append(Job(config, path, _status(config, path)))
+            jobs.append(Job.of(config, path))
     return jobs
 
 
@@ -88,7 +100,8 @@ def _difference(there: Config, here: Config) -> str:
 
 def carry_out(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
     """Do what is left; ``train`` says whether it got to the end. False: stopped."""
-    return all(train(job) for job in jobs if job.status != "finished")
+    left = (now for job in jobs if (now := job.again()).status != "finished")
+    return all(train(job) for job in left)
 
 
 def results(jobs: Sequence[Job], target: float | None = None) -> list[tuple[Group, Summary]]:

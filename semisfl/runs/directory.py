@@ -29,6 +29,10 @@ CHANGEABLE = tuple(f"stop.{key}" for key in StopConfig.model_fields)
 """Settings that a run may be continued with other values of: they change none of its numbers."""
 
 
+class Taken(ValueError):
+    """Another process works, or has worked, where a run was to be."""
+
+
 class RunDirectory:
     """Files are only ever added or replaced whole; a failed write is said and does not end the run."""
 
@@ -69,7 +73,7 @@ class RunDirectory:
     def check_free(path: Path) -> None:
         """Refuse a place that `create` would refuse, before anything costly is done."""
         if (path / "config.toml").exists():
-            raise ValueError(
+            raise Taken(
                 f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
             )
         if path.exists() and not path.is_dir():
@@ -117,7 +121,7 @@ class RunDirectory:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(handle)
-            raise ValueError(
+            raise Taken(
                 f"{self.path} is in use by {path.read_text().strip() or 'another process'}; "
                 "stop it first, or choose another directory"
             ) from error

@@ -1,0 +1,151 @@
+"""``semisfl reproduce``: the paper's tables and figures, with the runs behind them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from semisfl.cli import console
+from semisfl.cli.options import Device, Json, Quiet
+from semisfl.config import ConfigError
+from semisfl.paper.grid import Exhibit
+from semisfl.paper.missing import Missing
+from semisfl.paper.records import Records
+
+RECORDS = Path("results")
+"""Searched for finished runs where it is there and nothing else is named."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("reproduce")(reproduce)
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TABLE|FIGURE]...", help="Of --list, e.g. table3 fig8; or all."),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Name every table and figure, and what is there of it.")
+    ] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds per run; default: the paper's.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per cell: seed 0, 1, ...")] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run only cells of this method, data set, row, column or setting; commas between "
+            "several; repeated, all must fit."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for new runs and for what is written.")] = Path(
+        "runs/reproduce"
+    ),
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="Folder with finished runs; default: results, if it is there."),
+    ] = None,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: write what is there.")
+    ] = False,
+    stand_ins: Annotated[
+        bool, typer.Option("--stand-ins", help="Run on public stand-ins where there is one.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    device: Device = "auto",
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run what a table or figure of the paper lacks, then write and draw it beside the paper's values."""
+    from semisfl.paper import exhibits
+    from semisfl.paper.missing import chosen, missing
+
+    if list_ == bool(names):
+        raise ConfigError("give the name of a table or figure, or --list, which names them all")
+    others = from_ if from_ is not None else [RECORDS] if RECORDS.is_dir() else []
+    records = Records(out, others)
+    if list_:
+        _list(records, json_)
+        return
+    found = exhibits.choose(names or [])
+    cells = chosen([cell for exhibit in found for cell in exhibit.cells], only or ())
+    left = missing(cells, records, rounds=rounds, seeds=seeds, stand_ins=stand_ins)
+    if left and not no_run:
+        if jobs > 1:
+            complete = _in_processes(names or [], jobs, locals())
+        else:
+            complete = _run(left, device, quiet or worker)
+        if not complete:
+            print("stopped; the same command continues")
+            return
+        records = Records(out, others)
+    if not worker:
+        _write(found, records, rounds, out, json_)
+
+
+def _run(left: Sequence[Missing], device: str, quiet: bool) -> bool:
+    from semisfl.cli.jobs import carry_out
+    from semisfl.runs.compare import Job
+
+    jobs = [Job.of(one.config, one.path) for one in left]
+    return carry_out(jobs, device=device, quiet=quiet, share=True)
+
+
+def _in_processes(names: Sequence[str], jobs: int, given: dict[str, Any]) -> bool:
+    """The same command once more per process; which cells are missing each finds for itself."""
+    from semisfl.cli.jobs import in_processes
+
+    words = ["reproduce", *names, "--worker", f"--seeds={given['seeds']}", f"--out={given['out']}"]
+    words += [f"--device={given['device']}"]
+    words += [f"--rounds={given['rounds']}"] if given["rounds"] else []
+    words += [f"--only={group}" for group in given["only"] or ()]
+    words += [f"--from={folder}" for folder in given["others"]]
+    words += ["--stand-ins"] if given["stand_ins"] else []
+    return in_processes(words, jobs)
+
+
+def _write(
+    found: Sequence[Exhibit], records: Records, rounds: int | None, out: Path, as_json: bool
+) -> None:
+    from semisfl.paper import written
+
+    out.mkdir(parents=True, exist_ok=True)
+    for exhibit in found:
+        parts = [(part, written.measured(part, records, rounds)) for part in exhibit.parts]
+        text = written.exhibit(exhibit, parts, beside=out)
+        (out / f"{exhibit.name}.md").write_text(text, encoding="utf-8")
+        print(text)
+
+
+def _list(records: Records, as_json: bool) -> None:
+    from semisfl.paper.exhibits import EXHIBITS
+    from semisfl.paper.identity import identity
+
+    rows = []
+    for exhibit in EXHIBITS.values():
+        cells = {identity(cell.config()): cell for cell in exhibit.cells}
+        done = sum(records.result(cell).rounds is not None for cell in cells.values())
+        whole = sum(records.result(cell, cell.rounds).rounds is not None for cell in cells.values())
+        rows.append(
+            {
+                "name": exhibit.name,
+                "label": exhibit.label,
+                "title": exhibit.title,
+                "runs": len(cells),
+                "measured": done,
+                "with_all_rounds": whole,
+            }
+        )
+    if as_json:
+        print(json.dumps({"exhibits": rows}))
+        return
+    table = Table("name", "in the paper", "what", "runs", "measured", "with all rounds", box=None)
+    for row in rows:
+        table.add_row(*(str(value) if value != 0 or row["runs"] else "–" for value in row.values()))
+    console.out.print(table)
+    print("runs: per seed. measured: at least one seed, with any number of rounds.")

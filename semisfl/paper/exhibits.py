@@ -1,0 +1,50 @@
+"""Every table and figure of the paper, and the records of our own, by name."""
+
+from semisfl.config import ConfigError
+from semisfl.paper import (
+    ablations,
+    cost_figures,
+    data_figures,
+    methods_tables,
+    own_tables,
+    step_figures,
+)
+from semisfl.paper.grid import Exhibit
+
+ILLUSTRATIONS = (
+    Exhibit(name="fig1", label="Figure 1", title="Illustration of clustering regularization"),
+    Exhibit(name="fig2", label="Figure 2", title="System workflow"),
+)
+_TABLES = (*methods_tables.TABLES, *ablations.TABLES)
+_FIGURES = (
+    *ILLUSTRATIONS,
+    *step_figures.FIGURES,
+    *cost_figures.FIGURES,
+    *data_figures.FIGURES,
+    *ablations.FIGURES,
+)
+EXHIBITS = {
+    exhibit.name: exhibit
+    for exhibit in (
+        *_TABLES,
+        *sorted(_FIGURES, key=lambda one: int(one.name.removeprefix("fig"))),
+        *own_tables.TABLES,
+    )
+}
+
+
+def choose(names: list[str]) -> list[Exhibit]:
+    """Those named, or with ``all`` those that runs or draws stand behind."""
+    if names == ["all"]:
+        return [exhibit for exhibit in EXHIBITS.values() if exhibit.parts]
+    for name in names:
+        if name not in EXHIBITS:
+            raise ConfigError(
+                f"{name!r} is no table or figure that is known; use all, or some of {', '.join(EXHIBITS)}"
+            )
+        if not EXHIBITS[name].parts:
+            exhibit = EXHIBITS[name]
+            raise ConfigError(
+                f"{exhibit.label} ({exhibit.title}) is an illustration: no run stands behind it"
+            )
+    return [EXHIBITS[name] for name in dict.fromkeys(names)]

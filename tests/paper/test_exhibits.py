@@ -1,0 +1,94 @@
+"""The grids: complete, runnable, and as the paper has them."""
+
+import pytest
+
+from semisfl.config import ConfigError
+from semisfl.paper.exhibits import EXHIBITS, choose
+from semisfl.paper.grid import Cell
+from semisfl.paper.identity import identity
+from semisfl.paper.measures import CURVES, MEASURES
+from semisfl.paper.stand_ins import STAND_INS
+
+PAPER = [f"table{number}" for number in range(1, 6)] + [f"fig{number}" for number in range(1, 14)]
+
+
+def cell(exhibit: str, row: str, column: str, part: int = 0) -> Cell:
+    (found,) = (
+        one for one in EXHIBITS[exhibit].parts[part].cells if (one.row, one.column) == (row, column)
+    )
+    return found
+
+
+def test_every_table_and_figure_of_the_paper_is_there_in_its_order() -> None:
+    assert list(EXHIBITS)[: len(PAPER)] == PAPER
+    labels = [EXHIBITS[name].label for name in PAPER]
+    assert labels[:5] == [f"Table {number}" for number in ("I", "II", "III", "IV", "V")]
+    assert labels[5:] == [f"Figure {number}" for number in range(1, 14)]
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_every_cell_is_a_configuration_and_has_a_place_of_its_own(name: str) -> None:
+    for part in EXHIBITS[name].parts:
+        assert part.measure in (*MEASURES, "holders") and set(part.curves) <= CURVES.keys()
+        places = {(one.row, one.column) for one in part.cells}
+        assert len(places) == len(part.cells)
+        for one in part.cells:
+            changes = STAND_INS[one.preset].changes if one.preset in STAND_INS else ()
+            assert identity(one.config()) != (identity(one.config(more=changes)) if changes else "")
+
+
+def test_numbers_and_settings_of_the_paper() -> None:
+    """One cell of each table, held against the paper by hand."""
+    overall = cell("table1", "FedSwitch-SL", "IMAGE-100")
+    assert (overall.paper.mean, overall.paper.stderr) == (61.1, 1.4)  # type: ignore[union-attr]
+    config = overall.config()
+    assert (config.data.name, config.model.name, config.data.partition.kind, config.rounds) == (
+        *("image100", "vgg16", "iid", 1000),
+    )
+    skewed = cell("table2", "FedMatch", "SVHN")
+    assert skewed.paper is not None and skewed.paper.mean == 84.1
+    assert skewed.config().data.partition.alpha == 0.1
+    steep = cell("table3", "SemiFL", "Dir(0.05)")
+    assert steep.paper is not None and (steep.paper.mean, steep.paper.stderr) == (76.5, 1.1)
+    assert steep.config().data.partition.alpha == 0.05
+    head = cell("table4", "No Proj Head", "Dir(0.5)")
+    assert head.paper is not None and head.paper.mean == 82.3
+    assert head.config().model.projector == "none"
+    few = cell("table5", "α = 4.0", "β = 12", part=2)
+    assert few.paper is not None and few.paper.mean == 75.3
+    assert few.config().controller.step_decay == 4 and few.config().data.labeled == 250
+    assert few.config().controller.min_steps_factor == 12
+
+
+def test_cells_that_tables_share_are_one_run() -> None:
+    same = {
+        identity(one.config())
+        for one in (
+            cell("table2", "SemiSFL", "CIFAR-10"),
+            cell("table3", "SemiSFL", "Dir(0.1)"),
+            cell("table4", "MLP Proj Head", "Dir(0.1)"),
+            cell("fig10", "SemiSFL", "Dir(0.1)", part=2),
+        )
+    }
+    assert len(same) == 1
+    assert identity(cell("table1", "SemiSFL", "CIFAR-10").config()) not in same
+
+
+def test_an_identity_follows_what_matters_to_a_method_alone() -> None:
+    one = cell("table1", "SemiSFL", "CIFAR-10")
+    base = identity(one.config())
+    for same in ("runtime.checkpoint_every=7", "stop.target=80", "data.partition.alpha=0.3"):
+        assert identity(one.config(more=[same])) == base, same
+    assert identity(one.config(more=["fedmatch.lambda_i=0.5"])) == base
+    for other in ("semisfl.queue=single", "clients.steps=7", "runtime.precision=fp32"):
+        assert identity(one.config(more=[other])) != base, other
+
+
+def test_what_is_no_exhibit_is_said_in_a_line() -> None:
+    with pytest.raises(ConfigError, match=r"'table9' is no table.*table1, table2"):
+        choose(["table9"])
+    with pytest.raises(ConfigError, match=r"Figure 2 .* illustration"):
+        choose(["fig2"])
+    assert [exhibit.name for exhibit in choose(["all"])] == [
+        name for name in EXHIBITS if name not in ("fig1", "fig2")
+    ]
