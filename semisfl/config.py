@@ -209,9 +209,10 @@ class NetworkConfig(Section):
 
 
 class FleetConfig(Section):
-    kind: Literal["local", "network"] = Field(
+    kind: Literal["local", "network", "cluster"] = Field(
         "local",
-        description="where clients live: in this process, or on other machines (`semisfl serve`)",
+        description="where clients live: in this process, on other machines (`semisfl serve`), "
+        "or in all processes of torchrun",
     )
 
 

@@ -35,6 +35,12 @@ class Traffic:
     def add(self, kind: Kind, direction: Direction, client: int, size: int) -> None:
         self.counts[kind, direction, client] += size
 
+    def merge(self, state: Mapping[str, int]) -> None:
+        """Add what another one counted, as of its `state_dict`."""
+        other = Traffic()
+        other.load_state_dict(state)
+        self.counts.update(other.counts)
+
     def by_kind(self) -> dict[str, int]:
         """``{"model_down": ..., "features_up": ...}``, over all clients."""
         totals: Counter[str] = Counter()

@@ -205,8 +205,24 @@ class LocalFleet:
         self.batches.advance()
 
     def finish_round(self) -> State:
-        """Also counts the round's features and gradients: captured steps pass no Python on their way."""
+        robust = self.config.robust
+        if self.config.wire.models == "fp32" and robust.aggregate == "mean":
+            assert self._students is not None
+            self._count_round()
+            return self._students.mean()
+        return combine(robust, self.bottoms(), self._plan.bottom, self.held_back)
+
+    def bottoms(self) -> dict[int, State]:
+        """Every active client's bottom as it arrives: a round's end for whoever combines them itself."""
         assert self._students is not None
+        self._count_round()
+        return {
+            client: roundtrip_state(self._students.state(slot), self.config.wire.models)
+            for slot, client in enumerate(self._plan.active)
+        }
+
+    def _count_round(self) -> None:
+        """The round's features and gradients too: captured steps pass no Python on their way."""
         plan, wire = self._plan, self.config.wire
         shape = (self.config.clients.batch, self._features)
         for client in plan.active:
@@ -218,17 +234,6 @@ class LocalFleet:
                 "gradients", "down", client, plan.steps * codec_named(wire.gradients).size(shape)
             )
             self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
-        if wire.models == "fp32" and self.config.robust.aggregate == "mean":
-            return self._students.mean()
-        return combine(self.config.robust, self._bottoms(), plan.bottom, self.held_back)
-
-    def _bottoms(self) -> dict[int, State]:
-        """Every active client's bottom as it arrives."""
-        assert self._students is not None
-        return {
-            client: roundtrip_state(self._students.state(slot), self.config.wire.models)
-            for slot, client in enumerate(self._plan.active)
-        }
 
     # --- a full-model round ----------------------------------------------------------------------
 

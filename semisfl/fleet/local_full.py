@@ -299,14 +299,9 @@ class FullModelClients:
         if not contributes:
             return ClientResult(slot.client, {}, {})
         states, numbers = work.finish(slot)
-        codec = self._config.wire.models
+        arrived = {}
         for name, state in states.items():
-            slot.count_bytes("up", name, state)
-        return ClientResult(
-            slot.client,
-            {
-                name: {k: v.clone() for k, v in roundtrip_state(state, codec).items()}
-                for name, state in states.items()
-            },
-            numbers,
-        )
+            received = roundtrip_state(state, self._config.wire.models)
+            slot.count_bytes("up", name, received)
+            arrived[name] = {key: tensor.clone() for key, tensor in received.items()}
+        return ClientResult(slot.client, arrived, numbers)

@@ -21,6 +21,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.ranks import launch
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import LabeledImages, Method, Setup
 from semisfl.models import build_model
@@ -134,10 +135,51 @@ def _network_fleet(setup: FleetSetup) -> Fleet:
     return NetworkFleet(setup)
 
 
+def _cluster_fleet(setup: FleetSetup) -> Fleet:
+    # Imported when chosen: torch.distributed takes a moment.
+    from semisfl.fleet.cluster import ClusterFleet
+
+    return ClusterFleet(setup)
+
+
 FLEETS: dict[str, Callable[[FleetSetup], Fleet]] = {
     "local": LocalFleet,
     "network": _network_fleet,
+    "cluster": _cluster_fleet,
 }
+
+
+def fleet_setup(
+    config: Config,
+    data: Dataset,
+    partition: Partition,
+    hardware: Hardware,
+    model: nn.Sequential | None = None,
+    network: NetworkOptions | None = None,
+    stop: StopFlag | None = None,
+) -> FleetSetup:
+    """What the clients of a run are made of; on other machines they have images of their own."""
+    elsewhere = config.fleet.kind == "network"
+    if not elsewhere and len(partition.clients) != config.clients.total:
+        raise ValueError(
+            f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
+            f"set clients.total = {len(partition.clients)}"
+        )
+    classes = len(data.classes)
+    return FleetSetup(
+        config,
+        build_model(config, data.shape, classes, model).to(hardware.device),
+        hardware,
+        data.shape,
+        classes,
+        data.mean,
+        data.std,
+        images=None if elsewhere else data.images.to(hardware.device),
+        labels=None if elsewhere else data.labels.to(hardware.device),
+        shards=partition.clients,
+        network=network,
+        stop=stop or StopFlag(),
+    )
 
 
 def assemble(
@@ -154,33 +196,15 @@ def assemble(
 
     ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names.
     """
+    if config.fleet.kind == "cluster" and (told := launch()) is not None:
+        device = told.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
     if data is None:
         data, loaded = load_data(config)
         partition = partition or loaded
     partition = partition or divide(config, data)
-    elsewhere = config.fleet.kind == "network"
-    if not elsewhere and len(partition.clients) != config.clients.total:
-        raise ValueError(
-            f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
-            f"set clients.total = {len(partition.clients)}"
-        )
-    classes = len(data.classes)
-    split_model = build_model(config, data.shape, classes, model).to(hardware.device)
-    setup = FleetSetup(
-        config,
-        split_model,
-        hardware,
-        data.shape,
-        classes,
-        data.mean,
-        data.std,
-        images=None if elsewhere else data.images.to(hardware.device),
-        labels=None if elsewhere else data.labels.to(hardware.device),
-        shards=partition.clients,
-        network=network,
-        stop=stop,
-    )
+    setup = fleet_setup(config, data, partition, hardware, model, network, stop)
+    split_model, classes = setup.model, setup.classes
     chosen = torch.from_numpy(partition.labeled)
     batches = RoundBatches(
         data.images[chosen].to(hardware.device),

@@ -6,6 +6,7 @@ A further kind of fleet joins by an entry in `FLEETS`.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ import torch
 from semisfl.config import Config
 from semisfl.costs.traffic import sizes_of
 from semisfl.fleet.base import SplitRound, mean_state
+from semisfl.fleet.cluster import ClusterFleet
+from semisfl.fleet.setup import FleetSetup
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.models import build_model
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
+from tests.fleet import rank_process
 from tests.net.harness import Network, network, tiny, toy_data, until
 from tests.twin import PlainTwin, largest_difference
 
@@ -61,8 +65,29 @@ def _ended(net: Network) -> bool:
     return not any(client.is_alive() or client.error for client in net.clients.values())
 
 
+@contextmanager
+def on_ranks(config: Config, count: int) -> Iterator[Fixture]:
+    data, partition = toy_data(config.clients.total)
+    ranks = rank_process.there()
+
+    def make(setup: FleetSetup) -> ClusterFleet:
+        return ClusterFleet(setup, ranks.start(count))
+
+    experiment = assemble(config, data, partition, device="cpu", make_fleet=make)
+    experiment.fleet.open(None)
+    try:
+        yield Fixture(experiment, None, ranks.all_answer)
+    finally:
+        experiment.fleet.close(finished=True)
+
+
 Make = Callable[[Config], AbstractContextManager[Fixture]]
-FLEETS: dict[str, Make] = {"local": local, "network": over_network}
+FLEETS: dict[str, Make] = {
+    "local": local,
+    "network": over_network,
+    "two ranks": partial(on_ranks, count=2),
+    "four ranks": partial(on_ranks, count=4),
+}
 every_fleet = pytest.mark.parametrize("make", FLEETS.values(), ids=FLEETS)
 BATCHNORM = [
     {"kind": "conv", "channels": 4, "kernel": 5},

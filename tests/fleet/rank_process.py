@@ -1,0 +1,97 @@
+"""Ranks for tests: processes that are started once and serve one fleet after another.
+
+The process that asks is rank 0. A fleet of two ranks uses the first two of the four.
+"""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+
+import torch
+from torch import distributed as dist
+
+from semisfl.config import Config
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.rank_worker import RankWorker
+from semisfl.fleet.ranks import Ranks
+from semisfl.fleet.setup import FleetSetup
+from semisfl.runs.experiment import fleet_setup
+from tests.net.harness import toy_data
+
+CPU = torch.device("cpu")
+COUNTS = (2, 4)
+WORLD = max(COUNTS)
+
+
+class World:
+    """All ranks, and groups of some of them."""
+
+    def __init__(self, rank: int, port: int) -> None:
+        address = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=WORLD)
+        self.all = Ranks(CPU)
+        self._groups = {count: dist.new_group(list(range(count))) for count in COUNTS}
+
+    def first(self, count: int) -> Ranks:
+        return Ranks(CPU, self._groups[count])
+
+    def start(self, count: int) -> Ranks:
+        """Have the first ``count`` ranks serve a fleet; for rank 0."""
+        self.all.say("serve", count=count)
+        return self.first(count)
+
+    def all_answer(self) -> bool:
+        """None is with a fleet any more."""
+        self.all.say("ping")
+        return all(self.all.answer_of(rank)["rank"] == rank for rank in self.all.others)
+
+    def serve(self) -> None:
+        """The life of another rank."""
+        while (said := self.all.hear())["do"] != "quit":
+            if said["do"] == "ping":
+                self.all.answer(rank=self.all.rank)
+            elif self.all.rank < said["count"]:
+                RankWorker(self.first(said["count"]), prepare).serve()
+
+
+def prepare(config: Config) -> FleetSetup:
+    data, partition = toy_data(config.clients.total)
+    return fleet_setup(config, data, partition, Hardware("cpu", config.runtime))
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """Inside, the other ranks are there."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.fleet.rank_process"]
+    others = [subprocess.Popen([*command, str(rank), str(port)]) for rank in range(1, WORLD)]
+    try:
+        made = World(0, port)
+        yield made
+        made.all.say("quit")
+        dist.destroy_process_group()
+        assert [process.wait(60) for process in others] == [0] * len(others)
+    finally:
+        for process in others:
+            process.kill()
+
+
+_kept = ExitStack()
+
+
+@cache
+def there() -> World:
+    """The ranks of this session of tests, started when first asked for."""
+    return _kept.enter_context(world())
+
+
+def end() -> None:
+    _kept.close()
+
+
+if __name__ == "__main__":
+    World(int(sys.argv[1]), int(sys.argv[2])).serve()
