@@ -19,6 +19,7 @@ from pydantic import (
 
 from semisfl import catalog, lookup
 from semisfl.catalog import NamedMethod
+from semisfl.policy import Policy
 from semisfl.sections import ConfigError as ConfigError
 from semisfl.sections import Section as Section
 from semisfl.tables.kinds import Layer, parse_layers
@@ -273,6 +274,7 @@ class Config(Section):
     robust: RobustConfig = RobustConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
+    policy: Policy = Policy()
     stop: StopConfig = StopConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

@@ -80,13 +80,17 @@ def test_the_parser_sees_imports() -> None:
 
 
 # Who may import what of the package, from the bottom up.
-SETTINGS = ("seeds", "sections", "catalog", "lookup", "config", "presets", "rows", "stopping")
+SETTINGS = (
+    *("seeds", "sections", "catalog", "lookup", "config", "policy"),
+    *("presets", "rows", "stopping"),
+)
 ALLOWED = {
     "seeds": (),
     "sections": (),
     "catalog": (),
     "lookup": ("catalog", "sections"),
-    "config": ("tables.kinds", "catalog", "lookup", "sections"),
+    "policy": ("sections",),
+    "config": ("tables.kinds", "catalog", "lookup", "sections", "policy"),
     "files": (),
     "tables.kinds": (),
     "tables.shapes": ("tables.kinds",),
@@ -98,7 +102,7 @@ ALLOWED = {
     "models": ("layers", "tables", "seeds", "config"),
     "data": ("data", "seeds", "config", "files", "catalog", "lookup", "engine.kernels"),
     "algorithm": ("algorithm", "config", "engine"),
-    "fleet": ("fleet", "engine", "models", "layers", "data", *SETTINGS),
+    "fleet": ("fleet", "engine", "models", "layers", "tables", "data", *SETTINGS),
     # `fleet.codec` says how many bytes a tensor is, `fleet.aggregate` makes one state of several;
     # the engines themselves stay out of sight.
     "methods": (

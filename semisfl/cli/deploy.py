@@ -109,6 +109,12 @@ def join(
             help="A method that a server may ask for, though it is not installed under a name.",
         ),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml", help="What this device insists on, whatever the server asks."
+        ),
+    ] = None,
 ) -> None:
     """Take part with this device's images until the run ends; reconnects by itself."""
     with needs_network():
@@ -131,6 +137,7 @@ def join(
                 insecure_loopback=insecure_loopback,
                 name=name,
                 allow_methods=allow_method or (),
+                policy=policy,
                 stop=signals.flag,
             )
     except Rejected as refused:

@@ -23,9 +23,12 @@ from semisfl.fleet.base import (
     State,
     Traffic,
 )
+from semisfl.fleet.caps import Spent, most_uses
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
+from semisfl.fleet.decorrelation import penalty_gradient
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.local_full import FullModelClients
+from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
 
@@ -40,7 +43,11 @@ class LocalFleet:
         self.hardware = hardware
         self.traffic = Traffic()
         self.held_back = HeldBack()
-        self.capturable = True
+        self.outgoing = setup.outgoing or Outgoing()
+        self.outgoing.agree(config)
+        # Clients that have used up their caps leave, and a captured step is made for so many slots.
+        self.capturable = not self.outgoing.policy.capped
+        self._spent = [Spent() for _ in setup.shards]
         self.shards = [np.asarray(shard) for shard in setup.shards]
         self.labels = setup.labels
         self.batches = RoundBatches(
@@ -67,24 +74,46 @@ class LocalFleet:
         """Clients end with this process."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: whatever a round draws follows from its number."""
-        return {}
+        """What of their caps clients have used up; whatever a round draws follows from its number."""
+        if not self.outgoing.policy.capped:
+            return {}
+        return {"spent": [[spent.rounds, spent.uses] for spent in self._spent]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert not state, "the state of another kind of fleet"
+        assert state.keys() <= {"spent"}, "the state of another kind of fleet"
+        self._spent = [Spent(*item) for item in state.get("spent", ())] or self._spent
 
     def image_counts(self) -> Mapping[int, int]:
         return {client: len(shard) for client, shard in enumerate(self.shards)}
 
     def present(self) -> Sequence[int]:
-        return range(len(self.shards))
+        clients = range(len(self.shards))
+        return [c for c in clients if self._refusal(c) is None] if self._capped else clients
+
+    @property
+    def _capped(self) -> bool:
+        """Whether caps are counted here; a device, which may be restarted, counts its own."""
+        return self.outgoing.policy.capped and not self.outgoing.sends
+
+    def _uses(self, client: int) -> int:
+        clients = self.config.clients
+        return most_uses(clients.steps, clients.batch, len(self.shards[client]))
+
+    def _refusal(self, client: int) -> str | None:
+        return self._spent[client].refusal(self.outgoing.policy, self._uses(client))
+
+    def _spend(self, clients: Sequence[int]) -> None:
+        for client in clients if self._capped else ():
+            self._spent[client].take(self._uses(client))
 
     def settle(self, good: bool) -> str | None:
         """Nobody is under suspicion here."""
         return None
 
     def wait_ready(self) -> None:
-        """Nobody is ever missing here."""
+        """Nobody is ever missing here, unless policies end their part."""
+        if not self.present():
+            raise ValueError(f"no client is left: {self._refusal(0)}; ask for fewer rounds")
 
     # --- a split round ---------------------------------------------------------------------------
 
@@ -93,7 +122,9 @@ class LocalFleet:
         self._make_slots(len(plan.active))
         assert self._students is not None and self._teachers is not None
         wire = self.config.wire
-        bottom = roundtrip_state(plan.bottom, wire.models)
+        self._spend(plan.active)
+        self.outgoing.start_round(plan.index, plan.active, self.hardware)
+        self._sent = bottom = roundtrip_state(plan.bottom, wire.models)
         teacher = roundtrip_state(plan.teacher_bottom, wire.models)
         self._students.load(bottom)
         self._teachers.load(teacher)
@@ -161,7 +192,7 @@ class LocalFleet:
 
     def forward(self) -> Features:
         assert self._students is not None and self._teachers is not None
-        wire, parallel = self.config.wire, self.hardware.streams.side_by_side
+        parallel = self.hardware.streams.side_by_side
         with self.hardware.streams.a_core_each():
             self._outputs = self._students(self.batches.get("strong"), parallel)
             with torch.no_grad():
@@ -171,9 +202,9 @@ class LocalFleet:
                     if self._one_teacher
                     else self._teachers(weak, parallel)
                 )
-        with torch.no_grad():
-            student = codec_named(wire.student_features).roundtrip(self._outputs.detach().float())
-            teacher = codec_named(wire.teacher_features).roundtrip(teacher.float())
+        student, teacher = self.outgoing.features(
+            self._outputs.detach().float(), teacher.float(), len(self._plan.active)
+        )
         return Features(
             student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth")
         )
@@ -186,9 +217,14 @@ class LocalFleet:
 
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
-        received = (
-            codec_named(self.config.wire.gradients).roundtrip(gradients).to(self._outputs.dtype)
-        )
+        crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
+        received = self.outgoing.gradient(crossed)
+        if weight := self.outgoing.policy.distance_correlation:
+            clients = len(self._plan.active)
+            received = received + penalty_gradient(
+                self.batches.get("strong"), self._outputs, clients, weight
+            )
+        received = received.to(self._outputs.dtype)
         if self.hardware.device.type == "cuda":
             # One call: autograd itself takes every operation back to the stream it came from.
             self._sgd.descend(self._outputs, gradient=received)
@@ -206,7 +242,8 @@ class LocalFleet:
 
     def finish_round(self) -> State:
         robust = self.config.robust
-        if self.config.wire.models == "fp32" and robust.aggregate == "mean":
+        plain = self.config.wire.models == "fp32" and robust.aggregate == "mean"
+        if plain and self.outgoing.policy.update_clip is None:
             assert self._students is not None
             self._count_round()
             return self._students.mean()
@@ -217,7 +254,7 @@ class LocalFleet:
         assert self._students is not None
         self._count_round()
         return {
-            client: roundtrip_state(self._students.state(slot), self.config.wire.models)
+            client: self.outgoing.bottom(self._sent, self._students.state(slot), slot)
             for slot, client in enumerate(self._plan.active)
         }
 
@@ -244,4 +281,5 @@ class LocalFleet:
         between: Callable[[], None] | None = None,
     ) -> list[ClientResult]:
         """``between`` is called on the host before every step, captured or not."""
+        self._spend(plan.active)
         return self._full.train(work, plan, between)

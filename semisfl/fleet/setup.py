@@ -11,6 +11,7 @@ from torch import Tensor
 from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.engine.hardware import Hardware
+from semisfl.fleet.outgoing import Outgoing
 from semisfl.models import Shape, SplitModel
 from semisfl.stopping import StopFlag
 
@@ -43,6 +44,8 @@ class FleetSetup:
     shards: Sequence[np.ndarray] = ()
     """Which of ``images`` each client holds."""
     network: NetworkOptions | None = None
+    outgoing: Outgoing | None = None
+    """A device's own; None: as `config.policy` says."""
     stop: StopFlag = field(default_factory=StopFlag)
 
     def digest(self) -> int:

@@ -38,7 +38,7 @@ from semisfl.fleet.codec import Codec, codec_for
 if sys.byteorder != "little":
     raise ImportError("semisfl.net.frames needs a little-endian machine: buffers cross as they are")
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAGIC = b"SSFL"
 PREFIX = struct.Struct("<4sIII")
 ALIGNMENT = 16

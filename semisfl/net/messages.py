@@ -17,6 +17,7 @@
     done                     ->                   numbers, and which states there are to upload
                              <-     upload
     states                   ->
+    refusal                  ->                   instead of any answer: the device's policy forbids it
 
 The server asks, the client answers; an answer carries the ticket of what it answers.
 """
@@ -35,7 +36,8 @@ from semisfl import lookup
 from semisfl.config import Config, parse
 from semisfl.fleet.base import State
 from semisfl.models import Shape, SplitModel
-from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError, encode
+from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
+from semisfl.policy import Policy
 
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
@@ -53,6 +55,7 @@ HELLO = Schema(
         "methods": list,
         "instance": str,
         "attempt": int,
+        "policy": dict,
     },
     max_bytes=SMALL,
 )
@@ -75,6 +78,7 @@ ACCEPT = Schema({"round": int}, max_bytes=SMALL)
 FETCH = Schema({"round": int, "name": str}, max_bytes=SMALL)
 DONE = Schema({"round": int, "numbers": dict, "states": dict}, max_bytes=4 * SMALL)
 UPLOAD = Schema({"round": int}, max_bytes=SMALL)
+REFUSAL = Schema({"reason": str}, max_bytes=SMALL)
 
 Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -133,11 +137,16 @@ class Terms:
 
 
 def hello(
-    methods: Collection[str], run: str = "", name: str = "", instance: str = "", attempt: int = 0
-) -> list[bytes | memoryview]:
+    methods: Collection[str],
+    run: str = "",
+    name: str = "",
+    instance: str = "",
+    attempt: int = 0,
+    policy: Policy | None = None,
+) -> dict[str, Any]:
     """``instance`` tells one process from another with the same certificate; ``attempt`` counts its
     connections, so that one it has given up is not taken for its newest."""
-    fields = {
+    return {
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
@@ -145,8 +154,8 @@ def hello(
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
+        "policy": (policy or Policy()).model_dump(mode="json"),
     }
-    return encode("hello", fields, {})
 
 
 @dataclass(frozen=True)

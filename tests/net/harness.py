@@ -30,6 +30,7 @@ from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Terms
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.policy import Policy
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
@@ -87,6 +88,7 @@ class Client(threading.Thread):
         *,
         credentials: certs.Credentials | None = None,
         allow_methods: Sequence[str] = (),
+        policy: Policy | None = None,
         break_at: Callable[["Client", Frame], None] | None = None,
         load: Images | None = None,
     ) -> None:
@@ -97,6 +99,7 @@ class Client(threading.Thread):
             name=name,
             insecure_loopback=credentials is None,
             allow_methods=allow_methods,
+            policy=policy,
             thread=loop_thread(),
         )
         self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")

@@ -6,7 +6,7 @@ import pytest
 
 from semisfl import config, models
 from semisfl.net import messages
-from semisfl.net.frames import PROTOCOL, decode
+from semisfl.net.frames import PROTOCOL, decode, encode
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.admission import MOST_IMAGES, Refused, check_hello, check_ready
 from semisfl.net.server.roster import Roster
@@ -20,7 +20,7 @@ SCHEMAS = Schemas.of(SETTINGS, models.build("cnn", (1, 28, 28), 10, projector="n
 
 def hello(**change: Any) -> dict[str, Any]:
     """What a client says that fits, but for ``change``."""
-    said = messages.hello(["semifl", "semisfl"], run=TERMS.run)
+    said = encode("hello", messages.hello(["semifl", "semisfl"], run=TERMS.run), {})
     return {**decode(b"".join(said), {"hello": messages.HELLO}).fields, **change}
 
 
@@ -52,6 +52,11 @@ def test_whoever_fits_comes_in(run: str) -> None:
         ({"codecs": ["fp32", "int8", 7]}, "does not know the codecs fp16"),
         ({"codecs": []}, "does not know the codecs fp16, fp32, int8"),
         ({"methods": ["semifl"]}, "does not have method 'semisfl'"),
+        ({"policy": {"codec": "int8"}}, "policy: wire.student_features = 'fp32' is finer than"),
+        ({"policy": {"layers": "fc1"}}, r"leaves the device 7 layers, .* set model.cut = 8"),
+        ({"policy": {"layers": "fc9"}}, "layers = 'fc9' is no layer of the model"),
+        ({"policy": {"noise": -1.0}}, "policy: noise: .*greater than or equal to 0"),
+        ({"policy": {"nose": 1.0}}, "policy: nose: .*known: codec, layers"),
     ],
 )
 def test_whoever_cannot_take_part_is_told_why(change: dict[str, Any], said: str) -> None:

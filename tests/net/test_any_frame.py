@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from semisfl import catalog, lookup
+from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, encode
 from tests.net.harness import Client, Network, network, tiny, until, weights
@@ -195,18 +196,14 @@ class Lie:
 
 
 def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
-    honest_hello = messages.hello
+    honest = Outgoing.frame
 
-    def hello(methods: Any, run: str = "", name: str = "", *more: Any) -> list[Any]:
-        frame = honest_hello(methods, run, name, *more)
-        if name != "client-1" or not lie.tells():
-            return frame
-        header = b"".join(frame)
-        length = struct.unpack_from("<I", header, 8)[0]
-        kind, fields, _ = msgpack.unpackb(header[16 : 16 + length])
-        return lie.told(Said(kind, list(fields.items()), {}, "fp32"))
+    def frame(self: Outgoing, kind: str, fields: Any, *more: Any) -> Any:
+        if kind != "hello" or fields["name"] != "client-1" or not lie.tells():
+            return honest(self, kind, fields, *more)
+        return lie.told(Said(kind, sorted(fields.items()), {}, "fp32"))
 
-    patch.setattr(messages, "hello", hello)
+    patch.setattr(Outgoing, "frame", frame)
     client = net.join(1)
     device, original = client.device, client.device.answer
 

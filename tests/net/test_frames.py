@@ -40,7 +40,7 @@ def joined(
 
 def sealed(body: bytes, length: int) -> bytes:
     """A prefix that fits, written here from the format's description."""
-    return struct.pack("<4sIII", b"SSFL", 2, length, 0) + body
+    return struct.pack("<4sIII", b"SSFL", 3, length, 0) + body
 
 
 def with_header(header: bytes, buffers: bytes = b"") -> bytes:
@@ -91,7 +91,7 @@ def test_known_bytes() -> None:
     frame = joined("go", {"b": 1, "a": "x"}, {"w": torch.tensor([1.0, -2.0])}, "fp16")
     header = b"\x93\xa2go\x82\xa1a\xa1x\xa1b\x01\x91\x94\xa1w\xa7float32\x91\x02\xa4fp16"
     body = header + bytes(-len(header) % 16) + b"\x00\x3c\x00\xc0" + bytes(12)
-    assert PROTOCOL == 2
+    assert PROTOCOL == 3
     assert frame == sealed(body, len(header))
 
 
@@ -216,7 +216,7 @@ def features_with(**changes: object) -> bytes:
     [
         (b"", "shorter than its prefix"),
         (b"GET / HTTP/1.1\r\n", "not semisfl"),
-        (FEATURE_BYTES[:4] + struct.pack("<I", 1) + FEATURE_BYTES[8:], "protocol 1, but 2 here"),
+        (FEATURE_BYTES[:4] + struct.pack("<I", 1) + FEATURE_BYTES[8:], "protocol 1, but 3 here"),
         (FEATURE_BYTES[:12] + b"\1" + FEATURE_BYTES[13:], "must be zero"),
         (FEATURE_BYTES[:-1], "needs"),
         (FEATURE_BYTES + bytes(16), "needs"),

@@ -148,6 +148,7 @@ def good_hello(**changes: object) -> list[bytes]:
         "methods": ["semisfl"],
         "instance": "",
         "attempt": 1,
+        "policy": {},
         **changes,
     }
     return list(cut(encode("hello", fields, {}), 0, 0))
@@ -276,7 +277,7 @@ DOOR_REFUSALS = {
     ),
     "another protocol": (
         lambda net, folder: {"chunks": good_hello(protocol=1)},
-        "protocol 1 but 2 here",
+        "protocol 1 but 3 here",
     ),
     "another frame version": (
         lambda net, folder: {"chunks": [_other_version(good_hello()[0])]},

@@ -14,11 +14,14 @@ import grpc
 import grpc.aio
 
 from semisfl import lookup
+from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, credentials, messages
 from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
 from semisfl.net.credentials import Credentials
+from semisfl.net.frames import encode
 from semisfl.net.x509_parts import CertError
+from semisfl.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,7 @@ class Connection:
         name: str = "",
         insecure_loopback: bool = False,
         allow_methods: Collection[str] = (),
+        policy: Policy | None = None,
         thread: LoopThread | None = None,
     ) -> None:
         if certificate is None or insecure_loopback:
@@ -94,6 +98,8 @@ class Connection:
         chunks.split_address(address)
         self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
         """What this device does if a server asks: installed under a name, or allowed by its operator."""
+        self.outgoing = Outgoing(policy, encode, unpredictable=True)
+        """Makes every frame that this client sends."""
         self.run = ""
         """The run this client belongs to, once it was welcomed to one."""
         self.over = threading.Event()
@@ -305,8 +311,15 @@ class Connection:
 
     async def _write(self, stream: Stream, call: grpc.aio.StreamStreamCall) -> None:
         self._attempts += 1
-        hello = messages.hello(self.methods, self.run, self._name, self._instance, self._attempts)
-        await self._send(call, 0, 0, [b"".join(hello)])
+        fields = messages.hello(
+            self.methods,
+            self.run,
+            self._name,
+            self._instance,
+            self._attempts,
+            self.outgoing.own,
+        )
+        await self._send(call, 0, 0, [b"".join(self.outgoing.frame("hello", fields))])
         while (item := await stream.outbox.get()) is not None:
             ticket, parts = item
             await self._send(call, stream.assembler.epoch, ticket, parts)

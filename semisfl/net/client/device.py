@@ -13,12 +13,15 @@ from torch import Tensor
 from semisfl import lookup
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
+from semisfl.fleet.caps import most_uses
 from semisfl.net import messages
-from semisfl.net.client.connection import Connection, Received, Stream
+from semisfl.net.client.allowance import Allowance
+from semisfl.net.client.connection import Connection, Received, Rejected, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
 from semisfl.net.client.member import Images, Member
-from semisfl.net.frames import Frame, Schema, WireError, decode, encode
+from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms, joined, separated
+from semisfl.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
@@ -33,10 +36,13 @@ class Device:
         images: Images,
         device: str = "auto",
         stop: StopFlag | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
         self._connection = connection
+        self._outgoing = connection.outgoing
+        self._allowance = allowance or Allowance()
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
@@ -67,12 +73,15 @@ class Device:
         received: Received | None = None
         try:
             while True:
-                received = received or self.receive()
+                received = asked = received or self.receive()
                 try:
-                    self._handle(received)
+                    self._handle(asked)
                     received = None
                 except Interrupted as interruption:
                     received = interruption.received
+                except PolicyBreach as breach:
+                    self.answer(asked, "refusal", {"reason": str(breach)})
+                    raise Rejected(f"this device's policy ends its part: {breach}") from breach
         except Stopped:
             pass
         finally:
@@ -135,7 +144,7 @@ class Device:
         copy: bool = True,
     ) -> None:
         """``copy``: the tensors may change, by being trained on, before the last of them is sent."""
-        parts = encode(kind, fields, tensors or {}, codecs)
+        parts = self._outgoing.frame(kind, fields, tensors, codecs)
         received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
 
     # --- joining ---------------------------------------------------------------------------------
@@ -143,6 +152,7 @@ class Device:
     def _welcome(self, received: Received, frame: Frame) -> None:
         if self._member is None or self._member.run != frame.fields["run"]:
             terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
+            self._outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
             self._connection.run = self._member.run
@@ -158,7 +168,7 @@ class Device:
         self.answer(received, "ready", ready)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
-        self.member.enrol(frame.fields["client"], self._stop)
+        self.member.enrol(frame.fields["client"], self._stop, self._outgoing)
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
         )
@@ -168,6 +178,8 @@ class Device:
 
     def _split(self, received: Received, frame: Frame) -> None:
         member, fields = self.member, frame.fields
+        uses = most_uses(fields["steps"], member.config.clients.batch, len(member.images))
+        self._allowance.take(self._outgoing.policy, uses)
         states = separated(frame.tensors, ["bottom", "teacher"])
         member.plan = SplitRound(
             fields["round"],
@@ -210,7 +222,7 @@ class Device:
             return
         self.expect_round()
         self.rounds += 1
-        bottom = joined({"bottom": member.fleet.finish_round()})
+        bottom = joined({"bottom": member.fleet.bottoms()[member.client]})
         self.answer(
             received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models
         )
@@ -227,6 +239,8 @@ class Device:
                 ", ".join(self._works),
             )
             return
+        # No features leave in it, but each round's model is made of every image.
+        self._allowance.take(self._outgoing.policy, uses=0)
         full_round = ClientFullRound(self, received, fields["round"])
         states = full_round.download("accept", {}, fields["states"])
         plan = FullRound(

@@ -1,5 +1,6 @@
 """Taking part in a run with the images of a folder."""
 
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ from semisfl.config import ConfigError
 from semisfl.data import decode, folder
 from semisfl.models import Shape
 from semisfl.net import certs
+from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
+from semisfl.policy import Policy, read_policy
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -28,12 +31,14 @@ def join(
     insecure_loopback: bool = False,
     name: str = "",
     allow_methods: Sequence[str] = (),
+    policy: Path | None = None,
     stop: StopFlag | None = None,
 ) -> None:
     """Take part with the images in ``data`` until the run is finished or ``stop`` is set.
 
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
-    (``package.module:Class``). Raises `semisfl.net.client.connection.Rejected` with the server's
+    (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
+    server asks (`semisfl.policy`). Raises `semisfl.net.client.connection.Rejected` with the server's
     reason if it refuses this client.
     """
     credentials = (
@@ -43,6 +48,10 @@ def join(
         raise ConfigError(f"{data} is no folder; --data wants a folder of images")
     for method in allow_methods:  # what is not there is said now, not when a server asks for it
         lookup.works(lookup.method(method))
+    demands = read_policy(policy) if policy is not None else Policy()
+    allowance = Allowance(beside(policy) if policy is not None else None)
+    if policy is not None:
+        log.info("this device's policy: %s", demands.summary())
     stop = stop or StopFlag()
     connection = Connection(
         address,
@@ -50,8 +59,10 @@ def join(
         name=name,
         insecure_loopback=insecure_loopback,
         allow_methods=allow_methods,
+        policy=demands,
     )
-    Device(connection, lambda shape: load_images(data, shape, stop), device, stop).serve()
+    images = functools.partial(load_images, data, stop=stop)
+    Device(connection, images, device, stop, allowance).serve()
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:

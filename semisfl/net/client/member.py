@@ -10,6 +10,7 @@ from torch import Tensor
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models import Shape, build_model
 from semisfl.net.messages import Schemas, Terms
@@ -60,7 +61,7 @@ class Member:
         if any(tensor.is_meta for tensor in self.model.top.state_dict().values()):
             self.model.top.to_empty(device=self.hardware.device)
 
-    def enrol(self, client: int, stop: StopFlag) -> None:
+    def enrol(self, client: int, stop: StopFlag, outgoing: Outgoing | None = None) -> None:
         """Make the fleet of one; a client keeps its index for the whole run."""
         if client == self.client:
             return
@@ -78,6 +79,7 @@ class Member:
             images=self.images.to(device),
             labels=torch.full((len(self.images),), -1, device=device),
             shards=[nobody] * client + [np.arange(len(self.images))],
+            outgoing=outgoing,
             stop=stop,
         )
         self.fleet = LocalFleet(setup)

@@ -10,9 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.roster import Roster
+from semisfl.policy import Policy, parse_policy
+from semisfl.sections import ConfigError
 
 HANDSHAKE_SECONDS = 10.0
 MOST_IMAGES = 10_000_000
@@ -65,8 +68,25 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
             incompatible,
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
+    if found := objections(policy_of(fields), terms.config):
+        raise Refused(incompatible, f"the client's policy: {'; '.join(found)}")
     if identity not in roster.index and len(roster.index) >= roster.total:
         raise no_place(roster, identity)
+
+
+def policy_of(fields: dict[str, Any]) -> Policy:
+    """What the client insists on, as its hello says."""
+    try:
+        return parse_policy(fields["policy"], "the client's policy")
+    except ConfigError as error:
+        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+
+
+def refused_by_policy(reason: str) -> Refused:
+    """The client itself says no; what it says comes from a stranger, and goes to a log."""
+    said = reason[:400].encode("ascii", "replace").decode()
+    line = "".join(letter if letter.isprintable() else "?" for letter in said)
+    return Refused(grpc.StatusCode.FAILED_PRECONDITION, f"the client's policy: {line}")
 
 
 def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:

@@ -24,11 +24,14 @@ from semisfl.net.server.admission import (
     check_hello,
     check_ready,
     no_place,
+    policy_of,
+    refused_by_policy,
 )
 from semisfl.net.server.diary import Diary
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
+from semisfl.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +205,7 @@ class Listener:
         self._epochs[identity] += 1
         session = Session(context, identity, self._epochs[identity], self._arrived)
         session.shown, session.came = shown, came
+        session.policy = policy_of(hello.fields)
         self._streams[identity] = session
         self._lost.pop(identity, None)
         if older is not None:
@@ -222,8 +226,10 @@ class Listener:
         if session.client >= 0:
             self._deliver(session, ticket, data)
             return
-        ready = decode(data, {"ready": messages.READY})
+        ready = decode(data, {"ready": messages.READY, "refusal": messages.REFUSAL})
         try:
+            if ready.kind == "refusal":
+                raise refused_by_policy(ready.fields["reason"])
             self._enrol(session, ready)
         except Refused as refusal:
             self._diary.refused(session.peer, session.identity, refusal.reason)
@@ -248,12 +254,30 @@ class Listener:
             client,
             ready.fields["images"],
         )
+        self._say_policy(session)
         session.tell(encode("enrolled", {"client": client}, {}))
         session.client = client
         with self.changed:
             self.sessions[client] = session
             self.changed.notify_all()
         self._diary.here(session.identity, client, ready.fields["images"])
+
+    def _say_policy(self, session: Session) -> None:
+        """So that whoever plans the run knows what it can count on."""
+        policy, rounds = session.policy, self._terms.config.rounds
+        if policy != Policy():
+            log.info("the policy of %s: %s", session.identity, policy.summary())
+        if policy.rounds is not None and policy.rounds < rounds:
+            log.warning(
+                "%s takes part in %d rounds at most, the run has %d",
+                session.identity,
+                policy.rounds,
+                rounds,
+            )
+
+    def dismiss(self, session: Session, reason: str) -> None:
+        """A client's own policy ended its part: no offence, but to be read in the log."""
+        self._diary.refused(session.peer, session.identity, reason)
 
     def _close(self, session: Session) -> None:
         if self._streams.get(session.identity) is session:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from semisfl.config import Config
 from semisfl.fleet.base import Kind, Traffic
+from semisfl.net import messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, WireError, decode, payload_bytes
+from semisfl.net.server.admission import refused_by_policy
 from semisfl.net.server.diary import Diary
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
@@ -158,6 +160,11 @@ class Questions:
         try:
             frame = self._frame(item.due, data, kind)
             self._count(item.parcel)
+            if frame.kind == "refusal":
+                reason = refused_by_policy(frame.fields["reason"]).reason
+                self._leave_out(client, reason)
+                self._listener.dismiss(item.session, reason)
+                return
             if frame.tensors:
                 self._traffic.add(kind, "up", client, payload_bytes(item.due.frames[frame.kind]))
             found = ranges(frame.tensors)
@@ -174,8 +181,9 @@ class Questions:
     @staticmethod
     def _frame(due: Due, data: bytearray, kind: Kind) -> Frame:
         # Features are put together, so copied, before their client is asked anything else.
-        frame = decode(data, due.frames, copy=kind != "features")
-        for name, value in due.fields.items():
+        expected = {**due.frames, "refusal": messages.REFUSAL}
+        frame = decode(data, expected, copy=kind != "features")
+        for name, value in due.fields.items() if frame.kind != "refusal" else ():
             if frame.fields[name] != value:
                 raise WireError(f"{frame.kind} says {name} = {frame.fields[name]}, it is {value}")
         return frame

@@ -14,6 +14,7 @@ import grpc.aio
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
 from semisfl.net.server.trust import Shown
+from semisfl.policy import Policy
 
 UNASKED_LIMIT = 64
 """Frames nobody asked for that a client may send before it is taken for an offender."""
@@ -74,6 +75,8 @@ class Session:
         """The client's certificate; None in plaintext."""
         self.came = ("", 0)
         """Which process of the client this is, and which of its connections."""
+        self.policy = Policy()
+        """What the client insists on, as it said hello."""
         self.client = -1
         """The index in the roster, once the client is ready."""
         self.patience = Patience(math.inf, 1, 0, 0.0, 0.0)

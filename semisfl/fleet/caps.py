@@ -1,0 +1,43 @@
+"""How much of its policy's caps a client has used up."""
+
+from dataclasses import dataclass
+
+from semisfl.policy import Policy, spent_epsilon
+
+
+def most_uses(steps: int, batch: int, count: int) -> int:
+    """Of one of ``count`` images in a split round: batches come from the list repeated until it
+    suffices, so none is drawn more often than the list was repeated."""
+    return -(-steps * batch // max(count, 1))
+
+
+@dataclass
+class Spent:
+    rounds: int = 0
+    uses: int = 0
+    """No image was used more often than this."""
+
+    def refusal(self, policy: Policy, uses: int) -> str | None:
+        """Why one more round, with so many ``uses`` of an image, would be too much; None: it is not."""
+        rounds, uses = self.rounds + 1, self.uses + uses
+        if policy.rounds is not None and rounds > policy.rounds:
+            return (
+                f"round {rounds} of this client would exceed the policy's rounds = {policy.rounds}"
+            )
+        if policy.uses_per_image is not None and uses > policy.uses_per_image:
+            return (
+                f"an image would be used {uses} times, the policy has "
+                f"uses_per_image = {policy.uses_per_image}"
+            )
+        if policy.epsilon is not None:
+            epsilon = spent_epsilon(policy, uses, rounds)
+            if epsilon is None or epsilon > policy.epsilon:
+                return (
+                    f"{uses} uses in {rounds} rounds would spend epsilon = {epsilon or float('inf'):.4g}, "
+                    f"the policy has epsilon = {policy.epsilon:g}"
+                )
+        return None
+
+    def take(self, uses: int) -> None:
+        self.rounds += 1
+        self.uses += uses

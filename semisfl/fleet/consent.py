@@ -1,0 +1,80 @@
+"""Where a run's terms and a device's policy meet: what the device would have to refuse."""
+
+from collections.abc import Sequence
+
+from semisfl import lookup
+from semisfl.config import Config, ModelConfig
+from semisfl.fleet.codec import codec_named
+from semisfl.policy import Policy
+from semisfl.tables.kinds import Flatten, named
+from semisfl.tables.named import MODELS
+
+MEASURED = (64, 1024)
+"""Features by whose size codecs are compared."""
+
+
+def objections(policy: Policy, config: Config) -> list[str]:
+    """Every term that breaks ``policy``, as one line with the value, the limit and the fix."""
+    whole_models = bool(lookup.method(config.method).works)
+    found = (
+        _about_methods(policy, config.method) if whole_models else _about_features(policy, config)
+    )
+    return found
+
+
+def _about_methods(policy: Policy, method: str) -> list[str]:
+    if not policy.full_models:
+        return [
+            f"method = {method!r} sends whole models, the policy has full_models = false; "
+            "choose a split method"
+        ]
+    if policy.update_clip is not None:
+        return [
+            f"method = {method!r} sends whole models, the policy's update_clip is for split methods "
+            "only; choose one, or leave update_clip out"
+        ]
+    return []
+
+
+def _about_features(policy: Policy, config: Config) -> list[str]:
+    found = []
+    for name in ("student_features", "teacher_features"):
+        used = getattr(config.wire, name)
+        if policy.codec is not None and _size(used) > _size(policy.codec):
+            found.append(
+                f"wire.{name} = {used!r} is finer than the policy's codec = {policy.codec!r}; "
+                f"set wire.{name} = {policy.codec!r}"
+            )
+    if policy.layers is not None:
+        found += _about_cut(policy.layers, config.model)
+    return found
+
+
+def _size(codec: str) -> int:
+    return codec_named(codec).size(MEASURED)
+
+
+def _about_cut(wanted: int | str, model: ModelConfig) -> list[str]:
+    table = model.table
+    rows = named(MODELS[table].table() if isinstance(table, str) else table)
+    names = [name for name, _ in rows]
+    if isinstance(wanted, str) and wanted not in names:
+        return [
+            f"the policy's layers = {wanted!r} is no layer of the model ({', '.join(names)}); "
+            "name one of them, or give a number"
+        ]
+    least = names.index(wanted) + 1 if isinstance(wanted, str) else wanted
+    held = _held(model.cut, names, [isinstance(layer, Flatten) for _, layer in rows])
+    if held >= least:
+        return []
+    return [
+        f"model.cut leaves the device {held} layers, the policy wants layers = {wanted!r} "
+        f"({least}) or more; set model.cut = {least}"
+    ]
+
+
+def _held(cut: int | str | None, names: Sequence[str], flat: Sequence[bool]) -> int:
+    """How many layers a cut gives to clients, as `semisfl.models.split` counts them."""
+    if cut is None:
+        return flat.index(True) + 1 if True in flat else 0
+    return names.index(cut) + 1 if isinstance(cut, str) else cut

@@ -1,0 +1,257 @@
+"""What leaves a client: nothing but through one place, and nothing that its policy forbids."""
+
+import ast
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import semisfl
+from semisfl.fleet.base import SplitRound
+from semisfl.fleet.decorrelation import distance_correlation, penalty_gradient
+from semisfl.fleet.outgoing import Outgoing, Parts
+from semisfl.net.chunks import PREFIX
+from semisfl.net.client.connection import Connection
+from semisfl.policy import Policy, PolicyBreach
+from semisfl.runs.experiment import Experiment, assemble
+from tests.net.harness import network, tiny, toy_data, weights
+
+
+def simulated(**changes: Any) -> Experiment:
+    config = tiny(3, **changes)
+    data, partition = toy_data(config.clients.total)
+    return assemble(config, data, partition, device="cpu")
+
+
+def first_features(experiment: Experiment) -> tuple[torch.Tensor, torch.Tensor]:
+    bottom = experiment.method.state_dict()["student"]
+    state = {
+        key.removeprefix("bottom."): v for key, v in bottom.items() if key.startswith("bottom.")
+    }
+    experiment.fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.02, state, state))
+    features = experiment.fleet.forward()
+    return features.student.detach(), features.teacher
+
+
+def test_features_are_clipped_to_the_norm_the_policy_names() -> None:
+    plain, _ = first_features(simulated())
+    limit = float(plain.norm(dim=1).median())
+    clipped, _ = first_features(simulated(policy={"clip": limit}))
+    short = plain.norm(dim=1) <= limit
+    assert short.any() and not short.all()
+    assert torch.allclose(clipped[short], plain[short], rtol=1e-5)
+    assert torch.allclose(clipped.norm(dim=1)[~short], torch.tensor(limit), rtol=1e-5)
+
+
+def test_noise_has_the_deviation_the_policy_names_and_is_drawn_anew_for_every_row() -> None:
+    plain, plain_teacher = first_features(simulated())
+    noisy, noisy_teacher = first_features(simulated(policy={"clip": 1e6, "noise": 3e-6}))
+    for noise in (noisy - plain, noisy_teacher - plain_teacher):
+        assert noise.std().item() == pytest.approx(3.0, rel=0.1)
+        similarity = torch.corrcoef(noise).fill_diagonal_(0).abs().max()
+        assert similarity < 0.5
+    relative, _ = first_features(simulated(policy={"noise": 0.5}))
+    share = (relative - plain).std(dim=1) / plain.norm(dim=1)
+    assert share.mean().item() == pytest.approx(0.5, rel=0.1)
+
+
+def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
+    one, _ = first_features(simulated(policy={"noise": 0.5}))
+    two, _ = first_features(simulated(policy={"noise": 0.5}))
+    assert torch.equal(one, two)
+    config = tiny(1, policy={"noise": 0.5})
+    drawn = []
+    for _ in range(2):
+        outgoing = Outgoing(unpredictable=True)
+        outgoing.agree(config)
+        outgoing.start_round(0, (0,), simulated().hardware)
+        drawn.append(outgoing.guarded(torch.ones(2, 8), 1))
+    assert not torch.equal(*drawn)
+
+
+def test_gradients_go_back_through_the_clip_and_the_noise() -> None:
+    """Held against autograd on the same draws: also a longer row adds more noise to itself."""
+    outgoing = Outgoing()
+    outgoing.agree(tiny(1, policy={"noise": 0.3, "clip": 2.0}))
+    outgoing.start_round(0, (0,), simulated().hardware)
+    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 5
+    given = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    outgoing.features(rows, rows, 1)
+    ours = outgoing.gradient(given)
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    across = given - (given * unit).sum(1, keepdim=True) * unit
+    assert torch.allclose(ours, across * 2.0 / rows.norm(dim=1, keepdim=True), atol=1e-5)
+    relative = Outgoing()
+    relative.agree(tiny(1, policy={"noise": 0.3}))
+    relative.start_round(0, (0,), simulated().hardware)
+    sent, _ = relative.features(rows, rows, 1)
+    noise = (sent - rows) / rows.norm(dim=1, keepdim=True)
+    by_hand = given + (noise * given).sum(1, keepdim=True) * unit
+    assert torch.allclose(relative.gradient(given), by_hand, atol=1e-5)
+
+
+def test_a_bottoms_change_is_limited_and_noised() -> None:
+    outgoing = Outgoing()
+    outgoing.agree(tiny(1, policy={"update_clip": 2.0}))
+    sent = {"w": torch.zeros(10, 10), "n": torch.tensor(3)}
+    trained = {"w": torch.ones(10, 10), "n": torch.tensor(4)}
+    leaving = outgoing.bottom(sent, trained)
+    assert leaving["w"].norm().item() == pytest.approx(2.0) and leaving["n"] == 4
+    small = {"w": torch.full((10, 10), 0.1), "n": torch.tensor(4)}
+    assert torch.allclose(outgoing.bottom(sent, small)["w"], small["w"])
+    outgoing.agree(tiny(1, policy={"update_clip": 2.0, "update_noise": 50.0}))
+    outgoing.start_round(0, (0,), simulated().hardware)
+    assert outgoing.bottom(sent, trained)["w"].std().item() == pytest.approx(100.0, rel=0.3)
+
+
+def test_distance_correlation_knows_dependence_from_its_absence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(512, 5, generator=generator)
+    turned = 3 * rows @ torch.linalg.qr(torch.randn(5, 5, generator=generator))[0] + 1
+    assert distance_correlation(rows, turned).item() == pytest.approx(1.0, abs=1e-3)
+    other = torch.randn(512, 5, generator=generator)
+    assert distance_correlation(rows, other).item() < 0.1
+    by_hand = _distance_correlation_by_loops(rows[:8], other[:8])
+    assert distance_correlation(rows[:8], other[:8]).item() == pytest.approx(by_hand, abs=1e-4)
+
+
+def _distance_correlation_by_loops(x: torch.Tensor, y: torch.Tensor) -> float:
+    count = len(x)
+
+    def centred(rows: torch.Tensor) -> list[list[float]]:
+        d = [[float((a - b).norm()) for b in rows] for a in rows]
+        mean = sum(map(sum, d)) / count**2
+        return [
+            [d[i][j] - sum(d[i]) / count - sum(d[j]) / count + mean for j in range(count)]
+            for i in range(count)
+        ]
+
+    a, b = centred(x), centred(y)
+    pairs = [(a[i][j], b[i][j]) for i in range(count) for j in range(count)]
+    covariance = sum(p * q for p, q in pairs)
+    return covariance / (sum(p * p for p, _ in pairs) * sum(q * q for _, q in pairs)) ** 0.5
+
+
+def test_a_step_along_the_penalty_lowers_what_features_say_of_pixels() -> None:
+    images = torch.rand(16, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    features = images.flatten(1) @ torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    before = distance_correlation(images, features)
+    gradient = penalty_gradient(images, features, 1, 1.0)
+    assert distance_correlation(images, features - 0.5 * gradient) < before
+    # Two clients side by side are looked at one by one.
+    twice = penalty_gradient(torch.cat([images] * 2), torch.cat([features] * 2), 2, 1.0)
+    assert torch.allclose(twice, torch.cat([gradient] * 2), atol=1e-6)
+
+
+def test_the_penalty_changes_the_clients_step_and_nothing_the_server_computes() -> None:
+    plain, penalised = (
+        simulated(rounds=1),
+        simulated(rounds=1, policy={"distance_correlation": 5.0}),
+    )
+    assert plain.method.round(0).loss_supervised == penalised.method.round(0).loss_supervised
+    one, two = weights(plain), weights(penalised)
+    assert any(not torch.equal(one[key], two[key]) for key in one if "student/bottom" in key)
+
+
+def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:
+    experiment = simulated(policy={"rounds": 1}, clients={"active": 2}, rounds=3)
+    fleet = experiment.fleet
+    experiment.method.round(0)
+    assert len(fleet.present()) == 1
+    resumed = simulated(policy={"rounds": 1}, clients={"active": 2}, rounds=3)
+    resumed.load_state_dict(experiment.state_dict())
+    assert resumed.fleet.present() == fleet.present()
+    experiment.method.round(1)
+    with pytest.raises(ValueError, match=r"no client is left: round 2 .* rounds = 1"):
+        fleet.wait_ready()
+
+
+def test_terms_that_break_the_policy_are_refused_before_anything_is_computed() -> None:
+    with pytest.raises(PolicyBreach, match=r"wire\.student_features = 'fp32' is finer"):
+        simulated(policy={"codec": "int8"})
+
+
+# --- every byte -----------------------------------------------------------------------------------
+
+
+def test_every_byte_that_a_device_writes_was_made_in_one_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that reaches gRPC, put together again, is what `Outgoing.frame` gave, in its order."""
+    made: dict[int, list[bytes]] = {}
+    written: dict[int, list[bytes]] = {}
+    honest_frame, honest_send = Outgoing.frame, Connection._send
+
+    def frame(self: Outgoing, *what: Any) -> Parts:
+        parts = honest_frame(self, *what)
+        made.setdefault(id(self), []).append(b"".join(parts))
+        return parts
+
+    async def send(self: Connection, call: Any, *what: Any) -> None:
+        class Recorded:
+            async def write(self, chunk: bytes) -> None:
+                payload = bytes(chunk)[PREFIX.size :]
+                if payload:
+                    written.setdefault(key, []).append(payload)
+                await call.write(chunk)
+
+        key = id(self.outgoing)
+        await honest_send(self, Recorded(), *what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Outgoing, "frame", frame)
+    monkeypatch.setattr(Connection, "_send", send)
+    with network(tiny(2, rounds=1, policy={"noise": 0.1})) as net:
+        net.join_all()
+        net.experiment.method.round(0)
+    assert len(made) == 2
+    for device, frames in made.items():
+        assert b"".join(written[device]) == b"".join(frames)
+        kinds = [_kind(data) for data in frames]
+        assert kinds == ["hello", "ready", "features", "features", "bottom"]
+
+
+def _kind(data: bytes) -> str:
+    import msgpack
+
+    length = struct.unpack_from("<I", data, 8)[0]
+    return str(msgpack.unpackb(data[16 : 16 + length])[0])
+
+
+def test_nothing_else_on_a_device_makes_frames_or_writes_to_the_stream() -> None:
+    folder = Path(semisfl.__file__).parent / "net" / "client"
+    calls: dict[str, list[str]] = {}
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                calls.setdefault(ast.unparse(node.func), []).append(file.name)
+    assert "encode" not in calls and "frames.encode" not in calls
+    assert calls["call.write"] == ["connection.py"]
+    assert sorted(calls["self.outgoing.frame"] + calls["self._outgoing.frame"]) == [
+        "connection.py",
+        "device.py",
+    ]
+
+
+def test_features_that_did_not_pass_the_policy_are_not_sent() -> None:
+    sent: list[str] = []
+
+    def encode(kind: str, *_: Any) -> Parts:
+        sent.append(kind)
+        return []
+
+    outgoing = Outgoing(Policy(noise=0.1), encode)
+    outgoing.agree(tiny(1))
+    outgoing.start_round(0, (0,), simulated().hardware)
+    raw = torch.rand(4, 8)
+    student, teacher = outgoing.features(raw, raw, 1)
+    with pytest.raises(PolicyBreach, match="did not pass through the policy"):
+        outgoing.frame("features", {}, {"student": raw, "teacher": teacher})
+    outgoing.frame("features", {}, {"student": student.detach(), "teacher": teacher})
+    with pytest.raises(PolicyBreach, match="did not pass"):  # the same once more
+        outgoing.frame("features", {}, {"student": student, "teacher": teacher})
+    assert sent == ["features"]
+    closed = Outgoing(Policy(full_models=False), encode)
+    with pytest.raises(PolicyBreach, match="whole models"):
+        closed.frame("states", {}, {"model/w": raw})
