@@ -138,8 +138,8 @@ def test_nothing_below_imports_runs_or_cli() -> None:
             assert not any(below(name, "cli") for name in inside(module)), module
 
 
-def test_report_imports_nothing_that_trains() -> None:
-    seen, waiting = set(), ["semisfl.runs.report"]
+def test_report_and_watch_import_nothing_that_trains() -> None:
+    seen, waiting = set(), ["semisfl.runs.report", *modules("watch")]
     while waiting:
         module = waiting.pop()
         if module in FILES and module not in seen:

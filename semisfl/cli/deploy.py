@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, watching
 from semisfl.cli.options import (
     Device,
     Preset,
@@ -43,6 +43,13 @@ def serve(
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     device: Device = "auto",
     insecure_loopback: Insecure = False,
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]", help=f"Serve the page of `semisfl watch`, on {watching.LISTEN}."
+        ),
+    ] = None,
+    token_file: watching.Token = None,
     quiet: Quiet = False,
     context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
 ) -> None:
@@ -66,8 +73,9 @@ def serve(
         else config.parse(values_of(preset, settings))
     )
     _show_log()
-    with StopSignals() as signals:
-        network = NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
+    identity = None if insecure_loopback else certs
+    with StopSignals() as signals, watching.beside(watch, token_file, identity) as show:
+        network = NetworkOptions(listen, identity, insecure_loopback)
         means: start.Means = {
             "data": load_images(str(labeled), options),
             "device": device,
@@ -82,6 +90,7 @@ def serve(
         with begun as run:
             assert isinstance(run.experiment.fleet, NetworkFleet)
             console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
+            show(place)
             result = training.rounds(run, signals, quiet=quiet)
     again = f"semisfl serve --resume {place} --labeled {labeled} ..."
     if ending := training.how_it_ended(result, options, again):

@@ -17,8 +17,9 @@ from semisfl.cli import (
     study,
     train,
     using,
+    watching,
 )
-from semisfl.cli.options import spread_settings
+from semisfl.cli.options import fill_in_watch, spread_settings
 from semisfl.stopping import Stopped
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ look.register(app)
 pricing.register(app)
 certificates.register(app)
 deploy.register(app)
+watching.register(app)
 using.register(app)
 
 
@@ -57,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = spread_settings([word for word in given if word != "--debug"])
+    given = fill_in_watch(given, watching.LISTEN)
     console.set_up_logging()
     try:
         code = app(given or ["--help"], prog_name="semisfl", standalone_mode=False)

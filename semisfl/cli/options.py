@@ -51,6 +51,17 @@ def spread_settings(words: Sequence[str]) -> list[str]:
     return spread
 
 
+def fill_in_watch(words: Sequence[str], address: str) -> list[str]:
+    """``serve --watch`` without an address, which click cannot read, as one with ``address``."""
+    filled: list[str] = []
+    for place, word in enumerate(words):
+        filled.append(word)
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if word == "--watch" and not re.search(r":\d+$", following):
+            filled.append(address)
+    return filled
+
+
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     """The plain values of a preset or file, with ``--set`` applied."""
     from semisfl import config, presets

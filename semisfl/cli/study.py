@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from semisfl.cli import console
+from semisfl.cli import console, watching
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
 from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report
@@ -68,9 +68,16 @@ def report_(
         typer.Option(help="Picture; default: report.png in the folder given, or here if several."),
     ] = None,
     target: Target = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the page of `semisfl watch` as one file, and nothing else."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Draw curves and a table from run directories. Runs that differ only in seed are averaged."""
+    if html is not None:
+        watching.write_html(runs, html)
+        return
     groups = report.group_runs(report.find_runs(runs))
     place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -120,21 +120,25 @@ class Summary:
     to_target: ToTarget | None
 
 
-def read_run(path: Path) -> Run:
+def read_config(path: Path) -> dict[str, Any]:
+    """The plain values of a run's configuration."""
     try:
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
-    return Run(path, config, read_metrics(path / "metrics.jsonl", RoundRow.from_dict))
+
+
+def read_run(path: Path) -> Run:
+    return Run(path, read_config(path), read_metrics(path / "metrics.jsonl", RoundRow.from_dict))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs at ``paths``; a directory that is no run stands for the runs directly inside it."""
     found: dict[Path, Run] = {}
     for path in paths:
-        inside = [path] if (path / "config.toml").is_file() else _runs_inside(path)
+        inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
         if not inside:
             raise ValueError(f"{path} holds no run (no config.toml in it or directly below it)")
         for place in inside:
@@ -147,7 +151,7 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return list(found.values())
 
 
-def _runs_inside(path: Path) -> list[Path]:
+def runs_inside(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob("*/config.toml")) if path.is_dir() else []
 
 
@@ -156,23 +160,30 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
     Of unfinished runs no mean is taken together with finished ones: see `_fair`.
     """
-    flat = [
-        _flatten({key: item for key, item in run.config.items() if key != "seed"}) for run in runs
-    ]
-    groups: dict[str, list[int]] = {}
-    for place, config in enumerate(flat):
-        groups.setdefault(json.dumps(config, sort_keys=True), []).append(place)
-    firsts = [flat[members[0]] for members in groups.values()]
     named = []
-    for first, members in zip(firsts, groups.values(), strict=True):
-        rivals = [other for other in firsts if other["method"] == first["method"]]
-        label = " ".join([title_of(first["method"]), *_differences(first, rivals)])
-        alike = [runs[place] for place in members]
+    for label, places in alike_but_for_seed([run.config for run in runs]):
+        alike = [runs[place] for place in places]
         if any(run.tested for run in alike):
             named.append(_fair(label, alike))
         else:
             paths = ", ".join(str(run.path) for run in alike)
             log.warning("%s is left out: no round was tested yet in %s", label, paths)
+    return named
+
+
+def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
+    """Places of configurations that differ in their seed only, each with a label that tells them
+    from the others."""
+    flat = [flatten({key: item for key, item in one.items() if key != "seed"}) for one in configs]
+    groups: dict[str, list[int]] = {}
+    for place, config in enumerate(flat):
+        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(place)
+    firsts = [flat[places[0]] for places in groups.values()]
+    named = []
+    for first, places in zip(firsts, groups.values(), strict=True):
+        rivals = [other for other in firsts if other["method"] == first["method"]]
+        label = " ".join([title_of(first["method"]), *_differences(first, rivals)])
+        named.append((label, places))
     return named
 
 
@@ -225,13 +236,14 @@ def _progress(run: Run) -> str:
     return f"round {done} of {run.config['rounds']}"
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> Flat:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Nested values by dotted key."""
     flat: Flat = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         elif isinstance(value, list):
-            flat |= _flatten({f"{key}[{index}]": item for index, item in enumerate(value)}, prefix)
+            flat |= flatten({f"{key}[{index}]": item for index, item in enumerate(value)}, prefix)
         else:
             flat[prefix + key] = value
     return flat

@@ -52,6 +52,11 @@ def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path
     assert table < picture < printed.index("curves: ")
 
 
+def test_a_page_needs_no_torch(tmp_path: Path) -> None:
+    printed, heavy = loaded("report", str(RUN), "--html", str(tmp_path / "x.html"))
+    assert printed.startswith("page: ") and not heavy
+
+
 def test_a_report_for_a_machine_needs_no_torch(tmp_path: Path) -> None:
     printed, heavy = loaded("report", str(RUN), "--json", "--out", str(tmp_path / "x.png"))
     assert not heavy

@@ -1,0 +1,101 @@
+"""``semisfl watch``, and what ``report --html`` and ``serve --watch`` share with it."""
+
+import contextlib
+import importlib.util
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semisfl.cli import console
+
+LISTEN = "127.0.0.1:8780"
+PACKAGES = ("starlette", "uvicorn", "plotly")
+
+Token = Annotated[
+    Path | None,
+    typer.Option("--token-file", help="A file with the token that the page asks for."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("watch")(watch)
+
+
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT of the page.")] = LISTEN,
+    token_file: Token = None,
+    certs: Annotated[
+        Path | None,
+        typer.Option(help="Off loopback: the folder with server.crt and server.key."),
+    ] = None,
+) -> None:
+    """A page that follows runs as they go. Ctrl-C ends it; the runs do not notice either."""
+    _require("watch", *PACKAGES)
+    from semisfl.watch.address import Address, serving
+    from semisfl.watch.app import make_app
+    from semisfl.watch.views import Runs
+
+    address = Address.parse("--listen", listen, token_file, certs)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with serving(make_app(Runs(runs)), address) as url:
+        say_where(url, address.token is not None)
+        ended.wait()
+
+
+def write_html(runs: list[Path], place: Path) -> None:
+    """The page as one file."""
+    _require("watch", *PACKAGES)
+    from semisfl.watch.inline import write_page
+    from semisfl.watch.views import Runs
+
+    found = Runs(runs)
+    if not found.listing()["runs"]:
+        folders = ", ".join(map(str, runs))
+        raise ValueError(f"{folders} holds no run (no config.toml in it or directly below it)")
+    write_page(found, place)
+    print(f"page: {place}")
+
+
+def say_where(url: str, token: bool) -> None:
+    console.say(
+        f"watch on {url}" + ("?token=TOKEN with the token of --token-file" if token else "")
+    )
+
+
+@contextlib.contextmanager
+def beside(
+    listen: str | None, token_file: Path | None, certs: Path | None
+) -> Iterator[Callable[[Path], None]]:
+    """For `serve`: takes the page's port, and shows a run there from when it is told its directory."""
+    if listen is None:
+        yield lambda place: None
+        return
+    _require("watch", *PACKAGES)
+    from semisfl.watch.address import Address, serving
+    from semisfl.watch.app import make_app
+    from semisfl.watch.views import Runs
+
+    address = Address.parse("--watch", listen, token_file, certs)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(address.bind())
+
+        def show(place: Path) -> None:
+            url = stack.enter_context(serving(make_app(Runs([place])), address, listener))
+            say_where(url, address.token is not None)
+
+        yield show
+
+
+def _require(extra: str, *packages: str) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(
+                f"this needs further packages: pip install 'semisfl[{extra}]' (no module {name!r})"
+            )

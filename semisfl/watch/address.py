@@ -1,0 +1,147 @@
+"""Where a page is served: on loopback, or to whoever has the token, over TLS."""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semisfl.sections import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+SHORTEST_TOKEN = 16
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen, and what protects it. Made by `parse`, which holds it to the rules."""
+
+    host: str
+    port: int
+    token: str | None = None
+    certificates: Path | None = None
+    """The folder with server.crt and server.key; None: no TLS."""
+
+    @classmethod
+    def parse(
+        cls, option: str, listen: str, token_file: Path | None, certificates: Path | None
+    ) -> "Address":
+        """``listen`` as ``option`` was given it: HOST:PORT. TLS is used off loopback only."""
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"{option} {listen!r} is not HOST:PORT, e.g. 127.0.0.1:8780")
+        token = _read_token(token_file) if token_file is not None else None
+        if _is_loopback(host):
+            return cls(host, int(port), token)
+        if token is None:
+            raise ConfigError(
+                f"{option} {listen} is not a loopback address, so a token is needed: "
+                f"--token-file FILE, with {SHORTEST_TOKEN} letters or more"
+            )
+        if certificates is None:
+            raise ConfigError(
+                f"{option} {listen} is not a loopback address, so TLS is needed: --certs DIR, the "
+                "folder with server.crt and server.key (`semisfl certs server`)"
+            )
+        for name in ("server.crt", "server.key"):
+            if not (certificates / name).is_file():
+                raise ConfigError(
+                    f"{certificates} has no {name}; make it with `semisfl certs server`"
+                )
+        return cls(host, int(port), token, certificates)
+
+    def bind(self) -> socket.socket:
+        """Take the port, so that a wrong one is found before anything is begun."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self.host, self.port))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror or error}; "
+                "choose another address or port"
+            ) from error
+        return listener
+
+    def url(self, port: int) -> str:
+        scheme = "https" if self.certificates else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{port}/"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_token(file: Path) -> str:
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read a token from {file}: {error}") from error
+    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"the token in {file} has {len(token)} letters; it needs {SHORTEST_TOKEN} or more on one "
+            "line, without blanks, e.g. of `openssl rand -hex 24`"
+        )
+    return token
+
+
+@contextlib.contextmanager
+def serving(
+    app: "ASGIApp", address: Address, listener: socket.socket | None = None
+) -> Iterator[str]:
+    """Inside, ``app`` is served by a thread; its URL. ``listener``: the port was taken already."""
+    import uvicorn
+
+    from semisfl.watch.app import Guard
+
+    with listener or address.bind() as listener:
+        secure = address.certificates is not None
+        config = uvicorn.Config(
+            Guard(app, address.token, secure),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ssl_certfile=str(address.certificates / "server.crt") if address.certificates else None,
+            ssl_keyfile=str(address.certificates / "server.key") if address.certificates else None,
+            timeout_graceful_shutdown=1,
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"cannot use server.crt and server.key: {error}") from error
+        server = uvicorn.Server(config)
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listener]}, name="semisfl-watch", daemon=True
+        )
+        thread.start()
+        try:
+            _await_start(server, thread)
+            yield address.url(listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(5)
+
+
+def _await_start(server: object, thread: threading.Thread) -> None:
+    until = time.monotonic() + START_SECONDS
+    while not getattr(server, "started", False):
+        if not thread.is_alive() or time.monotonic() > until:
+            raise RuntimeError("the page's server did not start")
+        time.sleep(0.01)

@@ -1,0 +1,151 @@
+"""The page over HTTP: what may be asked for, by whom, and nothing that changes anything."""
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable
+from importlib.resources import files
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from semisfl.watch.views import Plain, Runs
+
+LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
+COOKIE = "semisfl-watch"
+SCRIPTS = ("tools.js", "charts.js", "tables.js", "views.js", "page.js")
+"""In the order they are loaded."""
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "style-src-attr 'unsafe-inline'; "  # the charts' library sets attributes of what it draws
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+def page_file(name: str) -> str:
+    """One of our own files of the page."""
+    return (files("semisfl.watch") / "page" / name).read_text(encoding="utf-8")
+
+
+def plotly_script() -> str:
+    """The charts' library, as its package brings it."""
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def make_app(runs: Runs) -> Starlette:
+    def answer(view: Callable[[Request], Plain]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            try:
+                content = view(request)
+            except KeyError:
+                return PlainTextResponse("there is no such run here", 404)
+            except ValueError as error:
+                return PlainTextResponse(f"bad question: {error}", 400)
+            text = json.dumps(content, allow_nan=False, default=str)
+            headers = {"cache-control": "no-store"}
+            return Response(text, media_type="application/json", headers=headers)
+
+        return endpoint
+
+    def static(name: str, read: Callable[[], str]) -> Route:
+        kind = TYPES[name[name.rindex(".") :]]
+
+        def endpoint(request: Request) -> Response:
+            return Response(read(), media_type=kind, headers={"cache-control": "no-cache"})
+
+        return Route("/" if name == "page.html" else f"/{name}", endpoint, methods=["GET"])
+
+    library = plotly_script()  # megabytes: read once
+    views: dict[str, Callable[[Request], Plain]] = {
+        "runs": lambda request: runs.listing(),
+        "rounds": lambda request: runs.rounds(_have(request.query_params.get("have", ""))),
+        "clients": lambda request: runs.clients(request.query_params["run"]),
+        "devices": lambda request: runs.devices(request.query_params["run"]),
+        "settings": lambda request: runs.settings(),
+        "log": lambda request: runs.log(
+            request.query_params["run"], int(request.query_params.get("from", "-1"))
+        ),
+    }
+    own = ("page.html", "page.css", *SCRIPTS)
+    return Starlette(
+        routes=[
+            *(static(name, lambda name=name: page_file(name)) for name in own),  # type: ignore[misc]
+            static("plotly.min.js", lambda: library),
+            *(Route(f"/api/{name}", answer(view), methods=["GET"]) for name, view in views.items()),
+        ]
+    )
+
+
+def _have(text: str) -> dict[str, tuple[int, int]]:
+    """``id.epoch.count,...``"""
+    have = {}
+    for part in filter(None, text.split(",")):
+        key, epoch, count = part.split(".")
+        have[key] = (int(epoch), int(count))
+    return have
+
+
+class Guard:
+    """In front of the page: who may see it, and what a browser may do with it.
+
+    With a token, it or the cookie that was given for it. Without one the page is on loopback, and a
+    browser that was led here under another name (DNS rebinding) is turned away.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, secure: bool) -> None:
+        self._app, self._token, self._secure = app, token, secure
+        self._session = secrets.token_urlsafe(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        response = self._refusal(Request(scope))
+        await (response or self._app)(scope, receive, guarded)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to who may not come in, or has just shown the token."""
+        if self._token is None:
+            if request.url.hostname not in LOOPBACK_NAMES:
+                return PlainTextResponse("this page answers to localhost only", 403)
+            return None
+        if _same(request.cookies.get(COOKIE, ""), self._session):
+            return None
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _same(given, self._token):
+            return None
+        shown = parse_qs(request.url.query).get("token", [""])[0]
+        if request.url.path == "/" and _same(shown, self._token):
+            # Away from the address bar, and from what is copied out of it.
+            response = Response(status_code=303, headers={"location": "/"})
+            response.set_cookie(
+                COOKIE, self._session, httponly=True, samesite="strict", secure=self._secure
+            )
+            return response
+        return PlainTextResponse(
+            "this page wants a token: open it as /?token=TOKEN",
+            401,
+            {"www-authenticate": "Bearer"},
+        )
+
+
+def _same(given: str, right: str) -> bool:
+    return hmac.compare_digest(given.encode(), right.encode())

@@ -1,0 +1,287 @@
+"""One run directory, read as it grows: whatever was read once is not read again."""
+
+import json
+import math
+import platform
+import re
+import threading
+import time
+from array import array
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from semisfl.config import StopConfig
+from semisfl.rows import ACCURACY_OF, KEYS, RoundRow
+from semisfl.runs.limits import Standing, met
+from semisfl.runs.report import flatten, read_config
+
+LATEST_EVENTS = 300
+"""Of a fleet, kept to be shown; the others are counted."""
+LATEST_LOG = 64 * 1024
+"""Bytes of a log that are shown at first."""
+MOST_LOG = 256 * 1024
+"""Bytes of a log in one answer."""
+ELSEWHERE_SECONDS = 600.0
+"""A run of another machine that wrote nothing for so long is not taken for running."""
+NESTED = {"coverage_by_client", "coverage_by_class", "bytes", "held_back", "stopped_by"}
+
+
+class Lines:
+    """The complete lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+
+    def new(self) -> tuple[bool, list[bytes]]:
+        """Whether the file was begun anew, and its lines since."""
+        try:
+            with self._path.open("rb") as file:
+                status = self._path.stat()
+                anew = status.st_ino != self._inode or status.st_size < self._offset
+                if anew:
+                    self._offset, self._inode = 0, status.st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            anew = self._inode != 0
+            self._offset = self._inode = 0
+            return anew, []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return anew, whole.splitlines()
+
+
+class Followed:
+    """What is known of one run. Any thread may ask, after `look`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: dict[str, Any] = {}
+        self.problem: str | None = None
+        """What cannot be read of it, in a line."""
+        self.epoch = 0
+        """Counts how often its rows began anew, as they do when it is resumed."""
+        self.lock = threading.Lock()
+        self._config_read: tuple[int, int] | None = None
+        self._metrics = Lines(path / "metrics.jsonl")
+        self._events = Lines(path / "fleet.jsonl")
+        self._forget_rows()
+        self._forget_events()
+
+    def _forget_rows(self) -> None:
+        self.epoch += 1
+        self.columns: dict[str, list[Any]] = {"round": []}
+        """One list per metric, as long as there are rounds."""
+        self.standing = Standing()
+        self.coverage: dict[int, Coverage] = {}
+        self._coverage_rows: list[tuple[array[int], array[float]]] = []
+
+    def _forget_events(self) -> None:
+        self.events: deque[dict[str, Any]] = deque(maxlen=LATEST_EVENTS)
+        self.event_counts: Counter[str] = Counter()
+        self.left_out: dict[int, tuple[int, str]] = {}
+        """By client: how often, and why the last time."""
+
+    def look(self) -> None:
+        """Read what is new."""
+        self._read_config()
+        anew, lines = self._metrics.new()
+        if anew and self.columns["round"]:
+            self._forget_rows()
+        for line in lines:
+            try:
+                self._add(RoundRow.from_dict(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                self.problem = f"a line of metrics.jsonl is damaged: {error}"
+        anew, lines = self._events.new()
+        if anew and self.event_counts:
+            self._forget_events()
+        for line in lines:
+            self._add_event(line)
+
+    def _read_config(self) -> None:
+        try:
+            status = (self.path / "config.toml").stat()
+            changed = (status.st_mtime_ns, status.st_ino)
+            if changed != self._config_read:
+                self.config = read_config(self.path)
+                self._config_read, self.problem = changed, None
+        except OSError as error:
+            self.problem = f"config.toml: {error.strerror or error}"
+        except ValueError as error:
+            self.problem = str(error)
+
+    def _add(self, row: RoundRow) -> None:
+        done = len(self.columns["round"])
+        values = {key: getattr(row, key) for key in KEYS if key not in NESTED}
+        values |= {ACCURACY_OF + name: one for name, one in row.accuracies.items()}
+        values |= {f"bytes.{kind}": size for kind, size in (row.bytes or {}).items()}
+        values["round"] = row.round
+        for key in values.keys() | self.columns.keys():
+            value = values.get(key)
+            known = isinstance(value, int | float) and math.isfinite(value)
+            self.columns.setdefault(key, [None] * done).append(value if known else None)
+        self.standing = self.standing.then(row)
+        clients, shares = array("q"), array("d")
+        for name, share in (row.coverage_by_client or {}).items():
+            if name.isdigit():
+                self.coverage.setdefault(int(name), Coverage()).add(row.round, share)
+                if share is not None:
+                    clients.append(int(name))
+                    shares.append(share)
+        self._coverage_rows.append((clients, shares))
+
+    def _add_event(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+            kind, client = str(event["event"]), event.get("client")
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+        self.events.append(event)
+        self.event_counts[kind] += 1
+        if kind == "left_out" and isinstance(client, int):
+            often = self.left_out.get(client, (0, ""))[0] + 1
+            self.left_out[client] = (often, str(event.get("reason", "")))
+
+    # --- what it comes to ------------------------------------------------------------------------
+
+    @property
+    def rounds(self) -> int:
+        return int(self.config["rounds"]) if isinstance(self.config.get("rounds"), int) else 0
+
+    @property
+    def done(self) -> int:
+        return self.columns["round"][-1] + 1 if self.columns["round"] else 0
+
+    def state(self) -> tuple[str, str]:
+        """finished, running, stopped, crashed or unfinished; and a line about it."""
+        if self.done and self.done >= self.rounds > 0:
+            return "finished", f"all {self.rounds} rounds are done"
+        if (limit := self._limit()) is not None:
+            return "finished", f"stop.{limit} = {self.config['stop'][limit]} is met"
+        holder, held = self._lock_holder()
+        if held:
+            return "running", f"round {self.done + 1} of {self.rounds}, {holder}"
+        if holder is None:
+            return "unfinished", f"{self.done} of {self.rounds} rounds are there"
+        if "stopped before round" in self._last_log_line():
+            return "stopped", f"somebody stopped it in round {self.done + 1}; --resume goes on"
+        return (
+            "crashed",
+            f"{holder} ended without a word in round {self.done + 1}; --resume goes on",
+        )
+
+    def _limit(self) -> str | None:
+        try:
+            stop = StopConfig.model_validate(self.config.get("stop", {}))
+        except ValidationError:
+            return None
+        return met(stop, self.standing) if self.done else None
+
+    def _lock_holder(self) -> tuple[str | None, bool]:
+        """Who works or worked on the run, and whether it does. Only looks: a lock of our own, even
+        for a moment, could turn a run away."""
+        file = self.path / "run.lock"
+        try:
+            holder, inode = file.read_text(encoding="utf-8").strip(), file.stat().st_ino
+        except (OSError, UnicodeDecodeError):
+            return None, False
+        found = re.fullmatch(r"process (\d+) on (.*)", holder)
+        if found is None:
+            return holder or None, False
+        if found[2] != platform.node():
+            return holder, time.time() - self.updated() < ELSEWHERE_SECONDS
+        return holder, any(
+            f":{inode} " in line and f" {found[1]} " in line for line in _locks().splitlines()
+        )
+
+    def _last_log_line(self) -> str:
+        return (self.log(-1)[0] or [""])[-1]
+
+    def updated(self) -> float:
+        """When it last wrote something, in seconds after the epoch."""
+        latest = 0.0
+        for name in ("config.toml", "metrics.jsonl", "run.log", "fleet.json"):
+            try:
+                latest = max(latest, (self.path / name).stat().st_mtime)
+            except OSError:
+                continue
+        return latest
+
+    def log(self, start: int) -> tuple[list[str], int]:
+        """Complete lines of its log from byte ``start`` on (-1: the latest), and where they end."""
+        try:
+            with (self.path / "run.log").open("rb") as file:
+                size = file.seek(0, 2)
+                tail = start < 0 or start > size
+                begin = max(0, size - LATEST_LOG) if tail else start
+                file.seek(begin)
+                data = file.read(MOST_LOG)
+        except OSError:
+            return [], 0
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = whole.decode("utf-8", "replace").splitlines()
+        return (lines[1:] if tail and begin else lines), begin + len(whole)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """One of its small files; empty if it is not there or damaged."""
+        try:
+            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def settings(self) -> dict[str, str]:
+        return {key: str(value) for key, value in flatten(self.config).items()}
+
+    def coverage_map(self, bins: int) -> tuple[list[int], list[list[float | None]]]:
+        """Mean coverage of each client that ever took part, in at most ``bins`` runs of rounds: the
+        first round of each, and a row per client of `coverage`, by number."""
+        width = max(1, math.ceil(len(self._coverage_rows) / bins))
+        sums: dict[int, dict[int, tuple[float, int]]] = {}
+        for place, (clients, shares) in enumerate(self._coverage_rows):
+            for client, share in zip(clients, shares, strict=True):
+                row = sums.setdefault(client, {})
+                total, count = row.get(place // width, (0.0, 0))
+                row[place // width] = (total + share, count + 1)
+        starts = [int(number) for number in self.columns["round"][::width]]
+        grid: list[list[float | None]] = []
+        for client in sorted(self.coverage):
+            row = sums.get(client, {})
+            grid.append(
+                [
+                    round(row[place][0] / row[place][1], 3) if place in row else None
+                    for place in range(len(starts))
+                ]
+            )
+        return starts, grid
+
+
+class Coverage:
+    """Of one client, over the rounds it was chosen for."""
+
+    def __init__(self) -> None:
+        self.rounds = self.missed = 0
+        self.total = 0.0
+        self.last: float | None = None
+        self.last_round = -1
+
+    def add(self, round_index: int, share: float | None) -> None:
+        if share is None:
+            self.missed += 1
+            return
+        self.rounds += 1
+        self.total += share
+        self.last, self.last_round = share, round_index
+
+
+def _locks() -> str:
+    try:
+        return Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,183 @@
+"""What the page shows, as plain values: the answer to each question it may ask."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from semisfl.lookup import title_of
+from semisfl.runs.report import alike_but_for_seed, runs_inside
+from semisfl.watch.follow import Followed
+
+BINS = 60
+"""Most columns of the map of coverage."""
+
+Plain = dict[str, Any]
+
+
+class Runs:
+    """The runs at some paths. A folder that is no run stands for those directly inside it, also ones
+    that come later."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            if not path.is_dir():
+                raise ValueError(f"{path} is no folder; give run directories, or a folder of them")
+        self._paths = [path.resolve() for path in paths]
+        self._named = dict(zip(self._paths, paths, strict=True))
+        self._followed: dict[str, Followed] = {}
+
+    def listing(self) -> Plain:
+        """Every run, with where it stands."""
+        self._find()
+        runs = []
+        for key, followed in self._followed.items():
+            with followed.lock:
+                followed.look()
+                runs.append({"id": key, **_summary(followed)})
+        with_settings = [run for run in runs if run["method"]]
+        configs = [self._followed[run["id"]].config for run in with_settings]
+        for label, places in alike_but_for_seed(configs):
+            for place in places:
+                with_settings[place]["label"] = label
+        folders = [str(path) for path in self._named.values()]
+        return {"time": time.time(), "folders": folders, "runs": runs}
+
+    def rounds(self, have: Mapping[str, tuple[int, int]]) -> Plain:
+        """Of each run asked for the rounds beyond those that are had, of which epoch."""
+        answer: Plain = {}
+        for key, (epoch, count) in have.items():
+            followed = self._followed.get(key)
+            if followed is None:
+                continue
+            with followed.lock:
+                followed.look()
+                first = count if epoch == followed.epoch else 0
+                columns = {name: values[first:] for name, values in followed.columns.items()}
+                answer[key] = {"epoch": followed.epoch, "first": first, "columns": columns}
+        return {"runs": answer}
+
+    def clients(self, key: str) -> Plain:
+        followed = self._one(key)
+        with followed.lock:
+            followed.look()
+            holdings = followed.read_json("holdings.json")
+            names = {client: name for name, client in _roster(followed).items()}
+            held = [sum(counts) for counts in holdings.get("clients", [])]
+            numbers = sorted({*followed.coverage, *range(len(held)), *names})
+            starts, grid = followed.coverage_map(BINS)
+            rows = []
+            for number in numbers:
+                coverage = followed.coverage.get(number)
+                rows.append(
+                    {
+                        "client": number,
+                        "name": names.get(number),
+                        "images": held[number] if number < len(held) else None,
+                        "rounds": coverage.rounds if coverage else 0,
+                        "missed": coverage.missed if coverage else 0,
+                        "mean": coverage.total / coverage.rounds
+                        if coverage and coverage.rounds
+                        else None,
+                        "last": coverage.last if coverage else None,
+                        "last_round": coverage.last_round + 1 if coverage else None,
+                    }
+                )
+            return {
+                "clients": rows,
+                "holdings": holdings,
+                "coverage": {
+                    "rounds": [start + 1 for start in starts],
+                    "clients": sorted(followed.coverage),
+                    "shares": grid,
+                },
+            }
+
+    def devices(self, key: str) -> Plain:
+        followed = self._one(key)
+        with followed.lock:
+            followed.look()
+            standing = followed.read_json("fleet.json")
+            rows = []
+            for device in standing.get("clients", []):
+                often, reason = followed.left_out.get(device.get("client"), (0, ""))
+                rows.append({**device, "left_out": often, "reason": reason})
+            state, _ = followed.state()
+            return {
+                "time": standing.get("time"),
+                "running": state == "running",
+                "places": followed.config.get("clients", {}).get("total"),
+                "devices": rows,
+                "events": list(followed.events)[::-1],
+                "counts": dict(followed.event_counts),
+            }
+
+    def log(self, key: str, start: int) -> Plain:
+        lines, end = self._one(key).log(start)
+        return {"lines": lines, "next": end}
+
+    def settings(self) -> Plain:
+        self._find()
+        answer = {}
+        for key, followed in self._followed.items():
+            with followed.lock:
+                followed.look()
+                answer[key] = followed.settings()
+        return {"runs": answer}
+
+    def everything(self) -> Plain:
+        """All of it at once, for a file that nobody answers the questions of."""
+        listing = self.listing()
+        keys = [run["id"] for run in listing["runs"]]
+        return {
+            "runs": listing,
+            "rounds": self.rounds(dict.fromkeys(keys, (0, 0))),
+            "clients": {key: self.clients(key) for key in keys},
+            "devices": {key: self.devices(key) for key in keys},
+            "log": {key: self.log(key, -1) for key in keys},
+            "settings": self.settings(),
+        }
+
+    def _one(self, key: str) -> Followed:
+        if key not in self._followed:
+            raise KeyError(key)
+        return self._followed[key]
+
+    def _find(self) -> None:
+        found: dict[str, Followed] = {}
+        for path in self._paths:
+            inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
+            for place in inside:
+                key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
+                found[key] = self._followed.get(key) or Followed(place)
+        self._followed = found
+
+
+def _roster(followed: Followed) -> dict[str, int]:
+    index = followed.read_json("roster.json").get("index", {})
+    return index if isinstance(index, dict) else {}
+
+
+def _summary(followed: Followed) -> Plain:
+    config, standing = followed.config, followed.standing
+    method = config.get("method")
+    state, note = followed.state()
+    return {
+        "name": followed.path.name,
+        "path": str(followed.path),
+        "method": method if isinstance(method, str) else None,
+        "label": title_of(method) if isinstance(method, str) else followed.path.name,
+        "seed": config.get("seed"),
+        "state": state,
+        "note": note,
+        "problem": followed.problem,
+        "done": followed.done,
+        "rounds": followed.rounds,
+        "accuracy": standing.accuracy,
+        "best": standing.best,
+        "bytes": standing.bytes,
+        "seconds": standing.seconds,
+        "network": config.get("fleet", {}).get("kind") == "network",
+        "updated": followed.updated(),
+    }

@@ -1,0 +1,217 @@
+"""The page over HTTP: who may ask, what may be asked, and that nothing can be changed."""
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.cli.options import fill_in_watch
+from semisfl.net import certs
+from semisfl.rows import RoundRow
+from semisfl.runs.directory import RunDirectory
+from semisfl.sections import ConfigError
+from semisfl.watch import inline
+from semisfl.watch.address import Address, serving
+from semisfl.watch.app import make_app
+from semisfl.watch.views import Runs
+from tests import toy
+from tests.watch.directories import EVIL
+
+TOKEN = "a-token-of-twenty-letters"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "first"
+    directory = RunDirectory.create(path, toy.values("semisfl"))
+    directory.record.row(RoundRow(round=0, accuracy=40.0))
+    directory.unlock()
+    (path / "run.log").write_text(f"2026 INFO {EVIL}</script>\n")
+    return path
+
+
+@contextmanager
+def page(path: Path, address: Address | None = None) -> Iterator[str]:
+    with serving(make_app(Runs([path])), address or Address("127.0.0.1", 0)) as url:
+        yield url
+
+
+def ask(
+    url: str, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, str, dict[str, str]]:
+    where = urlsplit(url)
+    assert where.port
+    if where.scheme == "https":
+        context = ssl._create_unverified_context()
+        link: Any = http.client.HTTPSConnection("127.0.0.1", where.port, context=context)
+    else:
+        link = http.client.HTTPConnection("127.0.0.1", where.port)
+    with closing(link):
+        link.request(method, path, headers=headers)
+        answer = link.getresponse()
+        lower = {key.lower(): value for key, value in answer.getheaders()}
+        return answer.status, answer.read().decode(), lower
+
+
+def test_everything_is_there_strictly_read_only_and_needs_nobody_else(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    with page(run.parent) as url:
+        status, html, headers = ask(url)
+        assert status == 200
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        for name in re.findall(r'(?:src|href)="([\w.]+)"', html):
+            assert ask(url, f"/{name}")[0] == 200, name
+        assert "http" not in re.sub(r"<!--.*?-->", "", html), "nothing comes from elsewhere"
+        listing = json.loads(ask(url, "/api/runs")[1])
+        (told,) = listing["runs"]
+        for view in ("clients", "devices", "log"):
+            status, _, headers = ask(url, f"/api/{view}?run={told['id']}")
+            assert (status, headers["cache-control"]) == (200, "no-store"), view
+            assert ask(url, f"/api/{view}?run=../../etc")[0] == 404
+            assert ask(url, f"/api/{view}")[0] == 404
+        assert ask(url, f"/api/log?run={told['id']}&from=x")[0] == 400
+        assert ask(url, "/api/rounds?have=nonsense")[0] == 400
+        assert json.loads(ask(url, "/api/rounds?have=unknown.0.0")[1]) == {"runs": {}}
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert ask(url, "/api/runs", method)[0] == 405
+        for path in ("/../pyproject.toml", "/page.py", "/api", "/metrics.jsonl"):
+            assert ask(url, path)[0] == 404, path
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_browser_led_here_under_another_name_is_turned_away(run: Path) -> None:
+    with page(run) as url:
+        assert ask(url, host="evil.example")[0] == 403
+        assert ask(url, "/api/runs", host="evil.example:8780")[0] == 403
+        for host in ("localhost:1", "127.0.0.1", "[::1]:8780"):
+            assert ask(url, host=host)[0] == 200, host
+
+
+def test_with_a_token_nobody_comes_in_without_it(run: Path) -> None:
+    with page(run, Address("127.0.0.1", 0, TOKEN)) as url:
+        for path in ("/", "/api/runs", "/page.js", "/?token=wrong", f"/api/runs?token={TOKEN}"):
+            status, text, _ = ask(url, path)
+            assert status == 401 and text.count("\n") == 0 and "wants a token" in text, path
+        assert ask(url, authorization="Bearer wrong")[0] == 401
+        assert ask(url, authorization=f"Bearer {TOKEN}")[0] == 200
+        status, _, headers = ask(url, f"/?token={TOKEN}")
+        assert (status, headers["location"]) == (303, "/")
+        cookie = headers["set-cookie"]
+        assert TOKEN not in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
+        assert ask(url, "/api/runs", cookie=cookie.partition(";")[0])[0] == 200
+        assert ask(url, cookie="semisfl-watch=guess")[0] == 401
+
+
+def test_off_loopback_it_takes_a_token_and_tls(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificates = tmp_path / "certs"
+    certs.make_authority(certificates)
+    certs.make_server(certificates, ["localhost"])
+    token, short = tmp_path / "token", tmp_path / "short"
+    token.write_text(TOKEN + "\n")
+    short.write_text("secret\n")
+    words = ["watch", str(run), "--listen", "0.0.0.0:0"]
+    for more, said in (
+        ([], r"--listen 0.0.0.0:0 is not a loopback address, so a token is needed: --token-file"),
+        (["--token-file", str(short)], r"the token in .*short has 6 letters; it needs 16"),
+        (["--token-file", "nowhere"], r"cannot read a token from nowhere"),
+        (["--token-file", str(token)], r"is not a loopback address, so TLS is needed: --certs DIR"),
+        (["--token-file", str(token), "--certs", str(run)], r"first has no server.crt; make it"),
+        (["--listen", "localhost"], r"--listen 'localhost' is not HOST:PORT"),
+    ):
+        assert main([*words, *more]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert re.match(f"error: .*{said}", line), line
+    address = Address.parse("--listen", "0.0.0.0:0", token, certificates)
+    with page(run, address) as url:
+        assert url.startswith("https://")
+        assert ask(url)[0] == 401
+        status, _, headers = ask(url, f"/?token={TOKEN}")
+        assert status == 303 and "Secure" in headers["set-cookie"]
+
+
+def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["watch", str(run), "--listen", f"127.0.0.1:{port}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use;")
+    with pytest.raises(ConfigError, match="choose another address or port"):
+        Address("192.0.2.1", 1).bind()
+
+
+def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
+    words = [sys.executable, "-m", "semisfl", "watch", str(run), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        found = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", process.stderr.readline())
+        assert found is not None
+        assert json.loads(ask(found[1], "/api/runs")[1])["runs"][0]["name"] == "first"
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_watch_without_an_address_has_the_usual_one() -> None:
+    for given, expected in (
+        ("serve --watch", "serve --watch A:1"),
+        ("serve --watch --quiet", "serve --watch A:1 --quiet"),
+        ("serve --watch digits", "serve --watch A:1 digits"),
+        ("serve --watch 0.0.0.0:80", "serve --watch 0.0.0.0:80"),
+        ("watch runs", "watch runs"),
+    ):
+        assert fill_in_watch(given.split(), "A:1") == expected.split()
+
+
+# --- one file ------------------------------------------------------------------------------------
+
+
+def test_one_file_holds_everything_and_nothing_in_it_breaks_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "page.html"
+    assert main(["report", str(run), "--html", str(place)]) == 0
+    assert capsys.readouterr().out == f"page: {place}\n"
+    html = place.read_text(encoding="utf-8")
+    own = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
+    assert not re.search(r'(src|href)="(?!data:,|#main)', own), "it needs no other file"
+    data = html.partition('id="data">')[2].partition("</script>")[0]
+    (told,) = json.loads(data)["log"].values()
+    assert told["lines"] == [f"2026 INFO {EVIL}</script>"]
+    assert EVIL not in html and "<img" not in own
+    assert html.count("sha256-") == 7, "each script and the style may run, and no other"
+
+
+def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        ([str(tmp_path / "empty"), "--html", "x.html"], "empty holds no run"),
+        ([str(run), "--html", str(tmp_path / "no" / "x.html")], "cannot write .*No such file"),
+    ):
+        assert main(["report", *words]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert re.match(f"error: .*{said}", line), line
+
+
+def test_a_library_that_speaks_of_a_scripts_end_does_not_end_it() -> None:
+    assert "</script" not in inline._whole('x = "</script><!--"')

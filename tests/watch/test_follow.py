@@ -1,0 +1,146 @@
+"""Run directories read as they grow: every row once, every state told apart, nothing disturbed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semisfl.rows import RoundRow
+from semisfl.runs.directory import RunDirectory
+from semisfl.watch.follow import Followed
+from semisfl.watch.views import Runs
+from tests import toy
+from tests.watch import directories
+
+
+def begun(path: Path, *settings: str) -> RunDirectory:
+    directory = RunDirectory.create(path, toy.values("semisfl", "rounds=4", *settings))
+    directory.record.row(RoundRow(round=0, accuracy=40.0, bytes_total=10, seconds=1.0))
+    return directory
+
+
+def columns(runs: Runs, key: str, epoch: int = 0, count: int = 0) -> tuple[int, int, list[int]]:
+    answer = runs.rounds({key: (epoch, count)})["runs"][key]
+    return answer["epoch"], answer["first"], answer["columns"]["round"]
+
+
+def test_only_new_rounds_are_told_and_a_resumed_run_begins_anew(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run")
+    runs = Runs([tmp_path])
+    (run,) = runs.listing()["runs"]
+    epoch, first, rounds = columns(runs, run["id"])
+    assert (first, rounds) == (0, [0])
+    assert columns(runs, run["id"], epoch, 1) == (epoch, 1, [])
+    directory.record.row(RoundRow(round=1, accuracy=50.0, impurity=0.25))
+    assert columns(runs, run["id"], epoch, 1) == (epoch, 1, [1])
+    told = runs.rounds({run["id"]: (epoch, 0)})["runs"][run["id"]]["columns"]
+    assert told["impurity"] == [None, 0.25], "a metric that comes later is as long as the others"
+    directory.keep_metrics_before(1)
+    directory.record.row(RoundRow(round=1, accuracy=60.0))
+    anew, first, rounds = columns(runs, run["id"], epoch, 2)
+    assert anew != epoch and (first, rounds) == (0, [0, 1])
+    assert runs.listing()["runs"][0]["accuracy"] == 60.0
+
+
+def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run")
+    followed = Followed(directory.path)
+    with (directory.path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 1, "accuracy"')
+        file.flush()
+        followed.look()
+        assert followed.done == 1 and followed.problem is None
+        file.write(": 55.0}\n")
+        file.flush()
+        followed.look()
+        assert (followed.done, followed.standing.accuracy) == (2, 55.0)
+        file.write('nonsense\n{"round": 2, "loss_semi": NaN}\n')
+    followed.look()
+    assert followed.done == 3 and followed.columns["loss_semi"] == [None, None, None]
+    assert followed.problem is not None and "metrics.jsonl is damaged" in followed.problem
+
+
+def test_every_state_is_told(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run")
+    followed = Followed(directory.path)
+
+    def state() -> tuple[str, str]:
+        followed.look()
+        return followed.state()
+
+    assert state()[0] == "running" and state()[1].startswith("round 2 of 4, process ")
+    directory.unlock()
+    assert state()[0] == "crashed" and "ended without a word in round 2" in state()[1]
+    (directory.path / "run.log").write_text("2026 INFO stopped before round 1 was complete\n")
+    assert state()[0] == "stopped"
+    directory.lock()
+    assert state()[0] == "running", "looking did not keep it from the lock"
+    directory.unlock()
+    (directory.path / "run.lock").write_text("process 1 on another-machine")
+    assert state()[0] == "running", "it wrote a moment ago"
+    (directory.path / "run.lock").unlink()
+    assert state() == ("unfinished", "1 of 4 rounds are there")
+    directory.record.row(RoundRow(round=3, accuracy=50.0))
+    assert state() == ("finished", "all 4 rounds are done")
+
+
+def test_a_limit_that_is_met_is_the_end(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run", "stop.target=40")
+    followed = Followed(directory.path)
+    followed.look()
+    assert followed.state() == ("finished", "stop.target = 40.0 is met")
+    directory.unlock()
+
+
+def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Path) -> None:
+    runs = Runs([tmp_path])
+    assert runs.listing()["runs"] == []
+    begun(tmp_path / "a").unlock()
+    begun(tmp_path / "b", "seed=1").unlock()
+    begun(tmp_path / "c", "optimizer.lr=0.5").unlock()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "config.toml").write_text("not toml [")
+    told = {run["name"]: run for run in runs.listing()["runs"]}
+    labels = [told[name]["label"] for name in "abc"]
+    assert labels[0] == labels[1] and labels[2] == "SemiSFL optimizer.lr=0.5"
+    assert "config.toml is damaged" in told["d"]["problem"] and told["a"]["problem"] is None
+    settings = runs.settings()["runs"]
+    assert settings[told["c"]["id"]]["optimizer.lr"] == "0.5"
+
+
+def test_clients_devices_and_log_of_a_crowd(tmp_path: Path) -> None:
+    runs = Runs([directories.crowd(tmp_path / "crowd", clients=50, rounds=200)])
+    (run,) = runs.listing()["runs"]
+    assert run["network"] and run["state"] == "crashed" and run["done"] == 200
+    told = runs.clients(run["id"])
+    assert len(told["clients"]) == 50
+    assert sum(client["rounds"] for client in told["clients"]) == 200 * 20
+    assert len(told["coverage"]["rounds"]) <= 60
+    assert {len(row) for row in told["coverage"]["shares"]} == {len(told["coverage"]["rounds"])}
+    devices = runs.devices(run["id"])
+    assert devices["counts"] == {"left_out": 1, "refused": 1, "here": 50}
+    assert devices["devices"][7]["left_out"] == 1 and not devices["running"]
+    log = runs.log(run["id"], -1)
+    assert "is left out" in log["lines"][-1] and len(log["lines"]) < 3001
+    assert all(line.startswith("2026-") for line in log["lines"]), "no half of a line"
+    assert runs.log(run["id"], log["next"]) == {"lines": [], "next": log["next"]}
+    json.dumps(runs.everything(), allow_nan=False)
+
+
+def test_coverage_is_the_mean_over_a_columns_rounds(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run", "rounds=9")
+    for number in range(1, 5):
+        shares = {"0": number / 10, "2": None}
+        directory.record.row(RoundRow(round=number, coverage_by_client=shares))
+    directory.unlock()
+    followed = Followed(directory.path)
+    followed.look()
+    starts, grid = followed.coverage_map(bins=3)
+    assert starts == [0, 2, 4]
+    assert grid == [[0.1, 0.25, 0.4], [None, None, None]]
+    assert (followed.coverage[2].missed, followed.coverage[0].last_round) == (4, 4)
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere is no folder; give run directories"):
+        Runs([tmp_path / "nowhere"])

@@ -1,0 +1,184 @@
+"""Every view as its user sees it, in Chromium: of a finished, a running and a crashed run, of nothing,
+and of a thousand clients."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from semisfl.rows import RoundRow
+from semisfl.runs.directory import RunDirectory
+from semisfl.watch.address import Address, serving
+from semisfl.watch.app import make_app
+from semisfl.watch.inline import write_page
+from semisfl.watch.views import Runs
+from tests.watch import browser as browsers
+from tests.watch import directories
+from tests.watch.browser import Browser
+
+pytestmark = pytest.mark.skipif(
+    browsers.find() is None,
+    reason="needs Chromium to look at the page: apt-get install chromium",
+)
+VIEWS = ("overview", "training", "clients", "devices", "settings", "log")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browsers.browser() as opened:
+        opened.look(1280, 900)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return directories.finished(tmp_path_factory.mktemp("runs") / "done")
+
+
+@contextmanager
+def opened(chromium: Browser, folder: Path) -> Iterator[Browser]:
+    """The page of ``folder``, and that its console stayed empty."""
+    chromium.complaints.clear()
+    with serving(make_app(Runs([folder])), Address("127.0.0.1", 0)) as url:
+        chromium.open(url)
+        chromium.until("document.body && document.body.dataset.shown")
+        yield chromium
+        assert serious(chromium.complaints) == []
+        chromium.call("Page.navigate", url="about:blank")  # or it goes on asking
+
+
+def serious(complaints: list[str]) -> list[str]:
+    """The charts' library brings a style for maps, which we do not draw and the policy refuses."""
+    styles = [text for text in complaints if text.startswith("Applying inline style")]
+    return [text for text in complaints if text not in styles[:1]]
+
+
+def drawn(page: Browser, least: int) -> bool:
+    """Whether so many charts come to be seen."""
+    seen = "(node) => node.offsetParent && node.querySelector('path.js-line, .heatmaplayer image')"
+    found = f"[...document.querySelectorAll('.js-plotly-plot')].filter({seen}).length"
+    return bool(page.until(f"{found} >= {least}"))
+
+
+def fits(page: Browser) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def test_a_finished_run(chromium: Browser, done: Path) -> None:
+    with opened(chromium, done) as page:
+        said = page.shown("overview")
+        assert "finished" in said and "3 of 3" in said.replace("\n", " ")
+        assert drawn(page, 1)
+        label = page.evaluate(
+            "document.querySelector('.js-plotly-plot').getAttribute('aria-label')"
+        )
+        assert re.match(r"Test accuracy over rounds. SemiSFL: [\d.]+ at the end", label)
+        page.evaluate("[...document.querySelectorAll('.choice button')][1].click()")
+        page.until("document.querySelector('.js-plotly-plot').ariaLabel.includes('GB sent')")
+        assert "Impurity" in page.shown("training") and drawn(page, 8)
+        said = page.shown("clients")
+        assert "Who holds what" in said and "all 3 rounds are done" in said
+        assert drawn(page, 2)
+        assert "no device comes or goes" in page.shown("devices")
+        assert "clients.total" in page.shown("settings")
+        assert "rounds 0 to 2" in page.shown("log")
+
+
+def test_a_running_run_is_followed(chromium: Browser, done: Path, tmp_path: Path) -> None:
+    directory = RunDirectory.open(directories.unfinished(tmp_path / "going", done))
+    directory.lock()
+    kept = directory.keep_metrics_before(2)
+    with opened(chromium, tmp_path) as page:
+        said = page.shown("overview")
+        assert "running" in said and "Left, at most" in said
+        row = RoundRow.from_dict({**kept[1], "round": 2, "accuracy": 97.25})
+        directory.record.row(row)
+        page.until("document.body.innerText.includes('97.3 %')")
+        page.until("document.querySelector('.js-plotly-plot').data[0].y.length === 3")
+        with (directory.path / "run.log").open("a") as file:
+            page.shown("log")
+            file.write("2026-11-15T11:00:00Z INFO a line that came later\n")
+        page.until("document.body.innerText.includes('a line that came later')")
+        for view in VIEWS:
+            page.shown(view)
+    directory.unlock()
+
+
+def test_a_crashed_run_and_another_beside_it(chromium: Browser, done: Path, tmp_path: Path) -> None:
+    directories.unfinished(tmp_path / "dead", done)
+    RunDirectory.create(tmp_path / "other", directories.toy.values("supervised", "seed=9")).unlock()
+    with opened(chromium, tmp_path) as page:
+        said = page.shown("overview")
+        assert "crashed" in said and "other" in said
+        assert "ended without a word in round 3; --resume goes on" in page.shown("clients")
+        assert "the disk is nearly full" in page.shown("log")
+        said = page.shown("settings")
+        assert "only what differs between runs" in said and "supervised" in said
+        assert "clients.total" not in said, "it is the same in both"
+        for view in VIEWS:
+            page.shown(view)
+
+
+def test_an_empty_folder_says_what_it_waits_for(
+    chromium: Browser, done: Path, tmp_path: Path
+) -> None:
+    with opened(chromium, tmp_path) as page:
+        for view in VIEWS:
+            assert f"No run in {tmp_path} yet" in page.shown(view), view
+        page.shown("overview")
+        directories.unfinished(tmp_path / "new", done)
+        page.until("document.body.innerText.includes('crashed')")
+
+
+def test_a_thousand_clients_on_a_phone_in_the_dark_without_a_mouse(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    directories.crowd(tmp_path / "crowd")
+    with opened(chromium, tmp_path) as page:
+        chromium.look(390, 844, dark=True)
+        for view in VIEWS:
+            page.shown(view)
+            assert fits(page), f"{view} is wider than a phone"
+            assert page.evaluate("document.title") == "crowd · semisfl watch", (
+                "names are not obeyed"
+            )
+        assert page.evaluate("document.images.length") == 0, "names are text"
+        said = page.shown("devices")
+        assert "of 1000 places" in said and directories.EVIL in said and "revoked" in said
+        said = page.shown("clients")
+        assert "1–50 of 1000" in said and drawn(page, 2)
+        rows = "document.querySelectorAll('#panel-clients tbody tr').length"
+        assert page.evaluate(rows) == 50
+        # Filter and sort by keyboard alone.
+        page.evaluate("document.querySelector('#panel-clients input[type=search]').focus()")
+        chromium.call("Input.insertText", text="camera-0999")
+        page.until(f"{rows} === 1")
+        page.evaluate("document.querySelector('#tab-clients').focus()")
+        chromium.press("ArrowRight")
+        page.until("document.body.dataset.shown.startsWith('devices')")
+        focused = "document.activeElement.id"
+        assert page.evaluate(focused) == "tab-devices"
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", "the focus is visible"
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60, "dark"
+        chromium.look(1280, 900)
+
+
+def test_one_file_shows_the_same_without_a_server(
+    chromium: Browser, done: Path, tmp_path: Path
+) -> None:
+    write_page(Runs([done]), tmp_path / "page.html")
+    chromium.complaints.clear()
+    chromium.open((tmp_path / "page.html").as_uri())
+    chromium.until("document.body && document.body.dataset.shown")
+    assert "as of " in chromium.text()
+    for view, said in (
+        *(("overview", "finished"), ("training", "Impurity"), ("clients", "Who holds what")),
+        *(("devices", "no device"), ("settings", "clients.total"), ("log", "rounds 0 to 2")),
+    ):
+        assert said in chromium.shown(view), view
+    assert chromium.shown("overview") and drawn(chromium, 1)
+    assert serious(chromium.complaints) == []
