@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -191,14 +192,10 @@ class RunDirectory:
         """Drop the lines of rounds that a resumed run is going to repeat."""
         path = self.path / "metrics.jsonl"
         rows = [row for row in read_metrics(path, dict) if row["round"] < round_index]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        try:
-            if path.exists():
-                write_whole(path, text.encode())
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to {self.path}: {error.strerror or error}; make room or allow it, then --resume again"
-            ) from error
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            # Cut off rather than written anew: that needs no room on a disk that is full.
+            os.truncate(path, sum(map(len, lines[: len(rows)])))
         return rows
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
@@ -229,11 +226,23 @@ class RunDirectory:
         return checkpoint.read(self.path / f"{name}.safetensors")
 
     def log_to_file(self) -> logging.Handler:
-        handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
+        handler = _RunLog(self.path / "run.log", encoding="utf-8")
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
         return handler
+
+
+class _RunLog(logging.FileHandler):
+    """Lines that a full disk refuses are lost, and nothing else is: they were shown too."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def environment() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Starting and resuming: what is found before a directory is made, and what K_min is reckoned with."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -263,3 +264,19 @@ def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     first.unlock()
     second.lock()
     second.unlock()
+
+
+def test_a_full_disk_takes_neither_lines_to_repeat_nor_the_log_for_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory.create(tmp_path / "run", tiny(2))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text('{"round": 0}\n{"round": 1}\n{"round": 2}\n{"rou')
+    log = directory.log_to_file()
+    with largest_file(0):
+        assert directory.keep_metrics_before(2) == [{"round": 0}, {"round": 1}]
+        log.handle(logging.makeLogRecord({"msg": "refused", "levelno": logging.INFO}))
+        log.close()
+    assert metrics.read_text() == '{"round": 0}\n{"round": 1}\n'
+    assert capsys.readouterr().err == "", "no traceback of the log's own"
+    directory.unlock()
