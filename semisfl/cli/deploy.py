@@ -1,6 +1,5 @@
 """``semisfl serve``, ``join`` and ``demo-network``: training with real devices."""
 
-import logging
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,19 +9,16 @@ import typer
 from semisfl.cli import console, watching
 from semisfl.cli.options import (
     Device,
+    Insecure,
     Preset,
     Quiet,
     Settings,
     name_of,
     needs_network,
     refuse_beside_resume,
+    show_log,
     values_of,
 )
-
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure-loopback", help="Plaintext; only on a loopback address."),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +68,7 @@ def serve(
         if resume
         else config.parse(values_of(preset, settings))
     )
-    _show_log()
+    show_log()
     identity = None if insecure_loopback else certs
     with StopSignals() as signals, watching.beside(watch, token_file, identity) as show:
         network = NetworkOptions(listen, identity, insecure_loopback)
@@ -135,7 +131,7 @@ def join(
         raise ValueError(
             "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
         )
-    _show_log()
+    show_log()
     try:
         with StopSignals() as signals, signals.running():
             client.join(
@@ -181,9 +177,3 @@ def demo_network(
         f"over mutual TLS, {console.clock(time.monotonic() - started)} min; no image left its device"
     )
     print(f"saved in {place}; docs/deploy.md does the same on real machines")
-
-
-def _show_log() -> None:
-    """A server and a device run for long and unattended: their log lines belong on stderr."""
-    for handler in logging.getLogger("semisfl").handlers:
-        handler.setLevel(logging.INFO)

@@ -8,6 +8,7 @@ import typer
 
 from semisfl import __version__
 from semisfl.cli import (
+    answering,
     certificates,
     console,
     deploy,
@@ -39,6 +40,7 @@ certificates.register(app)
 deploy.register(app)
 watching.register(app)
 using.register(app)
+answering.register(app)
 
 
 @app.callback(invoke_without_command=True)

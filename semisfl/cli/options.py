@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ Settings = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
+
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure-loopback", help="Plaintext; only on a loopback address."),
+]
 
 EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
 
@@ -97,3 +103,9 @@ def refuse_beside_resume(context: typer.Context) -> None:
             raise ValueError(
                 "--resume continues a run as it was set up; leave out PRESET and --out"
             )
+
+
+def show_log() -> None:
+    """A server and a device run for long and unattended: their log lines belong on stderr."""
+    for handler in logging.getLogger("semisfl").handlers:
+        handler.setLevel(logging.INFO)

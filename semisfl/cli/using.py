@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 RunOrFile = Annotated[
     Path, typer.Argument(metavar="RUN|FILE", help="A run's directory, or a .safetensors file.")
 ]
+Top = Annotated[int, typer.Option(min=1, help="So many classes per image.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV for a spreadsheet.")]
+Cut = Annotated[
+    str | None, typer.Option(help="Cut after this layer instead of where it was trained.")
+]
 MOST_COLUMNS = 12
 """Classes up to which a terminal has room for the confusion matrix."""
 
@@ -39,13 +44,18 @@ def open_model(path: Path, device: str) -> "Classifier":
     return load(path).to(Hardware(device).device)
 
 
+def cut_at(model: "Classifier", cut: str | None) -> "Classifier":
+    """Cut elsewhere, if a layer's name or number is given."""
+    return model if cut is None else model.recut(int(cut) if cut.isdigit() else cut)
+
+
 def predict(
     run: RunOrFile,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="So many classes per image.")] = 3,
+    top: Top = 3,
     device: Device = "auto",
     json_: Json = False,
-    csv_: Annotated[bool, typer.Option("--csv", help="Print CSV for a spreadsheet.")] = False,
+    csv_: Csv = False,
 ) -> None:
     """The classes of new images, with the run's own size and normalisation."""
     found = open_model(run, device).predict(images)
@@ -173,9 +183,7 @@ def export(
         list[Path] | None,
         typer.Option(help="Images or folders to check it on; default: the run's test images."),
     ] = None,
-    cut: Annotated[
-        str | None, typer.Option(help="Cut after this layer instead of where it was trained.")
-    ] = None,
+    cut: Cut = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder; default: export/ beside the model's file.")
     ] = None,
@@ -189,7 +197,7 @@ def export(
     model = open_model(run, "cpu")
     images = real_images.to_check(model, check)
     folder = out or find(run).parent / "export"
-    model = model if cut is None else model.recut(int(cut) if cut.isdigit() else cut)
+    model = cut_at(model, cut)
     made = exports.export(
         model, images, folder, to=to.value, part=part.value, int8=quantize is not None
     )

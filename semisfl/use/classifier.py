@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from semisfl import lookup
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
 from semisfl.layers import named_layers
-from semisfl.models import SplitModel, build, split
+from semisfl.models import Shape, SplitModel, build, split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.portable import PARTS, Description
@@ -26,6 +26,8 @@ from semisfl.use.pictures import Picture, Skipped
 
 SUFFIX = ".safetensors"
 Named = tuple[str, nn.Module]
+Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
+"""Files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,28 @@ class Predictions:
             [(self.classes[place], value) for place, value in zip(*pair, strict=True)]
             for pair in zip(places.tolist(), values.tolist(), strict=True)
         ]
+
+
+def predictions(
+    images: Pictures,
+    shape: Shape,
+    classes: tuple[str, ...],
+    answer: Callable[[Tensor], Tensor],
+    at_a_time: int = pictures.CHUNK,
+) -> Predictions:
+    """What ``answer`` (uint8 images -> probabilities) says of ``images``, so many of them at a time."""
+    if isinstance(images, np.ndarray | Tensor):
+        pixels = torch.as_tensor(images)
+        names = [str(number) for number in range(len(pixels))]
+        parts = [answer(part) for part in pixels.split(at_a_time)]
+        return Predictions(names, torch.cat(parts), classes, [])
+    found = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+    names, parts, skipped = [], [torch.empty(0, len(classes))], []
+    for batch in pictures.batches(pictures.listed(found), shape, at_a_time):
+        names += batch.names
+        skipped += batch.skipped
+        parts.append(answer(batch.images))
+    return Predictions(names, torch.cat(parts), classes, skipped)
 
 
 class Classifier:
@@ -95,22 +119,12 @@ class Classifier:
         self.normalizer = self.normalizer.to(device)
         return self
 
-    def predict(self, images: Sequence[Picture] | Picture | Tensor | np.ndarray) -> Predictions:
+    def predict(self, images: Pictures) -> Predictions:
         """Of files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size.
 
         Files that cannot be read are in ``skipped`` of the result, with the reason.
         """
-        if isinstance(images, np.ndarray | Tensor):
-            pixels = torch.as_tensor(images)
-            names = [str(number) for number in range(len(pixels))]
-            return Predictions(names, self.probabilities(pixels), self.classes, [])
-        found = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
-        names, parts, skipped = [], [torch.empty(0, len(self.classes))], []
-        for batch in pictures.batches(pictures.listed(found), self.shape):
-            names += batch.names
-            skipped += batch.skipped
-            parts.append(self.probabilities(batch.images))
-        return Predictions(names, torch.cat(parts), self.classes, skipped)
+        return predictions(images, self.shape, self.classes, self.probabilities)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """[n, classes] of uint8 images, on the CPU."""

@@ -1,0 +1,104 @@
+"""``semisfl serve-model`` and ``classify``: split inference between devices and a server."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semisfl.cli import console
+from semisfl.cli.options import Device, Insecure, Json, needs_network, show_log
+from semisfl.cli.using import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
+
+LOOK_SECONDS = 0.2
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve-model")(serve_model)
+    app.command("classify")(classify)
+
+
+def serve_model(
+    run: RunOrFile,
+    certs: Annotated[
+        Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
+    ] = Path("certs"),
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8444",
+    cut: Cut = None,
+    accept_images: Annotated[
+        bool,
+        typer.Option("--accept-images", help="Also take images, from `classify --send-images`."),
+    ] = False,
+    device: Device = "auto",
+    insecure_loopback: Insecure = False,
+) -> None:
+    """Run the top of a model for devices that run its bottom (`classify`). SIGTERM stops it."""
+    with needs_network():
+        from semisfl.use.model_server import ModelServer
+    from semisfl.cli.signals import StopSignals
+    from semisfl.fleet.setup import NetworkOptions
+
+    show_log()
+    with StopSignals() as signals:
+        model = cut_at(open_model(run, device), cut)
+        network = NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
+        server = ModelServer(model, network, accept_images=accept_images)
+        console.say(
+            f"listening on port {server.port}: {model.path} of {len(model.classes)} classes; devices "
+            f"send {model.network.features} features per image"
+        )
+        try:
+            with signals.running():
+                while not signals.flag.requested:
+                    time.sleep(LOOK_SECONDS)
+        finally:
+            server.close()
+    print(f"stopped after {sum(server.answered.values())} images")
+
+
+def classify(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Of `serve-model`.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    certs: Annotated[
+        Path | None,
+        typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
+    ] = None,
+    bottom: Annotated[
+        Path | None,
+        typer.Option(
+            help="The bottom's .onnx or .safetensors; default: the server is asked for it."
+        ),
+    ] = None,
+    codec: Annotated[
+        str, typer.Option(help="How features cross: a codec of `semisfl list`.")
+    ] = "fp32",
+    send_images: Annotated[
+        bool, typer.Option("--send-images", help="Send the images themselves instead of features.")
+    ] = False,
+    top: Top = 3,
+    insecure_loopback: Insecure = False,
+    json_: Json = False,
+    csv_: Csv = False,
+) -> None:
+    """The classes of images, of which only features leave this device."""
+    with needs_network():
+        from semisfl.net.certs import load_client_credentials
+        from semisfl.use.model_client import ModelClient
+
+    if certs is None and not insecure_loopback:
+        raise ValueError(
+            "classify wants --certs DIR, the folder that `semisfl certs client` made for this device"
+        )
+    if bottom is not None and send_images:
+        raise ValueError("--send-images sends images as they are and needs no --bottom; choose one")
+    credentials = None if certs is None else load_client_credentials(certs)
+    with ModelClient(
+        address,
+        credentials,
+        insecure_loopback=insecure_loopback,
+        codec=codec,
+        bottom=bottom,
+        send_images=send_images,
+    ) as client:
+        found = client.predict(images)
+    tell_predictions(found, top, as_json=json_, as_csv=csv_)

@@ -1,0 +1,215 @@
+"""The device of split inference: it runs the bottom, with torch or onnxruntime, and sends features."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from torch import Tensor
+
+from semisfl import lookup
+from semisfl.data.augment import Normalizer
+from semisfl.engine.inference import outputs
+from semisfl.models import Shape, SplitModel, build
+from semisfl.net import chunks
+from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
+from semisfl.net.credentials import Credentials
+from semisfl.net.frames import Schema, decode, encode
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.tables.kinds import parse_layers
+from semisfl.use import onnx_file
+from semisfl.use import split_inference as said
+from semisfl.use.classifier import Pictures, Predictions, load, predictions
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 30.0
+"""For an answer, and the time that its bytes take on the slowest link allowed."""
+Bottom = Callable[[Tensor], Tensor]
+"""uint8 images -> features"""
+
+
+class ModelClient:
+    """A server's model, used from here. ``bottom`` is a file of `semisfl export --part bottom`.
+
+    Without one the bottom is fetched from the server, once, and kept in the cache. With
+    ``send_images`` the images themselves are sent, to a server that accepts them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        certificate: Credentials | None,
+        *,
+        insecure_loopback: bool = False,
+        codec: str = "fp32",
+        bottom: Path | None = None,
+        send_images: bool = False,
+    ) -> None:
+        if certificate is None or insecure_loopback:
+            chunks.require_loopback(address)
+        if certificate is None and not insecure_loopback:
+            raise ValueError(
+                "a device needs a certificate; give its folder, or ask for --insecure-loopback"
+            )
+        chunks.split_address(address)
+        lookup.codec(codec)
+        self._address, self._codec = address, codec
+        self._certificate = None if insecure_loopback else certificate
+        self._channel = self._open()
+        self.sent = self.received = 0
+        """Bytes of all calls' frames so far, without what gRPC and TLS add."""
+        try:
+            self._begin(bottom, send_images)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, bottom: Path | None, send_images: bool) -> None:
+        fields = self._ask("Describe", "describe", {}, {}, "model", said.MODEL).fields
+        model = self._understood(fields["model"])
+        self.classes: tuple[str, ...] = model["classes"]
+        self.shape: Shape = model["shape"]
+        self.identity: str = model["identity"]
+        self._features: int = model["features"]
+        self._bottom: Bottom | None = None
+        if send_images and not fields["images"]:
+            raise ValueError(f"{self._address} takes features, no images; leave out --send-images")
+        if not send_images:
+            self._bottom = self._from_file(bottom) if bottom else self._from_server(model)
+
+    def _understood(self, text: str) -> dict[str, Any]:
+        try:
+            return said.understood(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._address} does not describe a model: {error!r}") from error
+
+    # --- the bottom ------------------------------------------------------------------------------
+
+    def _from_file(self, path: Path) -> Bottom:
+        runner: Bottom
+        if path.suffix == ".onnx":
+            file = onnx_file.File(path)
+            identity, part, runner = file.about()["identity"], file.about()["part"], file
+        else:
+            model = load(path)
+            model.need("bottom")
+            identity, part, runner = model.identity, "bottom", model.features
+        if part != "bottom" or identity != self.identity:
+            raise ValueError(
+                f"{path} is not the bottom of the model that {self._address} serves, or cut elsewhere; "
+                "export it from the same run, with the server's --cut, or leave out --bottom"
+            )
+        return runner
+
+    def _from_server(self, model: Mapping[str, Any]) -> Bottom:
+        """From the cache, else fetched: the table, its weights and how images are normalised."""
+        if model["layers"] is None:
+            raise ValueError(
+                f"the model of {self._address} is described by no layer table; give its bottom as a "
+                "file, --bottom"
+            )
+        layers, classes = parse_layers(model["layers"]), len(self.classes)
+        network = build(layers, self.shape, classes, cut=model["cut"], projector="none")
+        cached = self._cache_file()
+        try:
+            weights = checkpoint.read(cached)["bottom"]
+        except CheckpointError:
+            schema = said.bottom_schema(network.bottom.state_dict())
+            weights = self._ask("Fetch", "fetch", {}, {}, "bottom", schema).tensors
+            try:
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.write(cached, {"bottom": weights})
+            except OSError as error:
+                log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
+        network.bottom.load_state_dict(weights)
+        return _bottom(network, Normalizer.of(model["mean"], model["std"]))
+
+    def _cache_file(self) -> Path:
+        place = os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl"
+        name = "".join(letter if letter.isalnum() else "-" for letter in self.identity)
+        return Path(place) / f"bottom-{name[:64]}.safetensors"
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def predict(self, images: Pictures) -> Predictions:
+        """As `Classifier.predict`."""
+        rows = said.rows_at_a_time(self._features, self._codec)
+        return predictions(images, self.shape, self.classes, self.probabilities, rows)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """[n, classes] of at most MOST_ROWS uint8 images."""
+        if not len(images):
+            return torch.empty(0, len(self.classes))
+        metadata = ((said.ROWS, str(len(images))), (said.CODEC, self._codec))
+        schema = said.answers_schema(len(images), len(self.classes))
+        fields = {"identity": self.identity}
+        if self._bottom is None:
+            kinds, tensors = ("Images", "images"), {"images": images}
+        else:
+            kinds, tensors = ("Features", "features"), {"features": self._bottom(images)}
+        frame = self._ask(*kinds, fields, tensors, "answers", schema, metadata)
+        return frame.tensors["probabilities"]
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> "ModelClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> grpc.Channel:
+        options, files = said.options(said.LARGEST_BOTTOM), self._certificate
+        if files is None:
+            return grpc.insecure_channel(self._address, options)
+        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+        return grpc.secure_channel(self._address, secure, options)
+
+    def _ask(
+        self,
+        call: str,
+        kind: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        answer: str,
+        schema: Schema,
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> Any:
+        data = b"".join(encode(kind, fields, tensors, self._codec))
+        seconds = PATIENCE_SECONDS + (len(data) + schema.limit) / chunks.LOWEST_RATE
+        try:
+            told = self._channel.unary_unary(said.method(call))(
+                data, timeout=seconds, metadata=metadata
+            )
+        except grpc.RpcError as error:
+            raise self._reason(error) from error
+        self.sent += len(data)
+        self.received += len(told)
+        return decode(told, {answer: schema})
+
+    def _reason(self, error: Any) -> Exception:
+        code, details = error.code(), " ".join((error.details() or "").split())
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ValueError(f"{self._address} serves no model; is it `semisfl serve-model`?")
+        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return ValueError(f"{self._address} refuses: {details}")
+        finding = None
+        if self._certificate is not None and NOT_CONNECTED in details:
+            finding = asyncio.run(diagnose(self._address, self._certificate))
+        return OSError(finding.reason if finding else f"no answer from {self._address}: {details}")
+
+
+def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
+    network.bottom.eval().requires_grad_(False)
+
+    def run(images: Tensor) -> Tensor:
+        return torch.cat(list(outputs(network.bottom, images, normalizer)))
+
+    return run

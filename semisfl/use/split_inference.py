@@ -1,0 +1,96 @@
+"""Split inference: a device runs the bottom, a server the top. What they say to each other.
+
+    device                       server
+    describe           ->
+                       <-        model         what it takes, its classes, which model this is
+    fetch              ->                      once, by devices that were not given the bottom
+                       <-        bottom
+    features           ->                      any number of times
+                       <-        answers
+
+Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. How
+many rows a frame has and in which codec they cross stands in the call's metadata, since a frame is
+decoded only against what its receiver expects.
+"""
+
+import json
+from typing import Any
+
+import torch
+
+from semisfl.fleet.codec import codec_named
+from semisfl.net import chunks
+from semisfl.net.frames import Schema, TensorSpec
+from semisfl.runs.portable import Description
+
+SERVICE = "semisfl.Model"
+MOST_ROWS = 256
+"""Images of one call."""
+LARGEST_CALL = 64 * 2**20
+"""Bytes of one call: what a server may have to hold for each that is under way."""
+LARGEST_BOTTOM = 2**30
+ROWS, CODEC = "semisfl-rows", "semisfl-codec"
+"""Keys of a call's metadata."""
+
+DESCRIBE = Schema()
+MODEL = Schema({"model": str, "images": bool})
+FETCH = Schema()
+
+
+def options(largest: int) -> list[tuple[str, int]]:
+    """Channel arguments of a side that takes messages of ``largest`` bytes."""
+    limit = "grpc.max_receive_message_length"
+    return [*(pair for pair in chunks.options() if pair[0] != limit), (limit, largest)]
+
+
+def method(name: str) -> str:
+    return f"/{SERVICE}/{name}"
+
+
+def told(description: Description, identity: str, features: int) -> str:
+    """The model, for a device: what of its training is nobody's business stays here."""
+    return json.dumps(
+        {
+            "classes": description.classes,
+            "shape": description.shape,
+            "mean": description.mean,
+            "std": description.std,
+            "layers": description.layers,
+            "cut": description.cut,
+            "identity": identity,
+            "features": features,
+        }
+    )
+
+
+def understood(text: str) -> dict[str, Any]:
+    """What `told` said; `ValueError` if it was something else."""
+    said = json.loads(text)
+    shape = said["shape"]
+    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise ValueError(f"the server's model takes images of {shape}")
+    return dict(said, classes=tuple(said["classes"]), shape=tuple(shape))
+
+
+def features_schema(rows: int, features: int, codec: str) -> Schema:
+    spec = TensorSpec((rows, features), torch.float32, codec)
+    return Schema({"identity": str}, {"features": spec})
+
+
+def images_schema(rows: int, shape: tuple[int, int, int]) -> Schema:
+    return Schema({"identity": str}, {"images": TensorSpec((rows, *shape), torch.uint8)})
+
+
+def answers_schema(rows: int, classes: int) -> Schema:
+    return Schema({}, {"probabilities": TensorSpec((rows, classes))})
+
+
+def bottom_schema(state: dict[str, torch.Tensor]) -> Schema:
+    specs = {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in state.items()}
+    return Schema({}, specs)
+
+
+def rows_at_a_time(features: int, codec: str) -> int:
+    """How many images fit into one call."""
+    one = codec_named(codec).size((1, features))
+    return max(1, min(MOST_ROWS, (LARGEST_CALL - 2**20) // max(1, one)))

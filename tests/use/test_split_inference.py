@@ -1,0 +1,298 @@
+"""Split inference over real TLS: it answers as the whole model does, and whoever may not ask is told so."""
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from semisfl import load
+from semisfl.cli.main import main
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.net import certs
+from semisfl.net.frames import encode
+from semisfl.use import split_inference as said
+from semisfl.use.classifier import Classifier
+from semisfl.use.export import export
+from semisfl.use.model_client import ModelClient
+from semisfl.use.model_server import ModelServer
+from tests import toy
+from tests.use.trained import Trained
+
+PIXELS = toy.dataset().test_images[:30]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("authority") / "certs"
+    certs.make_authority(folder)
+    certs.make_server(folder, ["localhost"])
+    for name in ("camera", "stolen"):
+        certs.make_client(folder, name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(trained: Trained) -> Classifier:
+    return load(trained("semisfl")[0])
+
+
+@contextlib.contextmanager
+def served(model: Classifier, authority: Path, **how: Any) -> Iterator[str]:
+    server = ModelServer(model, NetworkOptions("localhost:0", authority), **how)
+    try:
+        yield f"localhost:{server.port}"
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def address(model: Classifier, authority: Path) -> Iterator[str]:
+    with served(model, authority) as place:
+        yield place
+
+
+def connect(address: str, authority: Path, name: str = "camera", **how: Any) -> ModelClient:
+    return ModelClient(address, certs.load_client_credentials(authority, name), **how)
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("codec", "close"), [("fp32", 1e-6), ("fp16", 1e-3), ("int8", 0.02)])
+def test_it_answers_as_the_whole_model(
+    codec: str, close: float, model: Classifier, address: str, authority: Path
+) -> None:
+    expected = model.predict(PIXELS)
+    with connect(address, authority, codec=codec) as client:
+        before = client.sent
+        found = client.predict(PIXELS)
+        assert (client.classes, client.shape) == (model.classes, model.shape)
+        width = {"fp32": 4, "fp16": 2, "int8": 1}[codec]
+        payload = 30 * (model.network.features * width + (4 if codec == "int8" else 0))
+        assert payload <= client.sent - before <= payload + 500
+    torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=0, atol=close)
+    if codec == "fp32":
+        assert found.labels == expected.labels
+
+
+@pytest.mark.parametrize("form", ["onnx", "safetensors"])
+def test_the_bottom_may_be_a_file(
+    form: Any, model: Classifier, authority: Path, tmp_path: Path, images: Path
+) -> None:
+    cut = model.recut("conv")
+    bottom = export(cut, PIXELS, tmp_path, to=form, part="bottom").path
+    top = load(export(cut, PIXELS, tmp_path, to="safetensors", part="top").path)
+    with served(top, authority) as address:
+        with connect(address, authority, bottom=bottom) as client:
+            found = client.predict(images)
+        with pytest.raises(ValueError, match="this server holds the top alone; give the bottom's"):
+            connect(address, authority)
+    expected = model.predict(images)
+    assert found.names == expected.names
+    torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=0, atol=1e-5)
+
+
+def test_the_bottom_is_fetched_once(
+    model: Classifier,
+    address: str,
+    authority: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path))
+    weights = sum(tensor.nbytes for tensor in model.network.bottom.state_dict().values())
+    received = []
+    for _ in range(2):
+        with connect(address, authority) as client:
+            received.append(client.received)
+    assert weights < received[0] - received[1] < weights + 2000
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:-5])
+    with connect(address, authority) as client:
+        assert client.received == received[0], "a damaged copy is fetched anew"
+        found = client.probabilities(PIXELS)
+    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+
+
+def test_images_go_only_to_a_server_that_takes_them(
+    model: Classifier, address: str, authority: Path
+) -> None:
+    with pytest.raises(ValueError, match="takes features, no images"):
+        connect(address, authority, send_images=True)
+    with connect(address, authority) as client:
+        client._bottom = None
+        with pytest.raises(ValueError, match="this server takes features, no images"):
+            client.probabilities(PIXELS)
+    with (
+        served(model, authority, accept_images=True) as open_address,
+        connect(open_address, authority, send_images=True) as client,
+    ):
+        found = client.probabilities(PIXELS)
+    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+
+
+def test_more_images_than_a_call_takes(
+    model: Classifier, address: str, authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(said, "rows_at_a_time", lambda *_: 7)
+    with connect(address, authority) as client:
+        found = client.predict(PIXELS)
+    torch.testing.assert_close(found.probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+    monkeypatch.undo()
+    assert said.rows_at_a_time(100, "fp32") == said.MOST_ROWS
+    assert said.rows_at_a_time(10**7, "fp32") == 1
+
+
+# --- who may not, and what may not be asked -------------------------------------------------------
+
+
+def test_halves_of_two_models_are_told_apart(
+    trained: Trained, model: Classifier, address: str, authority: Path, tmp_path: Path
+) -> None:
+    other = load(trained("supervised")[0])
+    for wrong in (other, model.recut("conv")):
+        made = export(wrong, PIXELS, tmp_path, to="safetensors", part="bottom").path
+        with pytest.raises(ValueError, match="is not the bottom of the model that"):
+            connect(address, authority, bottom=made)
+    with connect(address, authority) as client:
+        client.identity = other.identity
+        with pytest.raises(ValueError, match="is not the other half of this server's model"):
+            client.probabilities(PIXELS)
+
+
+def test_strangers_and_the_revoked_stay_out(address: str, authority: Path, tmp_path: Path) -> None:
+    with connect(address, authority, "stolen") as client:
+        certs.revoke(authority, "stolen")
+        with pytest.raises(ValueError, match="the certificate of stolen is revoked"):
+            client.probabilities(PIXELS)
+    certs.make_authority(tmp_path / "other")
+    certs.make_client(tmp_path / "other", "camera")
+    with pytest.raises(OSError, match="this device trusts"):
+        connect(address, tmp_path / "other")
+    with pytest.raises(ValueError, match="is not a loopback address, so plaintext is refused"):
+        ModelClient("192.0.2.1:1", None, insecure_loopback=True)
+    with pytest.raises(ValueError, match="a device needs a certificate"):
+        ModelClient("localhost:1", None)
+
+
+def test_nobody_there_is_one_line(authority: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        with pytest.raises(OSError, match=r"no answer from localhost:\d+: ") as error:
+            connect(f"localhost:{taken.getsockname()[1]}", authority)
+    assert "\n" not in str(error.value)
+
+
+def test_nonsense_is_refused_and_the_server_goes_on(
+    model: Classifier, address: str, authority: Path
+) -> None:
+    features = model.features(PIXELS)
+    with connect(address, authority) as client:
+        named = {"identity": client.identity}
+        honest = b"".join(encode("features", named, {"features": features}))
+        spoilt = b"".join(encode("features", named, {"features": features * float("nan")}))
+
+        def call(data: bytes, rows: str = "30", codec: str = "fp32") -> None:
+            stub = client._channel.unary_unary(said.method("Features"))
+            stub(data, metadata=((said.ROWS, rows), (said.CODEC, codec)), timeout=20)
+
+        for arguments, reason in (
+            ((b"",), "shorter than its prefix"),
+            ((b"nonsense" * 100,), "the sender is not semisfl"),
+            ((honest, "29"), "where"),
+            ((honest, "0"), "a call has 1 to 256 images"),
+            ((honest, "257"), "a call has 1 to 256 images"),
+            ((honest, "-1"), "a call has 1 to 256 images"),
+            ((honest, "30", "fp99"), "codec 'fp99' is not known"),
+            ((honest, "30", "fp16"), "where"),
+            ((spoilt,), "NaN or Inf"),
+            ((honest[:-16],), "needs"),
+        ):
+            with pytest.raises(grpc.RpcError) as error:
+                call(*arguments)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT, arguments[1:]  # type: ignore[attr-defined]
+            assert reason in error.value.details(), error.value.details()  # type: ignore[attr-defined]
+        call(honest)
+        with pytest.raises(grpc.RpcError) as error:
+            call(bytes(said.LARGEST_CALL + 1))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        call(honest)
+
+
+def test_a_port_in_use_is_one_line(
+    trained: Trained, address: str, authority: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(trained("semisfl")[0])
+    words = ["serve-model", run, "--certs", str(authority)]
+    for more, reason in (
+        (["--listen", address], f"cannot listen on {address}"),
+        (["--listen", "nowhere"], "'nowhere' is not HOST:PORT"),
+        (["--insecure-loopback", "--listen", "192.0.2.1:1"], "not a loopback address"),
+        (["--listen", "localhost:0", "--cut", "nowhere"], "'nowhere' is no layer of the model"),
+        (["--listen", "localhost:0", "--certs", "nowhere"], "nowhere"),
+    ):
+        capsys.readouterr()
+        assert main([*words, *more]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith("error: ") and reason in line, line
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def test_both_commands(
+    trained: Trained,
+    images: Path,
+    authority: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, bad = str(trained("fedswitch")[0]), tmp_path / "bad.png"
+    bad.write_text("no image")
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "semisfl", "serve-model", run),
+            *("--listen", "localhost:0", "--certs", str(authority)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        port = re.match(r"listening on port (\d+)", line)
+        assert port, line
+        words = ["classify", f"localhost:{port[1]}", str(images), str(bad), "--json", "--codec"]
+        camera = ["--certs", str(authority / "clients" / "camera")]
+        capsys.readouterr()
+        assert main([*words, "fp16", *camera]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert main([*words, "nosuch", *camera]) == 2
+        assert "codec = 'nosuch' is not known" in capsys.readouterr().err
+        assert main([*words[:2], str(bad), *camera]) == 2
+        assert "none of the 1 images could be read" in capsys.readouterr().err
+        assert main(words[:-2]) == 2
+        assert "classify wants --certs DIR" in capsys.readouterr().err
+        server.send_signal(signal.SIGTERM)
+        out, _ = server.communicate(timeout=60)
+        assert server.returncode == 0 and "stopped after 24 images" in out
+    finally:
+        server.kill()
+        server.wait()
+    expected = load(run).predict(images)
+    assert [row["image"] for row in told["images"]] == expected.names
+    for row, best in zip(told["images"], expected.top(3), strict=True):
+        for found, (_, probability) in zip(row["classes"], best, strict=True):
+            assert found["probability"] == pytest.approx(probability, abs=2e-3)
+    assert [skipped["image"] for skipped in told["skipped"]] == [str(bad)]
