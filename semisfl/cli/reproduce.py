@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,6 +14,9 @@ from semisfl.config import ConfigError
 from semisfl.paper.grid import Exhibit
 from semisfl.paper.missing import Missing
 from semisfl.paper.records import Records
+
+if TYPE_CHECKING:
+    from semisfl.paper.written import Parts
 
 RECORDS = Path("results")
 """Searched for finished runs where it is there and nothing else is named."""
@@ -112,14 +115,47 @@ def _in_processes(names: Sequence[str], jobs: int, given: dict[str, Any]) -> boo
 def _write(
     found: Sequence[Exhibit], records: Records, rounds: int | None, out: Path, as_json: bool
 ) -> None:
-    from semisfl.paper import written
+    from semisfl.paper import drawn, written
 
     out.mkdir(parents=True, exist_ok=True)
+    drawable = console.can_draw()
+    told = []
     for exhibit in found:
         parts = [(part, written.measured(part, records, rounds)) for part in exhibit.parts]
-        text = written.exhibit(exhibit, parts, beside=out)
-        (out / f"{exhibit.name}.md").write_text(text, encoding="utf-8")
-        print(text)
+        pictures = drawn.draw(exhibit, parts, out) if drawable else []
+        picture = pictures[0].name if pictures else None
+        text = written.exhibit(exhibit, parts, out, picture)
+        file = out / f"{exhibit.name}.md"
+        file.write_text(f"# {exhibit.heading}\n\n{text}", encoding="utf-8")
+        files = [file, *pictures]
+        told.append(_as_json(exhibit, parts) | {"files": [str(one) for one in files]})
+        if not as_json:
+            print(f"# {exhibit.heading}\n\n{text}\nwritten: {', '.join(map(str, files))}\n")
+    if as_json:
+        print(json.dumps({"exhibits": told}))
+
+
+def _as_json(exhibit: Exhibit, parts: "Parts") -> dict[str, Any]:
+    return {
+        "name": exhibit.name,
+        "label": exhibit.label,
+        "title": exhibit.title,
+        "cells": [
+            {
+                "part": part.title,
+                "row": one.result.cell.row,
+                "column": one.result.cell.column,
+                "measure": part.measure,
+                "paper": vars(one.result.cell.paper) if one.result.cell.paper else None,
+                "here": vars(one.spread) if one.spread else None,
+                "rounds": one.result.rounds,
+                "data": one.result.data or None,
+                "runs": [str(record.path) for record in one.result.records],
+            }
+            for part, cells in parts
+            for one in cells
+        ],
+    }
 
 
 def _list(records: Records, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""A table or figure as Markdown: the paper's value, ours, and how they differ, a row per cell."""
+"""A table or figure as Markdown: ours, the paper's value and how they differ, and the runs behind."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from semisfl.paper.stand_ins import set_title
 from semisfl.runs.report import Spread
 
 NOT_RUN = "not run"
-NOTHING = "–"
 FEWER = (
     "A run with fewer rounds is another experiment: its learning rate decays over the rounds it has, so "
     "its difference from the paper is not the method's."
@@ -39,8 +38,11 @@ class Measured:
         return None if paper is None or ours is None else ours.mean - paper.mean
 
 
+Parts = Sequence[tuple[Part, Sequence[Measured]]]
+
+
 def measured(part: Part, records: Records, rounds: int | None = None) -> list[Measured]:
-    if part.shown == "holders":  # nothing was trained for it
+    if part.shown == "holders":  # nothing is trained for it
         return []
     found = []
     for cell in part.cells:
@@ -50,46 +52,83 @@ def measured(part: Part, records: Records, rounds: int | None = None) -> list[Me
     return found
 
 
-def exhibit(
-    one: Exhibit,
-    parts: Sequence[tuple[Part, Sequence[Measured]]],
-    picture: str | None = None,
-    beside: Path | None = None,
-    level: int = 2,
-) -> str:
-    """The whole text; links go from the folder ``beside`` to pictures and runs."""
-    lines = [f"{'#' * level} {one.heading}", ""]
-    for part, cells in parts:
-        if part.shown != "holders":
-            lines += [*table(part, cells, beside), ""]
+def exhibit(one: Exhibit, parts: Parts, beside: Path, picture: str | None = None) -> str:
+    """The whole text, without a heading; links to runs go from the folder ``beside``."""
+    lines: list[str] = []
     if one.parts[0].shown == "holders":
         lines += [*holders_table(one), ""]
-    lines += [f"- {note}" for note in _notes(one, [cell for _, cells in parts for cell in cells])]
+    for part, cells in parts:
+        if cells:
+            lines += [*table(part, cells), ""]
+    lines += [*_behind(parts, beside), ""]
+    lines += _notes(one, [cell for _, cells in parts for cell in cells])
     if picture is not None:
         lines += ["", f"![{one.label or one.title}]({picture})"]
     return "\n".join(lines).strip() + "\n"
 
 
-def table(part: Part, cells: Sequence[Measured], beside: Path | None = None) -> list[str]:
+def table(part: Part, cells: Sequence[Measured]) -> list[str]:
+    """Rows and columns as in the paper; in each place ours, its value and the difference."""
     measure = MEASURES[part.measure]
-    headings = [
-        part.rows,
-        part.columns or "of",
-        "paper",
-        "here",
-        "difference",
-        "rounds",
-        "seeds",
-        "data",
-    ]
-    rows = [_row(cell, measure, beside) for cell in cells]
-    return [
-        f"**{part.title}**",
+    columns = list(dict.fromkeys(cell.result.cell.column for cell in cells))
+    rows = list(dict.fromkeys(cell.result.cell.row for cell in cells))
+    places = {(cell.result.cell.row, cell.result.cell.column): cell for cell in cells}
+    told = "here"
+    if any(cell.result.cell.paper for cell in cells):
+        told += " / paper / difference"
+    lines = [
+        f"**{part.title}**: {told}",
         "",
-        f"| {' | '.join(headings)} |",
-        f"|{'---|' * len(headings)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        f"| {part.rows} | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
     ]
+    for row in rows:
+        there = [places.get((row, column)) for column in columns]
+        method = next(cell.result.cell.method for cell in there if cell)
+        mark = "\\*" if note_of(method) else ""
+        texts = [cell_text(cell, measure) if cell else "" for cell in there]
+        lines.append(f"| {row}{mark} | {' | '.join(texts)} |")
+    return lines
+
+
+def cell_text(one: Measured, measure: Measure) -> str:
+    paper = one.result.cell.paper
+    parts = [_ours(one, measure)]
+    if paper is not None:
+        parts.append(paper_text(paper, measure))
+    if one.difference is not None:
+        parts.append(_signed(one.difference, measure.digits))
+    return " / ".join(parts)
+
+
+def _ours(one: Measured, measure: Measure) -> str:
+    if one.result.rounds is None:
+        return _unfinished(one.result)
+    if one.spread is None:
+        return measure.missing
+    text = f"**{paper_text(Value(one.spread.mean, one.spread.stderr), measure)}**"
+    if one.result.data:
+        text += "†"
+    fewer = one.result.rounds != one.result.cell.rounds
+    return text + (f" ({one.result.rounds:,} rounds)" if fewer else "")
+
+
+def paper_text(value: Value, measure: Measure) -> str:
+    error = "" if value.stderr is None else f" ± {rounded(value.stderr, measure.digits)}"
+    return rounded(value.mean, measure.digits) + error
+
+
+def _unfinished(result: Result) -> str:
+    if not result.unfinished:
+        return NOT_RUN
+    run = result.unfinished[0].run
+    done = run.rows[-1].round + 1 if run.rows else 0
+    return f"unfinished (round {done} of {run.config['rounds']:,})"
+
+
+def _signed(difference: float, digits: int) -> str:
+    text = rounded(difference, digits)
+    return text if text.startswith("-") or float(text) == 0 else f"+{text}"
 
 
 def holders_table(one: Exhibit) -> list[str]:
@@ -106,68 +145,49 @@ def holders_table(one: Exhibit) -> list[str]:
     return lines
 
 
-def _row(one: Measured, measure: Measure, beside: Path | None) -> list[str]:
-    cell, result = one.result.cell, one.result
-    mark = "\\*" if note_of(cell.method) else ""
-    names = [cell.row + mark, cell.column, paper_text(cell.paper, measure)]
-    if result.rounds is None:
-        return [*names, _unfinished(result), *[NOTHING] * 4]
+# --- the runs behind the numbers -------------------------------------------------------------------
+
+
+def _behind(parts: Parts, beside: Path) -> list[str]:
+    """Rounds, seeds and data of every number, each run once."""
+    rows: dict[tuple[Path, ...], list[str]] = {}
+    for _, cells in parts:
+        for one in cells:
+            paths = tuple(record.path for record in one.result.records)
+            if paths and paths not in rows:
+                rows[paths] = _behind_row(one, beside)
+    if not rows:
+        return []
+    headings = ("behind these numbers", "rounds", "seeds", "data", "runs")
     return [
-        *names,
-        _ours(one, measure, beside),
-        NOTHING if one.difference is None else _signed(one.difference, measure.digits),
-        f"{result.rounds:,}" + ("" if result.rounds == cell.rounds else f" of {cell.rounds:,}"),
-        _seeds(one),
-        result.data or set_title(cell.preset),
+        f"| {' | '.join(headings)} |",
+        "|---|" + "---|" * (len(headings) - 1),
+        *(f"| {' | '.join(row)} |" for row in rows.values()),
     ]
 
 
-def paper_text(value: Value | None, measure: Measure) -> str:
-    if value is None:
-        return NOTHING
-    error = "" if value.stderr is None else f" ± {rounded(value.stderr, measure.digits)}"
-    return rounded(value.mean, measure.digits) + error
-
-
-def _ours(one: Measured, measure: Measure, beside: Path | None) -> str:
-    if one.spread is None:
-        return measure.missing
-    text = rounded(one.spread.mean, measure.digits)
-    if one.spread.stderr is not None:
-        text += f" ± {rounded(one.spread.stderr, measure.digits)}"
-    if beside is None:
-        return text
-    return f"[{text}]({_link(one.result.records[0], beside)})"
+def _behind_row(one: Measured, beside: Path) -> list[str]:
+    cell, result = one.result.cell, one.result
+    fewer = "" if result.rounds == cell.rounds else f" of {cell.rounds:,}"
+    links = (f"[seed {record.config.seed}]({_link(record, beside)})" for record in result.records)
+    name = cell.row if cell.target is not None else f"{cell.row}, {cell.column}"
+    data = result.data or set_title(cell.preset)
+    seeds = str(len(result.records))
+    return [name, f"{result.rounds:,}{fewer}", seeds, data, ", ".join(links)]
 
 
 def _link(record: Record, beside: Path) -> str:
     return Path(os.path.relpath(record.path, beside.resolve())).as_posix()
 
 
-def _seeds(one: Measured) -> str:
-    runs, counted = len(one.result.records), len(one.values)
-    return f"{runs}" if counted in (0, runs) else f"{counted} of {runs}"
-
-
-def _unfinished(result: Result) -> str:
-    if not result.unfinished:
-        return NOT_RUN
-    run = result.unfinished[0].run
-    done = run.rows[-1].round + 1 if run.rows else 0
-    return f"unfinished: round {done} of {run.config['rounds']:,}"
-
-
-def _signed(difference: float, digits: int) -> str:
-    text = rounded(difference, digits)
-    return text if text.startswith("-") or float(text) == 0 else f"+{text}"
-
-
 def _notes(one: Exhibit, cells: Sequence[Measured]) -> list[str]:
     notes = list(one.notes)
     if any(cell.result.rounds not in (None, cell.result.cell.rounds) for cell in cells):
         notes.append(FEWER)
-    methods = dict.fromkeys(cell.result.cell.method for cell in cells if cell.values)
+    data = {set_title(cell.result.cell.preset): cell.result.data for cell in cells}
+    notes += [f"† {name} here: {called}." for name, called in data.items() if called]
+    methods = dict.fromkeys(cell.result.cell.method for cell in cells)
     notes += [
         f"\\* {METHODS.get(name, name)}: {note_of(name)}." for name in methods if note_of(name)
     ]
-    return notes
+    return [f"- {note}" for note in notes]

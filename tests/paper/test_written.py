@@ -1,0 +1,177 @@
+"""What is read off runs, and how it is told beside the paper's values."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from semisfl.paper import drawn, written
+from semisfl.paper.exhibits import EXHIBITS
+from semisfl.paper.grid import Cell, Exhibit, Part, Value
+from semisfl.paper.holders import holders
+from semisfl.paper.measures import CURVES, MEASURES, rounded
+from semisfl.paper.records import Records
+from semisfl.rows import RoundRow
+from semisfl.runs.report import Run
+from tests.paper.fakes import digits_cell, leave_run
+from tests.pictures import cut_off
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def exhibit(*cells: Cell, **part: object) -> Exhibit:
+    parts = (Part(title="Accuracy", cells=cells, **part),)  # type: ignore[arg-type]
+    return Exhibit(name="mine", label="Table X", title="mine", parts=parts, notes=("assumed",))
+
+
+def text_of(one: Exhibit, folder: Path, rounds: int | None = None) -> str:
+    records = Records(folder)
+    parts = [(part, written.measured(part, records, rounds)) for part in one.parts]
+    return written.exhibit(one, parts, folder)
+
+
+def run_with(**columns: Sequence[float]) -> Run:
+    count = len(next(iter(columns.values())))
+    rows = [
+        RoundRow.from_dict({"round": number, **{key: columns[key][number] for key in columns}})
+        for number in range(count)
+    ]
+    return Run(Path("run"), {"rounds": count}, rows)
+
+
+# --- in words --------------------------------------------------------------------------------------
+
+
+def test_ours_the_papers_and_the_difference(tmp_path: Path) -> None:
+    cell = digits_cell(paper=Value(80.0, 0.5))
+    for seed, accuracy in ((0, 82.0), (1, 84.0)):
+        leave_run(tmp_path / f"s{seed}", cell.config(seed=seed), [10.0, accuracy])
+    text = text_of(exhibit(cell), tmp_path)
+    assert "| semisfl | **83.0 ± 1.0** / 80.0 ± 0.5 / +3.0 |" in text
+    assert "| semisfl, digits | 2 | 2 | digits | [seed 0](s0), [seed 1](s1) |" in text
+    assert "- assumed" in text and "fewer rounds" not in text
+
+
+def test_an_empty_cell_says_why(tmp_path: Path) -> None:
+    cells = [digits_cell(paper=Value(80.0)), digits_cell("supervised"), digits_cell("fedswitch")]
+    leave_run(tmp_path / "begun", cells[1].config(), [10.0])
+    text = text_of(exhibit(*cells), tmp_path)
+    assert "| semisfl | not run / 80.0 |" in text
+    assert "| supervised | unfinished (round 1 of 2) |" in text
+    assert "| fedswitch\\* | not run |" in text and "\\* FedSwitch: a reconstruction" in text
+    assert "behind these numbers" not in text
+
+
+def test_fewer_rounds_and_stand_ins_are_said_in_the_table(tmp_path: Path) -> None:
+    cell = digits_cell(paper=Value(80.0))
+    leave_run(tmp_path / "short", cell.config(1), [60.0])
+    (tmp_path / "stand-ins.toml").write_text('digits = "hand-drawn ones"\n', encoding="utf-8")
+    text = text_of(exhibit(cell), tmp_path)
+    assert "| semisfl | **60.0**† (1 rounds) / 80.0 / -20.0 |" in text
+    assert "| 1 of 2 | 1 | hand-drawn ones |" in text
+    assert "† digits here: hand-drawn ones." in text and written.FEWER in text
+    assert "not run / 80.0" in text_of(exhibit(cell), tmp_path, rounds=2)
+
+
+def test_a_target_that_was_not_reached_is_no_number(tmp_path: Path) -> None:
+    cell = digits_cell(target=50.0)
+    leave_run(tmp_path / "run", cell.config(), [10.0, 49.9])
+    assert "| semisfl | not reached |" in text_of(exhibit(cell, measure="gigabytes"), tmp_path)
+
+
+# --- numbers by hand ----------------------------------------------------------------------------------
+
+
+def test_bytes_are_counted_up_to_the_first_test_at_the_target() -> None:
+    run = run_with(accuracy=[10.0, 50.0, 40.0, 60.0], bytes_total=[1e9, 2e9, 3e9, 4e9])
+    of = MEASURES["gigabytes"].of
+    assert of(run, digits_cell(target=50.0)) == 2.0
+    assert of(run, digits_cell(target=50.1)) == 4.0
+    assert of(run, digits_cell(target=60.1)) is None
+
+
+def test_equilibrium_is_fifty_calm_rounds() -> None:
+    falling = [100.0 - number for number in range(30)]
+    run = run_with(loss_supervised=[*falling, *[1.0] * 50], loss_semi=[0.0] * 80)
+    assert MEASURES["equilibrium"].of(run, digits_cell()) == 80
+    assert (
+        MEASURES["equilibrium"].of(
+            run_with(loss_supervised=falling, loss_semi=falling), digits_cell()
+        )
+        is None
+    )
+
+
+def test_falls_are_between_means_of_ten_rounds() -> None:
+    run = run_with(loss_semi=[3.0] * 10 + [1.0] * 10 + [2.0] * 10)
+    assert CURVES["fall_semi"][1](run.rows) == [(20, 2.0), (30, -1.0)]
+
+
+def test_the_share_in_which_the_semi_supervised_loss_fell_more() -> None:
+    """Eleven periods, so ten falls: of 1 in six of them for one loss, of a half in all for the other."""
+    levels = [10.0, 9, 8, 7, 6, 5, 4, 4, 4, 4, 4]
+    run = run_with(
+        loss_semi=[level for level in levels for _ in range(10)],
+        loss_supervised=[9.0 - 0.5 * (number // 10) for number in range(110)],
+    )
+    assert CURVES["semi_faster_share"][1](run.rows) == [(110, 0.6)]
+    assert MEASURES["semi_faster_share"].of(run, digits_cell()) == 0.6
+
+
+def test_percentages_medians_and_signs() -> None:
+    run = run_with(mask_rate=[0.5, 0.25, 0.125], supervised_steps=[100, 40, 20])
+    assert MEASURES["mask_rate"].of(run, digits_cell()) == 12.5
+    assert MEASURES["impurity"].of(run, digits_cell()) is None
+    assert MEASURES["supervised_steps"].of(run, digits_cell()) == 40
+    assert [rounded(value, 1) for value in (-0.04, -0.06, 2.0)] == ["0.0", "-0.1", "2.0"]
+
+
+def test_holders_are_those_that_a_run_on_the_data_has() -> None:
+    """CIFAR-10's labels in any order give the same counts."""
+    import numpy as np
+
+    from semisfl.data.partition import split
+
+    cell = EXHIBITS["fig9"].parts[2].cells[0]
+    found = holders(cell)
+    labels = np.random.default_rng(0).permutation(found.labels)
+    shuffled = split(
+        labels, labeled=4000, clients=30, kind="dirichlet", alpha=0.1, seed=0, classes=10
+    )
+    for ours, theirs in zip(found.partition.clients, shuffled.clients, strict=True):
+        counts = [
+            np.bincount(found.labels[ours], minlength=10),
+            np.bincount(labels[theirs], minlength=10),
+        ]
+        assert (counts[0] == counts[1]).all()
+    assert sum(found.sizes) == 46_000 and 1 <= found.main_classes <= 10
+
+
+# --- in pictures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table1", "fig5", "fig9"])
+def test_nothing_is_cut_off(name: str) -> None:
+    one = EXHIBITS[name]
+    records = Records(Path("nowhere"), [RESULTS])
+    parts = [(part, written.measured(part, records)) for part in one.parts]
+    assert cut_off(drawn.picture(one, parts)) == 0
+
+
+def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
+    one = EXHIBITS["fig12"]
+    records = Records(tmp_path, [RESULTS])
+    parts = [(part, written.measured(part, records)) for part in one.parts]
+    first = [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)]
+    assert first[0].startswith(b"\x89PNG") and b"<svg" in first[1]
+    assert [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)] == first
+
+
+def test_a_row_has_one_colour_in_all_panels() -> None:
+    one = EXHIBITS["fig11"]
+    records = Records(Path("nowhere"), [RESULTS])
+    figure = drawn.picture(one, [(part, written.measured(part, records)) for part in one.parts])
+    legend = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
+    for axes in figure.axes[1:3]:
+        marks = [bar.lines[0] for bar in axes.containers]
+        assert {mark.get_color() for mark in marks} == {legend["SemiSFL"]}
