@@ -14,6 +14,7 @@ from semisfl.cli import (
     deploy,
     look,
     pricing,
+    recosting,
     reproduce,
     study,
     train,
@@ -36,6 +37,7 @@ study.register(app)
 reproduce.register(app)
 look.register(app)
 pricing.register(app)
+recosting.register(app)
 certificates.register(app)
 deploy.register(app)
 watching.register(app)

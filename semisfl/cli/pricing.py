@@ -55,14 +55,14 @@ def plan(
     The default speeds are the paper's; what its devices compute is assumed (docs/costs.md).
     """
     from semisfl import config as configs
+    from semisfl.costs import about_images
     from semisfl.costs import plan as plans
 
     config = configs.parse(values_of(preset, settings))
-    shape, classes, images = _about_data(config)
-    world = world_of(uplink, downlink, latency, profile, config.seed)
-    made = plans.make(config, shape, classes, images, world)
+    held = about_images.planned(config)
+    made = plans.make(config, held, world_of(uplink, downlink, latency, profile, config.seed))
     if not json_:  # at once: drawing takes seconds
-        _print_plan(made, images, profile)
+        _print_plan(made, held.mean, profile)
     picture = out if console.can_draw() else None
     if picture:
         from semisfl.costs import charts
@@ -86,11 +86,12 @@ def costs(
     The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
     """
     from semisfl import config as configs
+    from semisfl.costs import about_images
     from semisfl.costs.plan import method_costs
 
     config = configs.parse(values_of(preset, settings))
-    shape, classes, _ = _about_data(config)
-    rows = method_costs(config, shape, classes, up, down)
+    held = about_images.planned(config)
+    rows = method_costs(config, held.shape, held.classes, up, down)
     if json_:
         print(
             json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})
@@ -123,22 +124,6 @@ def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int
     return World(up, down, latency / 1000, profiles.load(profile), seed)
 
 
-def _about_data(config: "Config") -> tuple[tuple[int, int, int], int, float]:
-    """An image's shape, the classes, and how many images a client holds on average."""
-    from semisfl import lookup
-
-    name, side = config.data.name, config.data.size
-    if (known := lookup.data_set(name)) and known.images is not None:
-        shape, classes, images = known.shape, known.classes, known.images
-    else:
-        from semisfl.data import sources
-
-        data = sources.load(name, size=side)
-        shape, classes, images = data.shape, len(data.classes), len(data.images)
-    shape = (shape[0], side, side) if side else shape
-    return shape, classes, max(0, images - config.data.labeled) / config.clients.total
-
-
 def _codecs(config: "Config") -> str:
     """``fp32``, or which codec for what."""
     used = config.wire.model_dump()
@@ -155,9 +140,9 @@ def _print_plan(made: "Plan", images: float, profile: str) -> None:
 
     config, world = made.config, made.world
     title = made.cuts[0].title
-    table = _table(
+    table = plain_table(
         f"cuts of {config.model.name} for {title}: one client",
-        ("bottom", "features", "GFLOP", "memory", "sends per round", "s per round", "rounds a day"),
+        ("bottom", "features", "GFLOP", "memory", "sent", "seconds", "rounds a day"),
     )
     for group in made.groups():
         line = group[-1]
@@ -173,12 +158,13 @@ def _print_plan(made: "Plan", images: float, profile: str) -> None:
         )
     console.out.print(table)
     print(
-        "features and GFLOP: per iteration. * configured, < fastest, ! more memory than a device has"
+        "features and GFLOP: per iteration; sent and seconds: per round. * configured, < fastest, ! more "
+        "memory than a device has"
     )
     print()
-    table = _table(
+    table = plain_table(
         f"methods at cut {made.methods[0].cut}",
-        ("down", "up", "s per round", "computing", "sending", "waiting", "whole run", "hours"),
+        ("down", "up", "seconds", "compute", "send", "wait", "whole run", "hours"),
     )
     for line in made.methods:
         table.add_row(
@@ -191,6 +177,8 @@ def _print_plan(made: "Plan", images: float, profile: str) -> None:
             f"{line.seconds * config.rounds / 3600:,.1f}",
         )
     console.out.print(table)
+    print("down, up, seconds and where an average client spends them: per round")
+    print()
     for sentence in advice(made):
         print(sentence)
     print(
@@ -247,9 +235,11 @@ def _marked(made: "Plan", group: Sequence["Line"]) -> str:
     return f"{group_name(group)} {shown}".strip()
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("")
+def plain_table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
     return table

@@ -9,6 +9,7 @@ from typing import Any
 from semisfl import lookup
 from semisfl.config import Config
 from semisfl.costs import profiles
+from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import Range, World, time_round
 from semisfl.costs.cuts import every_cut
 from semisfl.costs.rounds import Priced
@@ -124,9 +125,8 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.9g}")
 
 
-def make(config: Config, shape: Shape, classes: int, images: float, world: World) -> Plan:
-    """``images``: how many a client holds, on average."""
-    own = Priced.of(config, shape, classes, images)
+def make(config: Config, held: AboutImages, world: World) -> Plan:
+    own = Priced.of(config, held)
     rows = lookup.methods()
     rows.setdefault(config.method, own.row)
     methods = [line for row in rows.values() if (line := _line(replace(own, row=row), world))]
@@ -200,5 +200,5 @@ def method_costs(
             "run_bytes": line.total * active * config.rounds,
             "run_hours": line.seconds * config.rounds / 3600,
         }
-        for line in make(config, shape, classes, 0.0, world).methods
+        for line in make(config, AboutImages(shape, classes, 0.0), world).methods
     ]

@@ -7,11 +7,11 @@ from functools import cached_property
 from semisfl import lookup
 from semisfl.catalog import NamedMethod
 from semisfl.config import Config
+from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import RoundWork, Share
 from semisfl.costs.cuts import Cut, cut_of
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
-from semisfl.models import Shape
 
 Bytes = Mapping[str, int]
 """By kind and direction, as a run counts them: ``model_down``, ``features_up``, ..."""
@@ -38,13 +38,12 @@ class Priced:
     config: Config
     row: NamedMethod
     cut: Cut
-    images: float
-    """That a client holds, on average."""
+    held: AboutImages
 
     @classmethod
-    def of(cls, config: Config, shape: Shape, classes: int, images: float) -> "Priced":
-        cut = cut_of(config, shape, classes)
-        return cls(config, lookup.method(config.method), cut, images)
+    def of(cls, config: Config, held: AboutImages) -> "Priced":
+        cut = cut_of(config, held.shape, held.classes)
+        return cls(config, lookup.method(config.method), cut, held)
 
     def at(self, index: int) -> "Priced":
         """With another cut."""
@@ -122,7 +121,7 @@ class Priced:
         clients, passes = self.config.clients, (self.usual or Cost(0, 0)).work
         down = crossed.get("model_down", 0) + crossed.get("teacher_down", 0)
         up = crossed.get("model_up", 0)
-        look = self.images * self.cut.flops
+        look = self.held.of(client) * self.cut.flops
         training, statistics = [], []
         if asked := self._statistics_in(down, up):
             sent, gathered = asked * self.sizes.full, asked * self.sizes.statistics

@@ -30,6 +30,7 @@ AXES: dict[str, Axis] = {
         math.nan if row.bytes_total is None else row.bytes_total / GIGA for row in rows
     ],
     "seconds": _running_seconds,
+    "virtual hours": lambda rows: [seconds / 3600 for seconds in _running_seconds(rows)],
 }
 STYLES = ("-", "--", ":", "-.")
 COLUMNS = 3
@@ -44,7 +45,12 @@ class Panel:
     columns: tuple[str, ...]
 
 
-ACCURACY = tuple(Panel("test accuracy (%)", axis, ("accuracy",)) for axis in AXES)
+ACCURACY = tuple(
+    Panel("test accuracy (%)", axis, ("accuracy",)) for axis in ("round", "GB sent", "seconds")
+)
+COSTS = tuple(
+    Panel("test accuracy (%)", axis, ("accuracy",)) for axis in ("virtual hours", "GB sent")
+)
 TRAINING = (
     Panel("losses", "round", ("loss_supervised", "loss_semi")),
     Panel("supervised steps per round, K_s", "round", ("supervised_steps",)),

@@ -1,13 +1,21 @@
-"""What a plan says, real runs send: to the byte, by kind and client, simulated and over a network."""
+"""What a plan says and a replay replays, real runs send: to the byte, by kind, client and round, simulated
+and over a network, with and without codecs."""
 
 from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from semisfl.catalog import METHODS
 from semisfl.config import Config
+from semisfl.costs.about_images import AboutImages
+from semisfl.costs.recorded import crossed_in, recoded
 from semisfl.costs.rounds import Priced
-from tests.fleet.test_every_fleet import BATCHNORM, FLEETS, Fixture, Make
+from semisfl.rows import RoundRow
+from semisfl.runs.loop import run_rounds
+from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
 from tests.net.harness import tiny, toy_data
 
 WIRES = {
@@ -20,6 +28,9 @@ WIRES = {
     },
 }
 Counts = Counter[tuple[str, str, int]]
+every_run = pytest.mark.parametrize(
+    ("fleet", "method"), [(fleet, method) for fleet in FLEETS for method in METHODS]
+)
 
 
 def settings(method: str, wire: str) -> Config:
@@ -33,31 +44,70 @@ def settings(method: str, wire: str) -> Config:
         semifl={"confidence_threshold": 0.0},
         fedswitch={"iid_threshold": 99.0},
         fedmatch={"refresh": 2, "helpers": 1},
+        runtime={"evaluate_every": 3},
     )
 
 
-def third_round(fixture: Fixture) -> Counts:
-    """Neither the first, which may greet, nor one in which helpers are chosen: a usual one."""
-    fleet, method = fixture.experiment.fleet, fixture.experiment.method
-    before: Counts = Counter()
-    for index in range(3):
-        before = Counter(fleet.traffic.counts)
-        fleet.wait_ready()
-        method.round(index)
-    return Counter(fleet.traffic.counts) - before
-
-
-@pytest.mark.parametrize("make", FLEETS.values(), ids=FLEETS)
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("method", METHODS)
-def test_a_usual_round_is_the_formulas(method: str, wire: str, make: Make) -> None:
+@cache
+def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundRow], Counts, Priced]:
+    """A run's rows, what its fleet counted in all, and its price."""
     data, _ = toy_data(2)
-    with make(settings(method, wire)) as fixture:
-        sent = third_round(fixture)
-        config = fixture.experiment.config
-    cost = Priced.of(config, data.shape, len(data.classes), 12).usual
-    assert cost is not None
-    for client in range(2):
-        found = {f"{kind}_{way}": size for (kind, way, who), size in sent.items() if who == client}
-        assert found == cost.by_kind()
-    assert bool(cost.total) is (method != "supervised")
+    with FLEETS[fleet](settings(method, wire)) as fixture:
+        experiment = fixture.experiment
+        rows = [RoundRow.from_dict(row) for row in run_rounds(experiment).rounds]
+        counts = Counter(experiment.fleet.traffic.counts)
+        images = AboutImages(data.shape, len(data.classes), 12)
+        return rows, counts, Priced.of(experiment.config, images)
+
+
+@every_run
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_usual_round_is_the_formulas(fleet: str, method: str, wire: str) -> None:
+    """The third: neither the first, which may greet, nor one in which helpers are chosen."""
+    rows, _, priced = finished(fleet, method, wire)
+    cost = priced.usual
+    assert cost is not None and bool(cost.total) is (method != "supervised")
+    third = crossed_in(rows, priced)[2]
+    assert third.exact
+    assert third.clients == (dict.fromkeys(range(2), cost.by_kind()) if cost.total else {})
+
+
+@every_run
+def test_rounds_add_up_to_what_the_fleet_counted(fleet: str, method: str) -> None:
+    rows, counts, priced = finished(fleet, method, "codecs")
+    added: Counts = Counter()
+    for one in crossed_in(rows, priced):
+        for client, sizes in one.clients.items():
+            added.update({(*kind.split("_"), client): size for kind, size in sizes.items()})
+    assert added == counts
+    assert sum(added.values()) == rows[-1].bytes_total
+
+
+@every_run
+def test_recoding_gives_what_a_run_with_these_codecs_sends(fleet: str, method: str) -> None:
+    plain, _, was = finished(fleet, method, "fp32")
+    coded, _, now = finished(fleet, method, "codecs")
+    replayed = [recoded(one, was, now) for one in crossed_in(plain, was)]
+    assert replayed == crossed_in(coded, now)
+    back = [recoded(one, now, was) for one in replayed]
+    assert back == crossed_in(plain, was)
+
+
+@every_run
+@pytest.mark.parametrize("known", ["kinds", "totals"])
+def test_of_older_files_it_is_worked_out(fleet: str, method: str, known: str) -> None:
+    """All clients do alike here, so that what is worked out can be held against what was recorded."""
+    rows, _, priced = finished(fleet, method, "fp32")
+    kinds = known == "kinds"
+    older = [replace(row, bytes_by_client=None, bytes=row.bytes if kinds else None) for row in rows]
+    for one, recorded in zip(crossed_in(older, priced), crossed_in(rows, priced), strict=True):
+        assert one.clients == recorded.clients
+        assert one.exact is not bool(one.clients)
+
+
+def test_what_is_no_whole_number_of_things_stays_and_is_said(tmp_path: Path) -> None:
+    rows, _, was = finished("local", "fedmatch", "fp32")
+    now = replace(was, config=settings("fedmatch", "codecs"))
+    odd = replace(rows[0], bytes_by_client=[{"clients": [0], "model_up": was.sizes.full + 3}])
+    (one,) = [recoded(one, was, now) for one in crossed_in([odd], was)]
+    assert one.clients == {0: {"model_up": was.sizes.full + 3}} and not one.coded

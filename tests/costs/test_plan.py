@@ -11,6 +11,7 @@ from semisfl.catalog import DATA, METHODS
 from semisfl.cli.main import main
 from semisfl.config import WireConfig
 from semisfl.costs import profiles
+from semisfl.costs.about_images import AboutImages
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
 from semisfl.costs.plan import Plan, make, method_costs
@@ -57,7 +58,7 @@ WORLD = World(Range(0.8, 8), Range(10, 20), 0.005, profiles.load("jetson-mix"), 
 def plan(preset: str, *changes: str, world: World = WORLD) -> Plan:
     options = config.parse(config.override(presets.values_of(preset), list(changes)))
     row = DATA[preset]
-    return make(options, row.shape, row.classes, 1000, world)
+    return make(options, AboutImages(row.shape, row.classes, 1000), world)
 
 
 @pytest.mark.parametrize(

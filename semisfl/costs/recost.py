@@ -1,0 +1,96 @@
+"""Recorded runs under other links, devices and codecs, without training them again.
+
+What accuracy a codec costs is not simulated: the accuracies are the recorded ones.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from semisfl import config as configs
+from semisfl.config import Config, WireConfig
+from semisfl.costs import about_images
+from semisfl.costs.clock import RoundTime, World, time_round
+from semisfl.costs.recorded import Crossed, crossed_in, recoded
+from semisfl.costs.rounds import Priced
+from semisfl.rows import RoundRow
+from semisfl.runs.report import Run
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run as it would have gone elsewhere: of each round, what crossed and how long it took."""
+
+    run: Run
+    config: Config
+    """With the codecs that it is replayed with."""
+    crossed: list[Crossed]
+    times: list[RoundTime]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each round."""
+        return [time.seconds for time in self.times]
+
+    @cached_property
+    def rows(self) -> list[RoundRow]:
+        """The run's rows, with these bytes and seconds in place of the recorded ones."""
+        replayed, total = [], 0
+        for row, crossed, time in zip(self.run.rows, self.crossed, self.times, strict=True):
+            total += crossed.total
+            new = replace(row, seconds=time.seconds, bytes_total=total, bytes=None)
+            replayed.append(replace(new, seconds_training=None, seconds_testing=None))
+        return replayed
+
+    def as_run(self) -> Run:
+        """For reports and pictures; the codecs it is replayed with are in its configuration."""
+        recoded = {**self.run.config, "wire": self.config.wire.model_dump()}
+        return replace(self.run, rows=self.rows, config=recoded)
+
+
+def price(run: Run) -> Priced:
+    """A recorded run's configuration, model and images."""
+    config = configs.parse(run.config)
+    return Priced.of(config, about_images.recorded(config, run.path))
+
+
+def replay(run: Run, world: World, codec: str | None = None) -> Replay:
+    """Every round of ``run`` over the links and devices of ``world``, all that crosses in ``codec``.
+
+    Links and devices are drawn with the run's seed, so runs of one seed meet the same ones. None: the
+    codecs that it was recorded with.
+    """
+    was = price(run)
+    config = was.config
+    wire = WireConfig(**dict.fromkeys(WireConfig.model_fields, codec)) if codec else config.wire
+    now = replace(was, config=config.model_copy(update={"wire": wire}))
+    crossed = [recoded(one, was, now) for one in crossed_in(run.rows, was)]
+    own = replace(world, seed=config.seed)
+    times = []
+    for row, one in zip(run.rows, crossed, strict=True):
+        steps = config.server.steps if row.supervised_steps is None else row.supervised_steps
+        times.append(time_round(row.round, now.work(one.clients, steps), own))
+    return Replay(run, now.config, crossed, times)
+
+
+def traffic(replays: Sequence[Replay]) -> dict[str, int]:
+    """By kind and direction, over all of their rounds and clients."""
+    totals: Counter[str] = Counter()
+    for one in replays:
+        for crossed in one.crossed:
+            for sizes in crossed.clients.values():
+                totals.update(sizes)
+    return dict(sorted(totals.items()))
+
+
+def shares(replays: Sequence[Replay]) -> tuple[float, float, float]:
+    """Of an active client's time: computing, sending and waiting, together 1; all 0 without clients."""
+    each = [times for one in replays for time in one.times for times in time.clients.values()]
+    spent = [
+        sum(times.computing for times in each),
+        sum(times.sending for times in each),
+        sum(times.waiting for times in each),
+    ]
+    whole = sum(spent) or 1.0
+    return spent[0] / whole, spent[1] / whole, spent[2] / whole

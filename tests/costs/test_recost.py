@@ -1,0 +1,190 @@
+"""Recorded runs, replayed: bytes of real runs, seconds worked out by hand."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from semisfl import config
+from semisfl.cli.main import main
+from semisfl.costs import about_images
+from semisfl.costs.about_images import AboutImages
+from semisfl.costs.charts import costs_picture
+from semisfl.costs.clock import Range, World, time_round
+from semisfl.costs.profiles import Device, Profile
+from semisfl.costs.recost import replay
+from semisfl.costs.rounds import Priced
+from semisfl.runs import report
+from semisfl.runs.report import group_runs, read_run
+from semisfl.runs.start import train
+from tests import toy
+from tests.pictures import cut_off
+
+RESULTS = Path(__file__).parents[2] / "results"
+WORLD = World(
+    Range(8, 8),
+    Range(16, 16),
+    0.1,
+    Profile(server_gflops=2, devices=(Device(name="one", gflops=0.5),)),
+)
+"""A megabyte per second up, two down."""
+
+
+def semisfl_seconds(batch: int, steps: int, supervised: int, server_batch: int) -> float:
+    """Of a round of the digits' CNN, everyone alike, two clients."""
+    bottom_bytes = 4 * ((25 * 32 + 32) + (25 * 32 * 64 + 64))
+    features = 4 * batch * 1024
+    bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
+    top, head = 2 * (1024 * 512 + 512 * 10), 2 * (1024 * 1024 + 1024 * 128)
+    alone = supervised * server_batch * 4 * (bottom + top + head) / 2e9
+    server = 2 * batch * 4 * (top + head) / 2e9
+    forward = backward = 2 * batch * bottom / 0.5e9
+    first = 2 * bottom_bytes / 2e6 + forward + 2 * features / 1e6 + 0.2
+    step = server + features / 2e6 + backward + forward + 2 * features / 1e6 + 0.2
+    last = server + features / 2e6 + backward + bottom_bytes / 1e6 + 0.2
+    return alone + first + (steps - 1) * step + last
+
+
+def digits(**changes: object) -> config.Config:
+    values = {
+        "data": {"name": "digits"},
+        "clients": {"total": 2, "active": 2, "batch": 8, "steps": 3},
+        "server": {"batch": 4, "steps": 5},
+    }
+    return config.parse(values | changes)
+
+
+def test_a_round_of_semisfl_by_hand() -> None:
+    priced = Priced.of(digits(), AboutImages((1, 28, 28), 10, 100))
+    told = time_round(0, priced.usual_work(range(2)), WORLD)
+    assert told.seconds == pytest.approx(semisfl_seconds(8, 3, 5, 4))
+
+
+def test_a_round_of_whole_models_by_hand() -> None:
+    """FedSwitch: down with the teacher, a look at 100 and 50 images, three steps, up; eight messages."""
+    images = AboutImages((1, 28, 28), 10, 75, {0: 100, 1: 50})
+    priced = Priced.of(digits(method="fedswitch"), images)
+    full = 4 * ((25 * 32 + 32) + (25 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10))
+    flops = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8 + 1024 * 512 + 512 * 10)
+    alone = 5 * 4 * 3 * flops / 2e9
+    client = [(look + 4 * 8 * 3) * flops / 0.5e9 for look in (100, 50)]
+    sending = 2 * full / 2e6 + full / 1e6 + 8 * 0.1
+    told = time_round(0, priced.usual_work(range(2)), WORLD)
+    assert told.seconds == pytest.approx(alone + client[0] + sending)
+    assert told.clients[1].computing == pytest.approx(client[1])
+    assert told.clients[1].waiting == pytest.approx(alone + client[0] - client[1])
+
+
+def test_batchnorms_statistics_are_a_phase_of_their_own() -> None:
+    layers = toy.values("semifl", f"model.layers={toy.RESIDUAL}").model.layers
+    priced = Priced.of(
+        digits(method="semifl", model={"layers": layers}), AboutImages((3, 12, 12), 4, 10)
+    )
+    training, statistics = priced.usual_work([1]).phases
+    sizes = priced.sizes
+    assert (training[0].down, training[0].up) == (sizes.statistics, sizes.full)
+    assert (statistics[0].down, statistics[0].up) == (sizes.full, sizes.statistics)
+    assert statistics[0].before == 10 * priced.cut.flops
+
+
+@pytest.mark.parametrize(
+    ("plain", "codec"),
+    [("codecs/fp32-seed1", "int8"), ("codecs/fp32-seed1", "bf16"), ("codecs/fp32-seed1", "fp16")],
+)
+def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
+    plain: str, codec: str
+) -> None:
+    replayed = replay(read_run(RESULTS / plain), WORLD, codec)
+    real = read_run(RESULTS / "codecs" / f"{codec}-seed1")
+    assert [row.bytes_total for row in replayed.rows] == [row.bytes_total for row in real.rows]
+    assert replayed.config.wire.models == codec
+
+
+def test_every_committed_run_sums_up_to_what_it_recorded() -> None:
+    places = sorted(file.parent for file in RESULTS.rglob("config.toml"))
+    assert len(places) > 40
+    for place in places:
+        run = read_run(place)
+        short = replace(run, rows=run.rows[:30])
+        replayed = replay(short, WORLD)
+        assert replayed.rows[-1].bytes_total == short.rows[-1].bytes_total, place
+        assert all(seconds > 0 for seconds in replayed.seconds), place
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Toy runs of each kind of method, as directories."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = toy.dataset()
+    for method, seed in (("semisfl", 0), ("semisfl", 1), ("fedswitch", 0)):
+        options = toy.values(method, f"seed={seed}", f"model.layers={toy.RESIDUAL}")
+        place = folder / f"{method}-{seed}"
+        train(options, data=data, partition=toy.partition(data), device="cpu", out=place)
+    return folder
+
+
+def test_a_run_directory_says_what_a_replay_must_know(recorded: Path) -> None:
+    run = read_run(recorded / "semisfl-0")
+    images = about_images.recorded(config.parse(run.config), run.path)
+    assert images.shape == (3, 12, 12) and images.classes == toy.CLASSES
+    held = toy.partition(toy.dataset()).clients
+    assert images.each == {client: len(rows) for client, rows in enumerate(held)}
+
+
+def test_slower_links_take_longer_and_the_seed_alone_decides(recorded: Path) -> None:
+    run = read_run(recorded / "semisfl-0")
+    fast, slow = (replay(run, replace(WORLD, up=Range(low, 8))) for low in (8, 0.8))
+    assert all(a < b for a, b in zip(fast.seconds, slow.seconds, strict=True))
+    again = replay(run, replace(WORLD, up=Range(0.8, 8), seed=77))
+    assert again.seconds == slow.seconds, "the run's own seed counts"
+    assert [row.accuracy for row in slow.rows] == [row.accuracy for row in run.rows]
+    assert slow.rows[-1].bytes_total == run.rows[-1].bytes_total
+
+
+def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = str(tmp_path / "cost.png")
+    words = ["cost", str(recorded), "--codec", "int8", "--out", picture, "--target", "1"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [result["label"] for result in told["results"]] == ["FedSwitch", "SemiSFL"]
+    assert any("not simulated" in note for note in told["notes"])
+    assert Path(told["picture"]).stat().st_size > 10_000
+    semisfl = told["results"][1]
+    assert len(semisfl["rounds_of_runs"]) == 2 and semisfl["to_target"]["reached"] == 2
+    rounds = semisfl["rounds_of_runs"][str(recorded / "semisfl-1")]
+    for one in rounds:
+        assert len(one["clients"]) == 2 and one["exact"]
+        for client in one["clients"].values():
+            spent = client["computing"] + client["sending"] + client["waiting"]
+            assert spent == pytest.approx(one["seconds"])
+            assert set(client["bytes"]) == {
+                *("model_down", "teacher_down", "gradients_down", "features_up", "model_up"),
+            }
+    assert sum(semisfl["traffic"].values()) == 2 * semisfl["bytes"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    for word in ("hours", "features", "gradients", "not simulated", "to reach 1 %"):
+        assert word in printed
+    assert main(["cost", str(recorded), "--codec", "morse"]) == 2
+    assert "morse" in capsys.readouterr().err
+    assert main(["cost", str(tmp_path)]) == 2
+
+
+def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:
+    """A directory without its checkpoint, of data that nobody knows by name."""
+    place = tmp_path / "run"
+    shutil.copytree(recorded / "semisfl-0", place)
+    for file in place.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ValueError, match="toy"):
+        replay(read_run(place), WORLD)
+
+
+def test_nothing_of_the_picture_is_cut_off() -> None:
+    runs = report.find_runs([RESULTS / "digits"])
+    replays = {run.path: replay(run, WORLD) for run in runs}
+    groups = group_runs([one.as_run() for one in replays.values()])
+    pairs = [(group, [replays[run.path] for run in group.runs]) for group in groups]
+    assert cut_off(costs_picture(pairs)) < 0.01
