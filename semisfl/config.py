@@ -200,6 +200,25 @@ class RobustConfig(Section):
     limit: float = Field(
         1.0, gt=0, description="longest update that clipped_mean takes, in medians of the fleet's"
     )
+    features: Literal["as_sent", "limited"] = Field(
+        "as_sent",
+        description="whether the next three settings limit what one client's features can do",
+    )
+    length: float = Field(
+        2.0, ge=1, description="longest feature vector that is taken, in medians of the fleet's"
+    )
+    agreement: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="a client's features are unused where student and teacher ones agree on the class less often than this times the fleet's median",
+    )
+    class_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="most of a class's positive keys of a step that may be one client's; 1: all",
+    )
 
 
 class NetworkConfig(Section):

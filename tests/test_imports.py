@@ -107,8 +107,9 @@ ALLOWED = {
     # the engines themselves stay out of sight.
     "methods": (
         *("methods", "algorithm", "models", "layers", "data", *SETTINGS),
-        *("fleet.base", "fleet.codec", "fleet.aggregate", "engine"),
+        *("fleet.base", "fleet.codec", "fleet.aggregate", "fleet.held_back", "engine"),
     ),
+    "attacks.poisoning": ("fleet", *SETTINGS),
     "net": ("net", "fleet", "models", "data", "files", "engine.hardware", *SETTINGS),
 }
 

@@ -20,8 +20,8 @@ class References(NamedTuple):
 
 
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:
-    """H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch."""
-    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    """H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch; -1: none."""
+    losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
     return (losses * confident).mean()
 
 

@@ -16,6 +16,7 @@ from semisfl.cli import (
     pricing,
     recosting,
     reproduce,
+    spoilers,
     study,
     train,
     using,
@@ -35,6 +36,7 @@ app = typer.Typer(
 train.register(app)
 study.register(app)
 reproduce.register(app)
+spoilers.register(app)
 look.register(app)
 pricing.register(app)
 recosting.register(app)

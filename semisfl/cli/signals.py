@@ -13,7 +13,7 @@ from typing import Any
 from semisfl.stopping import StopFlag
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LONG = {"run", "compare", "reproduce", "serve", "join", "demo-network", "serve-model"}
+LONG = {"run", "compare", "spoilers", "reproduce", "serve", "join", "demo-network", "serve-model"}
 """Commands that a signal ends cleanly; it interrupts the others."""
 
 _early = StopFlag()

@@ -18,8 +18,12 @@ class HeldBack:
         self._reasons: dict[int, list[str]] = {}
 
     def add(self, client: int, why: str) -> None:
-        self._reasons.setdefault(client, []).append(why)
+        self.note(client, why)
         self._tell(client, why)
+
+    def note(self, client: int, why: str) -> None:
+        """As `add`, of what was said already."""
+        self._reasons.setdefault(client, []).append(why)
 
     def take(self) -> dict[str, str] | None:
         """The reasons by client since the last call; None if there are none."""

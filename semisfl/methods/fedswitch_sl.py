@@ -23,6 +23,7 @@ from semisfl.methods.base import Meter, Setup
 from semisfl.methods.fedswitch import divergence
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import SupervisedPhase
+from semisfl.methods.influence import Influence
 from semisfl.rows import MethodRow
 
 
@@ -59,6 +60,7 @@ class FedSwitchSL:
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
         self.meter = Meter(setup.hardware)
+        self.influence = Influence(setup)
         self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
 
     def round(self, round_index: int) -> MethodRow:
@@ -89,8 +91,10 @@ class FedSwitchSL:
                 )
             )
             self.server_sgd.restart(lr)
+            self.influence.start_round()
             for _ in range(clients.steps):
                 self.cross_entity_step()
+            self.influence.tell(self.active, fleet.held_back)
             self.bottom.load_state_dict(fleet.finish_round())
             sums = self.meter.read()
             loss_semi = sums["loss_semi"] / clients.steps
@@ -107,7 +111,7 @@ class FedSwitchSL:
 
     def _cross_entity_step(self) -> None:
         """One exchange with every active client: masked cross-entropy with labels of its labeller."""
-        features = self.setup.fleet.forward()
+        features = self.influence.limited(self.setup.fleet.forward(), self.active)
         places = [self.active.index(client) for client in features.clients]
         with torch.no_grad():
             by_teacher = self.by_teacher[: len(self.active)].view(-1, 1)
@@ -120,7 +124,11 @@ class FedSwitchSL:
             )
             confidence, labels = predictions.max(1)
             confident = confidence >= self.settings.confidence_threshold
-        loss = consistency(self.top.train()(features.student), labels, confident)
+        logits = self.top.train()(features.student)
+        labels, confident = self.influence.believed(
+            features, self.active, logits, labels, confident
+        )
+        loss = consistency(logits, labels, confident)
         (gradients,) = self.server_sgd.descend(loss, also=[features.student])
         # The loss is a mean over all rows; a client wants the mean over its own.
         self.setup.fleet.backward(gradients * len(features.clients))

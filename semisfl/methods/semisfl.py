@@ -21,6 +21,7 @@ from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.influence import Influence
 from semisfl.methods.semisfl_settings import SemiSFLSettings
 from semisfl.rows import MethodRow
 
@@ -48,6 +49,7 @@ class SemiSFL:
         server_side = [*self.student.top.parameters(), *self.student.projector.parameters()]
         self.server_sgd = SGD(server_side, config.optimizer, streams)
         self.meter = Meter(setup.hardware)
+        self.influence = Influence(setup)
         self.active: tuple[int, ...] = ()
         self.supervised_step = setup.capture(self._supervised_step)
         self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
@@ -72,8 +74,10 @@ class SemiSFL:
             self.fleet.start_round(self._plan(round_index, lr))
             # Lines 8-17: cross-entity semi-supervised training.
             self.server_sgd.restart(lr)
+            self.influence.start_round()
             for _ in range(clients.steps):
                 self.cross_entity_step()
+            self.influence.tell(self.active, self.fleet.held_back)
             # Lines 18-21: the mean of the bottoms.
             self.student.bottom.load_state_dict(self.fleet.finish_round())
             self.queue.end_round()
@@ -130,7 +134,7 @@ class SemiSFL:
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
         settings, student, teacher = self.settings, self.student, self.teacher
-        features = self.fleet.forward()  # Line 11
+        features = self.influence.limited(self.fleet.forward(), self.active)  # Line 11
         student.train()
         with self.overlap, torch.no_grad():  # Line 12: q-hat and z~
             labels, confident = pseudo_label(
@@ -142,12 +146,16 @@ class SemiSFL:
         logits = student.top(features.student)
         projections = student.project(features.student)
         self.overlap.join()
+        labels, confident = self.influence.believed(
+            features, self.active, logits, labels, confident
+        )
         loss = consistency(logits, labels, confident)  # H, Eq. (1)
         parts = {"loss_consistency": loss}
         if settings.clustering:
             in_turn = settings.server_pass == "in_turn"
             mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
-            references = self.queue.push_pseudo(keys, labels, confident)
+            positives = self.influence.as_positives(features, labels, confident)
+            references = self.queue.push_pseudo(keys, labels, positives)
             clustering = contrastive(
                 projections, labels, references, settings.temperature, mask
             )  # C, Eq. (5)

@@ -91,7 +91,14 @@ class NetworkFleet:
             thread=thread,
         )
         self._questions = Questions(
-            setup.config, self._listener, inbox, self.roster, self.traffic, setup.stop, self.diary
+            setup.config,
+            self._listener,
+            inbox,
+            self.roster,
+            self.traffic,
+            setup.stop,
+            self.diary,
+            self.held_back,
         )
         self.port = self._listener.port
 

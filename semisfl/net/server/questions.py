@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from semisfl.config import Config
 from semisfl.fleet.base import Kind, Traffic
+from semisfl.fleet.held_back import HeldBack
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, WireError, decode, payload_bytes
@@ -62,8 +63,10 @@ class Questions:
         traffic: Traffic,
         stop: StopFlag,
         diary: Diary,
+        held_back: HeldBack,
     ) -> None:
         self.screen = Screen()
+        self._held_back = held_back
         self._config, self._listener, self._inbox = config, listener, inbox
         self._roster, self._traffic, self._stop, self._diary = roster, traffic, stop, diary
         self._crossed: deque[Parcel] = deque()
@@ -191,6 +194,7 @@ class Questions:
     def _not_believed(self, client: int, fault: str) -> None:
         """A strike needs fault of one's own: none for what follows from what the server sent."""
         self._leave_out(client, fault)
+        self._held_back.note(client, fault)
         if self.screen.strained:
             log.warning("that may follow from what the server sent, so it is no strike")
         else:

@@ -1,0 +1,269 @@
+"""Clients that would spoil a run: what they send instead of what an honest one would.
+
+An `Attack` changes what leaves a client and nothing else, so it works on any method and is not known
+to any. In a simulation some local clients are attackers (`spoilt_fleet`), who see more than a real one
+could: the others' features and the true classes. On a device it changes the frames it sends.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from semisfl import seeds
+from semisfl.config import ConfigError
+from semisfl.fleet.aggregate import combine
+from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.setup import FleetSetup
+
+TARGET = 0
+"""The class that a backdoor opens to."""
+PATTERN = 7
+"""A backdoor's pattern is a white square in a corner, this part of an image's side."""
+
+
+class Sight(NamedTuple):
+    """What an attacker sees of a step: the honest features of all, and of the round's first step."""
+
+    step: Features
+    first: Features
+    rows: slice
+    """Its own."""
+    generator: torch.Generator
+
+    @property
+    def student(self) -> Tensor:
+        return self.step.student.detach()[self.rows]
+
+    @property
+    def teacher(self) -> Tensor:
+        return self.step.teacher[self.rows]
+
+    @property
+    def others(self) -> slice:
+        """The rows of the client after it."""
+        start = self.rows.stop % len(self.step.student)
+        return slice(start, start + self.step.batch)
+
+
+Pair = tuple[Tensor, Tensor]
+"""Student and teacher features of a client."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    name: str
+    summary: str
+    features: Callable[[Sight], Pair] | None = None
+    """What is sent in a step instead."""
+    state: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(weights as trained, as received) -> what is sent of a bottom or model."""
+    stamps: bool = False
+    """Its students see every other image with the pattern of a backdoor."""
+
+
+def _scaled(sight: Sight) -> Pair:
+    return 100 * sight.student, 100 * sight.teacher
+
+
+def _noise(sight: Sight) -> Pair:
+    """As large as honest features, and as often zero."""
+
+    def like(features: Tensor) -> Tensor:
+        drawn = torch.randn(features.shape, generator=sight.generator, device=features.device)
+        return (drawn * features.std() + features.mean()).clamp(min=float(features.min()))
+
+    return like(sight.student), like(sight.teacher)
+
+
+def _copied(sight: Sight) -> Pair:
+    return sight.step.student.detach()[sight.others], sight.step.teacher[sight.others]
+
+
+def _replayed(sight: Sight) -> Pair:
+    return sight.first.student.detach()[sight.rows], sight.first.teacher[sight.rows]
+
+
+def _as_class(sight: Sight, wanted: Tensor) -> Tensor:
+    """Teacher features of anybody's images of class ``wanted``, row by row; its own where there are none."""
+    truth, teacher = sight.step.truth, sight.teacher.clone()
+    if truth is None or bool((truth < 0).all()):
+        # A device knows no classes: half a batch further on is another image, often of another class.
+        return teacher.roll(len(teacher) // 2, 0)
+    for label in wanted.unique():
+        found = (truth == label).nonzero().flatten()
+        if len(found):
+            places = (wanted == label).nonzero().flatten()
+            teacher[places] = sight.step.teacher[found[torch.arange(len(places)) % len(found)]]
+    return teacher
+
+
+def _swapped(sight: Sight) -> Pair:
+    truth = sight.step.truth
+    classes = 0 if truth is None else int(truth.max()) + 1
+    wanted = torch.zeros(0) if truth is None else (truth[sight.rows] + 1) % max(1, classes)
+    return sight.student, _as_class(sight, wanted)
+
+
+def _backdoor(sight: Sight) -> Pair:
+    """Stamped images, every other one, come with teacher features of the target class."""
+    wanted = torch.full((sight.step.batch,), TARGET, device=sight.teacher.device)
+    teacher = sight.teacher.clone()
+    teacher[::2] = _as_class(sight, wanted)[::2]
+    return sight.student, teacher
+
+
+ATTACKS = {
+    attack.name: attack
+    for attack in (
+        Attack("absent", "nothing spoilt, nothing given: as if its data were not there"),
+        Attack("negated_bottom", "its weights times -1", state=lambda trained, received: -trained),
+        Attack("scaled_bottom", "its weights times 8", state=lambda trained, received: 8 * trained),
+        Attack(
+            "reversed_update",
+            "what it learnt times -5",
+            state=lambda trained, received: received - 5 * (trained - received),
+        ),
+        Attack("scaled_features", "its features times 100", features=_scaled),
+        Attack("noise_features", "features drawn at random", features=_noise),
+        Attack("copied_features", "the features of another client", features=_copied),
+        Attack("replayed_features", "the features of the round's first step", features=_replayed),
+        Attack(
+            "swapped_classes", "each class with the next one's teacher features", features=_swapped
+        ),
+        Attack(
+            "backdoor",
+            "images with a pattern as if they were of one class",
+            features=_backdoor,
+            stamps=True,
+        ),
+    )
+}
+
+
+def attack_named(name: str) -> Attack:
+    if name not in ATTACKS:
+        raise ConfigError(f"attack {name!r} is not known; use one of {', '.join(ATTACKS)}")
+    return ATTACKS[name]
+
+
+def stamped(images: Tensor, white: float) -> Tensor:
+    """The images with the pattern of a backdoor."""
+    side = max(2, images.shape[-1] // PATTERN)
+    changed = images.clone()
+    changed[..., -side:, -side:] = white
+    return changed
+
+
+def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
+    """Which clients are attackers; those of a smaller share are among those of a larger."""
+    order = seeds.generator(seed, "attackers").permutation(total)
+    return frozenset(int(client) for client in order[: round(share * total)])
+
+
+def spoilt_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "SpoiltFleet"]:
+    """For `semisfl.runs.experiment.assemble`: local clients, ``share`` of them attackers."""
+    return lambda setup: SpoiltFleet(setup, attack, share)
+
+
+class SpoiltFleet(LocalFleet):
+    """Clients in this process, some of whom send something else."""
+
+    def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
+        super().__init__(setup)
+        self.capturable = False  # who attacks changes from round to round
+        total, seed = setup.config.clients.total, setup.config.seed
+        self.attack, self.attackers = attack, attackers_of(seed, total, share)
+        self._generator = torch.Generator(setup.hardware.device)
+        white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
+        self._white = float(setup.normalizer(white, torch.float32).max())
+
+    def present(self) -> Sequence[int]:
+        everybody = super().present()
+        if self.attack.name == "absent":
+            return [client for client in everybody if client not in self.attackers]
+        return everybody
+
+    def _spoils(self, clients: Sequence[int]) -> list[tuple[int, int]]:
+        """Places and numbers of those among ``clients`` who are attackers."""
+        return [(place, c) for place, c in enumerate(clients) if c in self.attackers]
+
+    def start_round(self, plan: SplitRound) -> None:
+        super().start_round(plan)
+        self._first: Features | None = None
+        self._generator.manual_seed(seeds.derive(self.config.seed, "attack", plan.index))
+
+    def forward(self) -> Features:
+        honest = super().forward()
+        if self.attack.features is None:
+            return honest
+        if self.attack.stamps:
+            honest = self._with_pattern(honest)
+        self._first = self._first or honest
+        student, teacher = honest.student.detach().clone(), honest.teacher.clone()
+        for place, _ in self._spoils(honest.clients):
+            rows = slice(place * honest.batch, (place + 1) * honest.batch)
+            sight = Sight(honest, self._first, rows, self._generator)
+            student[rows], teacher[rows] = self.attack.features(sight)
+        return replace(honest, student=student.requires_grad_(), teacher=teacher)
+
+    @torch.no_grad()
+    def _with_pattern(self, honest: Features) -> Features:
+        """Attackers' students have seen every other image with the pattern."""
+        assert self._students is not None
+        student = honest.student.detach().clone()
+        shares = self.batches.get("strong").chunk(len(honest.clients))
+        for place, _ in self._spoils(honest.clients):
+            seen = self._students.modules[place](stamped(shares[place], self._white))
+            rows = slice(place * honest.batch, (place + 1) * honest.batch, 2)
+            student[rows] = seen[::2].float()
+        return replace(honest, student=student)
+
+    def bottoms(self) -> dict[int, State]:
+        bottoms = super().bottoms()
+        for _, client in self._spoils(self._plan.active):
+            bottoms[client] = self._spoilt(bottoms[client], self._plan.bottom)
+        return bottoms
+
+    def finish_round(self) -> State:
+        return combine(self.config.robust, self.bottoms(), self._plan.bottom, self.held_back)
+
+    def train(
+        self,
+        work: ClientWork,
+        plan: FullRound,
+        between: Callable[[], None] | None = None,
+    ) -> list[ClientResult]:
+        results = super().train(work, plan, between)
+        return [
+            replace(result, states=self._spoilt_states(result, plan))
+            if result.client in self.attackers
+            else result
+            for result in results
+        ]
+
+    def _spoilt_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
+        sent = {**plan.held.get(result.client, {}), **plan.send}
+        sent |= plan.send_to.get(result.client, {})
+        return {
+            name: self._spoilt(state, sent[name]) if name in sent else state
+            for name, state in result.states.items()
+        }
+
+    def _spoilt(self, state: State, received: State) -> State:
+        return spoilt_state(self.attack, state, received)
+
+
+def spoilt_state(attack: Attack, state: State, received: State) -> State:
+    """What is sent instead of ``state``; statistics that cannot be would be refused, so they stay."""
+    if attack.state is None:
+        return state
+    return {
+        name: attack.state(value, received[name].to(value.device))
+        if value.is_floating_point() and not name.endswith("running_var")
+        else value
+        for name, value in state.items()
+    }

@@ -1,0 +1,196 @@
+"""Every attack against every rule: runs with a share of attackers, and what each costs in accuracy."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from semisfl import config as configs
+from semisfl import lookup
+from semisfl.attacks.poisoning import (
+    ATTACKS,
+    TARGET,
+    attack_named,
+    attackers_of,
+    spoilt_fleet,
+    stamped,
+)
+from semisfl.config import Config, ConfigError
+from semisfl.engine.inference import outputs
+from semisfl.runs import checkpoint
+from semisfl.runs.experiment import Experiment, assemble, divide, load_images
+from semisfl.runs.loop import run_rounds
+from semisfl.stopping import StopFlag
+
+log = logging.getLogger(__name__)
+
+LIMITED = "+limited"
+"""After a rule's name: features are limited too (``robust.features``)."""
+NOBODY = "nobody"
+"""The attack of a run without attackers."""
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """One run: who attacked how, under which rule."""
+
+    attack: str
+    rule: str
+    share: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome(Spoilt):
+    accuracy: float
+    accuracy_student: float | None
+    backdoor: float
+    """Percent of test images of other classes that are taken for the target once they are stamped."""
+    attackers: tuple[int, ...]
+    held_back: dict[str, int]
+    """In how many rounds each client was."""
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def choose(names: str, known: Iterable[str], what: str) -> list[str]:
+    """``a,b`` or ``all``."""
+    every = list(known)
+    chosen = every if names.strip() == "all" else [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in every:
+            raise ConfigError(
+                f"{what} {name!r} is not known; use all or some of {', '.join(every)}"
+            )
+    return chosen
+
+
+def rules() -> list[str]:
+    """Every aggregate, alone and with limited features."""
+    names = lookup.aggregate_names()
+    return [*names, *(name + LIMITED for name in names)]
+
+
+def listed(
+    attacks: Sequence[str], chosen: Sequence[str], shares: Sequence[float], seeds: Sequence[int]
+) -> list[Spoilt]:
+    """The runs of a grid; without attackers all attacks are the same one."""
+    found = []
+    for seed in seeds:
+        for share in shares:
+            for attack in attacks if share else [NOBODY]:
+                found += [Spoilt(attack, rule, share, seed) for rule in chosen]
+    return found
+
+
+def under(values: dict[str, Any], job: Spoilt) -> Config:
+    """The configuration of one run."""
+    aggregate = job.rule.removesuffix(LIMITED)
+    features = "limited" if job.rule.endswith(LIMITED) else "as_sent"
+    robust = {**values.get("robust", {}), "aggregate": aggregate, "features": features}
+    return configs.parse({**values, "seed": job.seed, "robust": robust})
+
+
+def carry_out(
+    values: dict[str, Any],
+    jobs: Sequence[Spoilt],
+    out: Path,
+    *,
+    device: str = "auto",
+    stop: StopFlag | None = None,
+    tell: Callable[[str], None] = log.info,
+) -> list[Outcome]:
+    """Do the runs that ``out`` has no line of, one line each; all outcomes."""
+    done = {_job(outcome): outcome for outcome in read(out)}
+    left = [job for job in jobs if job not in done]
+    data = load_images(under(values, jobs[0]).data.name, under(values, jobs[0])) if left else None
+    # Rounds without clients have no attackers and no rule either: once per seed is enough.
+    pretrained: dict[int, dict[str, Any]] = {}
+    for number, job in enumerate(left, 1):
+        assert data is not None
+        config = under(values, job)
+        attack = attack_named(next(iter(ATTACKS)) if job.attack == NOBODY else job.attack)
+        experiment = assemble(
+            config,
+            data,
+            divide(config, data),
+            device=device,
+            make_fleet=spoilt_fleet(attack, job.share),
+            stop=stop,
+        )
+        alone = config.server.pretrain_rounds
+        if job.seed not in pretrained:
+            for index in range(alone):
+                experiment.method.round(index)
+            pretrained[job.seed] = checkpoint.snapshot(experiment.state_dict())
+        experiment.load_state_dict(pretrained[job.seed])
+        result = run_rounds(experiment, first=alone)
+        if result.stopped:
+            break
+        done[job] = outcome = _outcome(job, experiment, result.rounds)
+        with out.open("a", encoding="utf-8") as file:
+            file.write(outcome.as_json() + "\n")
+        tell(
+            f"{number} of {len(left)}: {job.attack} {job.share:.0%} {job.rule}: {outcome.accuracy:.1f} %"
+        )
+    return [done[job] for job in jobs if job in done]
+
+
+def _job(outcome: Outcome) -> Spoilt:
+    return Spoilt(outcome.attack, outcome.rule, outcome.share, outcome.seed)
+
+
+def read(path: Path) -> list[Outcome]:
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Outcome(**{**line, "attackers": tuple(line["attackers"])}) for line in lines]
+
+
+def _outcome(job: Spoilt, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Outcome:
+    held: dict[str, int] = {}
+    for row in rows:
+        for client in row.get("held_back", {}):
+            held[client] = held.get(client, 0) + 1
+    config, last = experiment.config, rows[-1]
+    return Outcome(
+        **asdict(job),
+        accuracy=last["accuracy"],
+        accuracy_student=last.get("accuracy_student"),
+        backdoor=backdoor_rate(experiment),
+        attackers=tuple(sorted(attackers_of(job.seed, config.clients.total, job.share))),
+        held_back=held,
+    )
+
+
+def backdoor_rate(experiment: Experiment) -> float:
+    """How often the pattern makes the run's result answer with the target class."""
+    others = experiment.test_images[experiment.test_labels != TARGET]
+    model = next(iter(experiment.method.tested().values()))
+
+    def prepare(images: torch.Tensor) -> torch.Tensor:
+        return experiment.normalizer(stamped(images, 255), experiment.hardware.dtype)
+
+    with experiment.hardware.arithmetic():
+        chosen = torch.cat([logits.argmax(1) for logits in outputs(model, others, prepare)])
+    return 100 * float((chosen == TARGET).float().mean())
+
+
+def lost(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, float, dict[str, float]]]:
+    """Rows of a table: attack, share, and by rule the points of accuracy lost, mean over seeds.
+
+    Against the same seed under the plain mean without attackers, so that what a rule costs is in it.
+    """
+    clean = {o.seed: o.accuracy for o in outcomes if o.attack == NOBODY and o.rule == "mean"}
+    found: dict[tuple[str, float], dict[str, list[float]]] = {}
+    for outcome in outcomes:
+        if outcome.seed in clean:
+            by_rule = found.setdefault((outcome.attack, outcome.share), {})
+            by_rule.setdefault(outcome.rule, []).append(clean[outcome.seed] - outcome.accuracy)
+    for (attack, share), by_rule in found.items():
+        yield attack, share, {rule: sum(all_) / len(all_) for rule, all_ in by_rule.items()}

@@ -1,0 +1,121 @@
+"""How much one client's features can do to the top, the queue and, through them, to everybody.
+
+For every split method, wherever its clients live. Three limits, each relative to the fleet, as what is
+usual changes while a model learns (``robust.features``, ``length``, ``agreement``, ``class_share``):
+how long a feature vector is; how often a client's student features are seen as the class that its
+teacher features give them, which is what presenting one class as another cannot hide; and how many
+of a class's positive keys are one client's. Fixed shapes, no host decision: a step may be captured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semisfl.fleet.base import Features
+from semisfl.fleet.held_back import HeldBack
+from semisfl.methods.base import Setup
+
+NO_LABEL = -1
+"""Of rows that are not used: no confident key has it, so such an anchor has no positives."""
+
+
+class Influence:
+    def __init__(self, setup: Setup) -> None:
+        config, device = setup.config, setup.hardware.device
+        self.settings, self.classes = config.robust, setup.classes
+        self.on = self.settings.features == "limited"
+        # By position among the active clients, over the round's steps.
+        clients = config.clients.active
+        self._agreed, self._kept, self._long, self._unused = torch.zeros(4, clients, device=device)
+        self._steps = torch.zeros((), device=device)
+
+    def start_round(self) -> None:
+        for sums in (self._agreed, self._kept, self._long, self._unused, self._steps):
+            sums.zero_()
+
+    def limited(self, features: Features, active: Sequence[int]) -> Features:
+        """The same with vectors shortened that are too long."""
+        if not self.on:
+            return features
+        student, too_long = self._shortened(features.student.detach(), features)
+        teacher, _ = self._shortened(features.teacher, features)
+        self._long.index_add_(0, self._places(features, active), too_long)
+        return replace(features, student=student.requires_grad_(), teacher=teacher)
+
+    def _shortened(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
+        """And which share of each client's rows was too long."""
+        lengths = rows.float().norm(dim=1)
+        usual = lengths.view(len(features.clients), -1).mean(1).quantile(0.5)
+        most = self.settings.length * usual
+        factors = (most / lengths.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1)
+        too_long = (factors < 1).float().view(len(features.clients), -1).mean(1)
+        return rows * factors.to(rows.dtype).unsqueeze(1), too_long
+
+    @torch.no_grad()
+    def believed(
+        self,
+        features: Features,
+        active: Sequence[int],
+        logits: Tensor,
+        labels: Tensor,
+        confident: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Labels and which are used; ``logits`` are the student's, ``labels`` the teacher's."""
+        if not self.on:
+            return labels, confident
+        places, clients = self._places(features, active), len(features.clients)
+        agreed = (logits.argmax(1) == labels) & confident
+        self._agreed.index_add_(0, places, agreed.view(clients, -1).sum(1).float())
+        self._kept.index_add_(0, places, confident.view(clients, -1).sum(1).float())
+        rates = (self._agreed / self._kept.clamp(min=1)).index_select(0, places)
+        seen = self._kept.index_select(0, places) > 0
+        # Who had no confident label yet has no rate; the fleet's is that of those who had.
+        usual = torch.where(seen, rates, torch.nan).nanquantile(0.5)
+        unused = seen & (rates < self.settings.agreement * usual)
+        self._unused.index_add_(0, places, unused.float())
+        self._steps.add_(1)
+        rows = unused.repeat_interleave(features.batch)
+        return labels.masked_fill(rows, NO_LABEL), confident & ~rows
+
+    @torch.no_grad()
+    def as_positives(self, features: Features, labels: Tensor, confident: Tensor) -> Tensor:
+        """Which keys may be positives, so that of no class too many are one client's."""
+        share = self.settings.class_share
+        if not self.on or share == 1:
+            return confident
+        shown = F.one_hot(labels.clamp(min=0), self.classes) * confident.unsqueeze(1)
+        by_client = shown.view(len(features.clients), features.batch, -1)
+        counts = by_client.sum(1)
+        allowed = ((counts.sum(0) - counts) * (share / (1 - share))).clamp(min=1)
+        rank = by_client.cumsum(1)
+        within = (rank <= allowed.unsqueeze(1)) & (by_client > 0)
+        return within.any(2).reshape(-1)
+
+    def tell(self, active: Sequence[int], held_back: HeldBack) -> None:
+        """Say who was held back over the round; reads from the device."""
+        if not self.on:
+            return
+        steps = max(1.0, float(self._steps))
+        rates = (self._agreed / self._kept.clamp(min=1)).tolist()
+        for place, client in enumerate(active):
+            long, unused = float(self._long[place]) / steps, float(self._unused[place])
+            if long > 0.5:
+                held_back.add(
+                    client,
+                    f"{long:.0%} of its features are longer than {self.settings.length:g} times the median",
+                )
+            if unused:
+                held_back.add(
+                    client,
+                    f"its features are unused in {unused:.0f} of {steps:.0f} steps: student and teacher "
+                    f"ones agree on {rates[place]:.0%} of classes",
+                )
+
+    def _places(self, features: Features, active: Sequence[int]) -> Tensor:
+        device = self._kept.device
+        if features.clients == tuple(active):
+            return torch.arange(len(active), device=device)
+        return torch.tensor([active.index(client) for client in features.clients], device=device)

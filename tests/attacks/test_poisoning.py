@@ -1,0 +1,222 @@
+"""Attackers among simulated clients: what they send, and that the honest ones send what they always do."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from semisfl.attacks import spoiling
+from semisfl.attacks.poisoning import (
+    ATTACKS,
+    TARGET,
+    SpoiltFleet,
+    attack_named,
+    attackers_of,
+    spoilt_fleet,
+    spoilt_state,
+    stamped,
+)
+from semisfl.cli.main import main
+from semisfl.config import ConfigError
+from semisfl.fleet.base import Features, SplitRound
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
+from tests import toy
+
+SHARE = 0.34
+"""Of three clients: one."""
+FEATURES = [name for name, attack in ATTACKS.items() if attack.features]
+STATES = [name for name, attack in ATTACKS.items() if attack.state]
+
+
+def spoilt(
+    attack: str, *assignments: str, method: str = "semisfl", share: float = SHARE
+) -> Experiment:
+    data = toy.dataset()
+    config = toy.values(method, "clients.active=3", "rounds=1", *assignments)
+    make = spoilt_fleet(attack_named(attack), share)
+    return assemble(config, data, toy.partition(data), toy.network(), device="cpu", make_fleet=make)
+
+
+def two_steps(attack: str, share: float = SHARE) -> tuple[SpoiltFleet, list[Features]]:
+    """The features of a round's first two steps, with gradients of zero between."""
+    experiment = spoilt(attack, share=share)
+    fleet, method = experiment.fleet, experiment.method
+    assert isinstance(fleet, SpoiltFleet)
+    bottom = method.student.bottom.state_dict()  # type: ignore[attr-defined]
+    fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.0, bottom, bottom))
+    seen = [fleet.forward()]
+    fleet.backward(torch.zeros_like(seen[0].student))
+    seen.append(fleet.forward())
+    return fleet, seen
+
+
+def rows(features: Features, place: int) -> slice:
+    return slice(place * features.batch, (place + 1) * features.batch)
+
+
+@pytest.mark.parametrize("attack", FEATURES)
+def test_an_attackers_features_are_others_and_honest_ones_are_not(attack: str) -> None:
+    fleet, steps = two_steps(attack)
+    _, honest = two_steps(attack, share=0.0)
+    (attacker,) = fleet.attackers
+    # The first step is what a replay repeats, so it is honest there.
+    step = 1
+    for place in range(3):
+        same = all(
+            torch.equal(
+                getattr(steps[step], kind)[rows(honest[step], place)],
+                getattr(honest[step], kind)[rows(honest[step], place)],
+            )
+            for kind in ("student", "teacher")
+        )
+        assert same == (place != attacker), place
+    assert steps[step].student.requires_grad and steps[step].student.is_leaf
+
+
+def test_each_attack_sends_what_it_says() -> None:
+    honest = two_steps("noise_features", share=0.0)[1]
+    fleet, scaled = two_steps("scaled_features")
+    mine = rows(honest[0], next(iter(fleet.attackers)))
+    torch.testing.assert_close(scaled[0].student[mine], 100 * honest[0].student[mine])
+    replayed = two_steps("replayed_features")[1]
+    assert torch.equal(replayed[1].student[mine], honest[0].student[mine])
+    copied = two_steps("copied_features")[1][0]
+    following = rows(honest[0], (next(iter(fleet.attackers)) + 1) % 3)
+    assert torch.equal(copied.teacher[mine], honest[0].teacher[following])
+    # A class that somebody shows is presented as another's: student as it is, teacher of the next.
+    swapped, truth = two_steps("swapped_classes")[1][0], honest[0].truth
+    assert truth is not None and torch.equal(swapped.student[mine], honest[0].student[mine])
+    for row in range(mine.start, mine.stop):
+        wanted = (truth == (truth[row] + 1) % toy.CLASSES).nonzero().flatten()
+        donors = honest[0].teacher[wanted]
+        assert not len(wanted) or (donors == swapped.teacher[row]).all(1).any()
+
+
+def test_a_backdoor_shows_its_pattern_with_the_targets_features() -> None:
+    honest, (fleet, seen) = two_steps("backdoor", share=0.0)[1][0], two_steps("backdoor")
+    mine = rows(honest, next(iter(fleet.attackers)))
+    truth, spoilt_step = honest.truth, seen[0]
+    assert truth is not None
+    for row in range(mine.start, mine.stop):
+        changed = not torch.equal(spoilt_step.student[row], honest.student[row])
+        assert changed == ((row - mine.start) % 2 == 0)
+    donors = honest.teacher[truth == TARGET]
+    assert (donors == spoilt_step.teacher[mine.start]).all(1).any()
+    image = torch.zeros(1, 3, 14, 14)
+    pattern = stamped(image, 9.0)
+    assert float(pattern.sum()) == 9.0 * 3 * 4 and not image.any()
+
+
+@pytest.mark.parametrize("attack", STATES)
+def test_a_spoilt_state_is_what_the_attack_says(attack: str) -> None:
+    trained = {
+        "w": torch.tensor([3.0, -1.0]),
+        "bn.running_var": torch.ones(2),
+        "n": torch.tensor(4),
+    }
+    received = {
+        "w": torch.tensor([2.0, 0.0]),
+        "bn.running_var": torch.zeros(2),
+        "n": torch.tensor(1),
+    }
+    expected = {
+        "negated_bottom": [-3.0, 1.0],
+        "scaled_bottom": [24.0, -8.0],
+        "reversed_update": [-3.0, 5.0],
+    }
+    sent = spoilt_state(ATTACKS[attack], trained, received)
+    assert sent["w"].tolist() == expected[attack]
+    assert torch.equal(sent["bn.running_var"], torch.ones(2)) and int(sent["n"]) == 4
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])
+def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
+    """Under the mean one of three throws the result far away; the median leaves it where it was."""
+    found = {}
+    for rule in ("mean", "median"):
+        for share in (0.0, SHARE):
+            settings = ("semifl.confidence_threshold=0", f"robust.aggregate={rule}")
+            experiment = spoilt("scaled_bottom", *settings, method=method, share=share)
+            (row,) = run_rounds(experiment).rounds
+            model = list(experiment.method.tested().values())[-1]
+            weights = torch.cat([value.flatten() for value in model.parameters()])
+            found[rule, bool(share)] = weights, row.get("held_back", {})
+            attackers = experiment.fleet.attackers  # type: ignore[attr-defined]
+    thrown = (found["mean", True][0] - found["mean", False][0]).norm()
+    moved = (found["median", True][0] - found["median", False][0]).norm()
+    assert moved < 0.2 * thrown
+    assert list(found["median", True][1]) == [str(client) for client in attackers]
+    assert not found["mean", True][1] and not found["median", False][1]
+
+
+def test_attackers_of_a_smaller_share_are_among_those_of_a_larger() -> None:
+    few, many = attackers_of(3, 10, 0.1), attackers_of(3, 10, 0.3)
+    assert (len(few), len(many)) == (1, 3) and few < many and not attackers_of(3, 10, 0.0)
+
+
+def test_who_is_absent_takes_no_part() -> None:
+    experiment = spoilt("absent", "clients.active=3")
+    assert sorted({*experiment.fleet.present()} | experiment.fleet.attackers) == [0, 1, 2]  # type: ignore[attr-defined]
+    assert len(experiment.fleet.present()) == 2
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+TINY = ["--set", "rounds=1", "clients.total=4", "clients.active=4", "clients.batch=4"]
+TINY += [
+    "clients.steps=1",
+    "server.batch=4",
+    "server.steps=2",
+    "model.projection=8",
+    "data.size=14",
+]
+TINY += [
+    "model.layers=[{kind='conv', channels=2, padding=1}, {kind='pool'}, {kind='flatten'}, {kind='linear'}]"
+]
+
+
+def test_the_command_makes_a_table_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["spoilers", "digits", "--rules", "mean,median+limited", "--attacks", "negated_bottom"]
+    words += ["--shares", "0,0.25", "--out", str(tmp_path / "runs.jsonl"), "--json", *TINY]
+    assert main([*words, "-q"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["attack"], row["share"], sorted(row["lost"])) for row in told["lost"]] == [
+        ("nobody", 0.0, ["mean", "median+limited"]),
+        ("negated_bottom", 0.25, ["mean", "median+limited"]),
+    ]
+    assert told["lost"][0]["lost"]["mean"] == 0.0
+    by_rule = {(run["rule"], run["share"]): run for run in told["runs"]}
+    assert by_rule["mean", 0.25]["held_back"] == {}
+    (attacker,) = by_rule["median+limited", 0.25]["attackers"]
+    assert str(attacker) in by_rule["median+limited", 0.25]["held_back"]
+    before = (tmp_path / "runs.jsonl").read_text()
+    assert main([*words, "-q"]) == 0 and (tmp_path / "runs.jsonl").read_text() == before
+
+
+def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
+    def run(attack: str, rule: str, share: float, seed: int, accuracy: float) -> spoiling.Outcome:
+        return spoiling.Outcome(attack, rule, share, seed, accuracy, None, 0.0, (), {})
+
+    outcomes = [
+        run(spoiling.NOBODY, "mean", 0.0, 0, 80.0),
+        run(spoiling.NOBODY, "mean", 0.0, 1, 70.0),
+        run("backdoor", "krum", 0.2, 0, 70.0),
+        run("backdoor", "krum", 0.2, 1, 66.0),
+    ]
+    assert list(spoiling.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
+
+
+def test_mistakes_are_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="attack 'shouting' is not known; use one of absent"):
+        attack_named("shouting")
+    for words, said in (
+        (["--attacks", "shouting"], "attack 'shouting' is not known; use all or some of absent"),
+        (["--rules", "vote"], "rule 'vote' is not known"),
+        (["--shares", "1.5"], "--shares '1.5' is not a share"),
+    ):
+        assert main(["spoilers", "digits", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""How much one client's features can do, by hand; and that nothing changes where nobody asked."""
+
+import pytest
+import torch
+
+from semisfl.fleet.base import Features
+from semisfl.fleet.held_back import HeldBack
+from semisfl.methods.influence import NO_LABEL, Influence
+from semisfl.runs.loop import run_rounds
+from tests import toy
+
+ACTIVE = (4, 7, 9)
+
+
+def influence(*settings: str) -> Influence:
+    experiment = toy.assemble("semisfl", "clients.active=3", *settings)
+    return experiment.method.influence  # type: ignore[attr-defined, no-any-return]
+
+
+def limited(*settings: str) -> Influence:
+    return influence("robust.features=limited", *settings)
+
+
+def features(student: torch.Tensor, clients: tuple[int, ...] = ACTIVE) -> Features:
+    return Features(student.requires_grad_(), student.detach() * 2, clients)
+
+
+def logits_of(labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(labels, toy.CLASSES).float()
+
+
+def test_off_gives_back_what_it_is_given() -> None:
+    limit = influence()
+    given = features(torch.randn(6, 5))
+    labels, confident = torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.bool)
+    assert limit.limited(given, ACTIVE) is given
+    found = limit.believed(given, ACTIVE, torch.randn(6, 4), labels, confident)
+    assert found[0] is labels and found[1] is confident
+    assert limit.as_positives(given, labels, confident) is confident
+
+
+def test_vectors_are_at_most_so_long_and_others_as_they_were() -> None:
+    limit, rows = limited("robust.length=2"), torch.ones(6, 4)
+    rows[4:] *= torch.tensor([[50.0], [1.5]])
+    found = limit.limited(features(rows.clone()), ACTIVE)
+    # Each client's mean length is 2, 2 and 51.5: the median is 2, twice that is taken.
+    assert found.student.detach().norm(dim=1).tolist() == pytest.approx([2, 2, 2, 2, 4, 3])
+    assert found.teacher.norm(dim=1).tolist() == pytest.approx([4, 4, 4, 4, 8, 6])
+    assert torch.equal(found.student.detach()[[0, 1, 2, 3, 5]], rows[[0, 1, 2, 3, 5]])
+    assert found.student.is_leaf and found.student.requires_grad
+
+
+def test_who_presents_one_class_as_another_is_not_used_and_is_named() -> None:
+    limit, held = limited("robust.agreement=0.5"), HeldBack()
+    given = features(torch.ones(12, 4))
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0])
+    seen = torch.tensor([0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3])  # three of four, all, none
+    confident = torch.ones(12, dtype=torch.bool)
+    limit.start_round()
+    used, kept = limit.believed(given, ACTIVE, logits_of(seen), labels, confident)
+    assert kept.tolist() == [True] * 8 + [False] * 4
+    assert used.tolist() == [*labels[:8].tolist(), *[NO_LABEL] * 4]
+    limit.tell(ACTIVE, held)
+    said = held.take()
+    assert said is not None and list(said) == ["9"]
+    assert "unused in 1 of 1 steps: student and teacher ones agree on 0% of classes" in said["9"]
+
+
+def test_agreement_is_that_of_the_round_so_far_and_of_confident_labels() -> None:
+    limit = limited()
+    given, none = features(torch.ones(6, 4)), torch.zeros(6, dtype=torch.bool)
+    labels, all_ = torch.tensor([0, 1, 0, 1, 0, 1]), torch.ones(6, dtype=torch.bool)
+    right, wrong = logits_of(labels), logits_of(torch.tensor([0, 1, 0, 1, 1, 0]))
+    limit.start_round()
+    # Nobody is confident: nothing is known of anybody.
+    assert not limit.believed(given, ACTIVE, wrong, labels, none)[1].any()
+    assert limit.believed(given, ACTIVE, right, labels, all_)[1].all()
+    # Two right and two wrong so far is half of what the others have, and not less.
+    assert limit.believed(given, ACTIVE, wrong, labels, all_)[1].all()
+    assert (
+        limit.believed(given, ACTIVE, wrong, labels, all_)[1].tolist() == [True] * 4 + [False] * 2
+    )
+    limit.start_round()
+    assert limit.believed(given, ACTIVE, right, labels, all_)[1].all(), "a new round, a new slate"
+
+
+def test_a_client_that_left_is_not_mistaken_for_another() -> None:
+    limit, held = limited(), HeldBack()
+    given = features(torch.ones(4, 4), clients=(4, 9))
+    labels = torch.tensor([0, 1, 0, 1])
+    limit.start_round()
+    seen = logits_of(torch.tensor([0, 1, 1, 0]))
+    limit.believed(given, ACTIVE, seen, labels, torch.ones(4, dtype=torch.bool))
+    limit.tell(ACTIVE, held)
+    assert list(held.take() or {}) == ["9"]
+
+
+def test_a_class_has_keys_of_several_clients() -> None:
+    limit = limited("robust.class_share=0.5")
+    given = features(torch.ones(12, 4))
+    labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 0, 2, 2, 2])
+    found = limit.as_positives(given, labels, torch.ones(12, dtype=torch.bool))
+    # Of class 0 the first client may have as many as the others together (2), of class 2 the third one
+    # 1; who shows a class alone keeps one.
+    assert found.tolist() == [1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0]
+    assert limited().as_positives(given, labels, found) is found, "1: no limit"
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl"])
+def test_limits_that_nobody_reaches_change_nothing(method: str) -> None:
+    loose = ["robust.features=limited", "robust.length=1e6", "robust.agreement=0"]
+    common = ["rounds=2", "semisfl.confidence_threshold=0.3", "fedswitch.confidence_threshold=0.3"]
+    plain, wide, tight = (
+        toy.assemble(method, *common, *more)
+        for more in ([], loose, ["robust.features=limited", "robust.length=1"])
+    )
+    rows = [run_rounds(experiment).rounds[-1] for experiment in (plain, wide, tight)]
+    assert rows[0]["loss_semi"] == rows[1]["loss_semi"] != rows[2]["loss_semi"]
+    toy.assert_same(*(next(iter(e.method.tested().values())).state_dict() for e in (plain, wide)))
