@@ -1,0 +1,170 @@
+"""Every command of docs/tutorial.md, in its order, on small pictures; each machine is a folder."""
+
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisfl import config
+from semisfl.cli.main import main
+from semisfl.toml import to_toml
+
+TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+LASTING = ("serve", "join", "watch", "serve-model")
+"""Commands that go on until they are done or stopped: processes of their own."""
+SMALL = ["data.size=16", "data.labeled=8", "rounds=2", "clients.batch=4", "clients.steps=2"]
+SMALL += ["server.batch=4", "server.steps=4", "model.projection=8", "data.augment.cutout=4"]
+SECONDS = 120
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """(machine, words) of every command that is meant to be typed on one."""
+    found = []
+    for machine, lines in re.findall(r"```sh\n# on (?:the )?(\S+)\n(.*?)```", TUTORIAL, re.DOTALL):
+        found += [(machine, shlex.split(line)[1:]) for line in lines.strip().splitlines()]
+    return found
+
+
+def photographs(folder: Path, colour: tuple[int, int, int], count: int = 6) -> None:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(sum(colour))
+    for number in range(count):
+        pixels = np.clip(rng.normal(colour, 40, (20, 24, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Path:
+    colours = {"cat": (180, 80, 60), "dog": (60, 90, 180)}
+    for name, colour in colours.items():
+        for part in ("train", "test"):
+            photographs(tmp_path / "server" / "photos" / part / name, colour)
+    for number, colour in ((1, colours["cat"]), (2, colours["dog"])):
+        photographs(tmp_path / "server" / "photos" / "clients" / f"camera-{number}", colour)
+        photographs(tmp_path / f"camera-{number}" / "pictures", colour)
+    return tmp_path
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@contextmanager
+def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    running: dict[str, subprocess.Popen[str]] = {}
+    try:
+        yield running
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def start(words: list[str], machine: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "semisfl", *words],
+        cwd=machine,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_line(process: subprocess.Popen[str], said: str) -> None:
+    assert process.stderr is not None
+    lines = []
+    while said not in (line := process.stderr.readline()):
+        lines.append(line)
+        assert line, (process.wait(), lines)
+
+
+def wait_for_page(address: str) -> str:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{address}/", timeout=5) as page:
+                return str(page.read().decode())
+        except OSError:
+            assert time.monotonic() < deadline, f"no page at {address}"
+            time.sleep(0.2)
+
+
+def carry(machines: Path, machine: str) -> None:
+    """A device's certificates, as the tutorial says: by a way you trust."""
+    made = machines / "server" / "certs" / "clients" / machine
+    if made.exists() and not (machines / machine / machine).exists():
+        shutil.copytree(made, machines / machine / machine)
+
+
+def test_every_command_works_in_its_order(
+    machines: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = free_ports(3)
+    names = {"train.example.org": "localhost", "0.0.0.0": "localhost"}
+    names |= {f":{port}": f":{free}" for port, free in zip((8443, 8444, 8780), ports, strict=True)}
+    done: list[str] = []
+    with processes() as running:
+        for machine, words in commands():
+            for name, here in names.items():
+                words = [word.replace(name, here) for word in words]
+            carry(machines, machine)
+            monkeypatch.chdir(machines / machine)
+            if words[0] in LASTING:
+                running[f"{words[0]} {machine}"] = process = start(words, machines / machine)
+                if words[0].startswith("serve"):
+                    wait_for_line(process, "listening on port")
+                elif words[0] == "watch":
+                    assert "<html" in wait_for_page(words[words.index("--listen") + 1])
+                    process.send_signal(signal.SIGINT)
+                    process.wait(SECONDS)
+                    ended = [name for name in running if not name.startswith("watch")]
+                    codes = {name: running[name].wait(SECONDS) for name in ended}
+                    assert set(codes.values()) == {0}, codes
+                done.append(words[0])
+                continue
+            shown, _, target = " ".join(words).partition(" > ")
+            assert main(words[: words.index(">")] if target else words) == 0, shown
+            printed = capsys.readouterr().out
+            if target:
+                Path(target).write_text(printed, encoding="utf-8")
+                small = config.parse(config.override(config.read(Path(target)), SMALL))
+                Path(target).write_text(to_toml(small), encoding="utf-8")
+            if words[0] == "classify":
+                assert len(printed.splitlines()) == 1 + 6, "a heading and every picture"
+            done.append(words[0])
+    expected = "show partition plan run report certs serve join watch evaluate predict export"
+    assert {*expected.split(), "serve-model", "classify"} <= set(done)
+    left = machines / "server"
+    for file in ("who.png", "plan.png", "curves.png", "served.html", "confusion.png"):
+        assert (left / file).stat().st_size > 1000, file
+    for file in ("whole.onnx", "bottom.safetensors", "MODEL_CARD.md"):
+        assert (left / "exported" / file).is_file(), file
+
+
+def test_the_page_leads_somewhere() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    for place in re.findall(r"\]\(([^)]+)\)", TUTORIAL):
+        file, _, heading = place.partition("#")
+        text = (docs / file).read_text(encoding="utf-8")
+        headings = [
+            re.sub(r"[^\w -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+            for line in text.splitlines()
+            if line.startswith("#")
+        ]
+        assert not heading or heading in headings, place
