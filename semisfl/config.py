@@ -72,6 +72,10 @@ class AugmentConfig(Section):
 class DataConfig(Section):
     name: str = Field("digits", description="a named set or a path to images (file or folder)")
     labeled: int = Field(40, ge=1, description="labelled images on the server, |D_l|")
+    unlabeled: str | None = Field(
+        None,
+        description="where simulated clients' images are from, as name; none: what name has left",
+    )
     size: int | None = Field(
         None, ge=8, description="resize images to this side; none: as they are"
     )

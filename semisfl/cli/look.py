@@ -133,7 +133,8 @@ def partition(
 
     def by_class(rows: "np.ndarray") -> dict[str, int]:
         found = Counter(labels[rows].tolist())
-        return {name: found[label] for label, name in enumerate(data.classes)}
+        unknown = {"unknown": found[-1]} if found[-1] else {}
+        return {name: found[label] for label, name in enumerate(data.classes)} | unknown
 
     if json_:
         clients = [{"images": len(rows), "classes": by_class(rows)} for rows in held.clients]

@@ -26,6 +26,8 @@ GREY_MODES = {"1", "L", "LA", "I;16", "I;16B", "I;16L"}
 CHUNK = 256
 
 T = TypeVar("T")
+Size = tuple[int, int]
+"""Height and width."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ def open_image(data: bytes | Path) -> Image.Image:
     return image
 
 
-def decode(rows: Rows, size: int | None, channels: int | None) -> Decoded:
-    """All readable rows at one size: ``size`` squared, or the most common size of the set.
+def decode(rows: Rows, size: Size | None, channels: int | None) -> Decoded:
+    """All readable rows at one ``size``, height and width, or at the most common size of the set.
 
     ``channels`` is 1 or 3; None means 1 where every image is grey.
     """
     if not len(rows.labels):
         raise ValueError("there are no images")
-    fits = rows.pixels is not None and (size is None or rows.pixels.shape[2:] == (size, size))
+    fits = rows.pixels is not None and size in (None, rows.pixels.shape[2:])
     if rows.pixels is not None and fits and channels in (None, rows.pixels.shape[1]):
         images, kept = rows.pixels, np.ones(len(rows.labels), bool)
         notes: tuple[str, ...] = ()
@@ -101,7 +103,7 @@ def decode(rows: Rows, size: int | None, channels: int | None) -> Decoded:
 
 
 def _render(
-    rows: Rows, size: int | None, channels: int | None
+    rows: Rows, size: Size | None, channels: int | None
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """(images, which of them were readable, notes)."""
     count = len(rows.labels)
@@ -110,7 +112,7 @@ def _render(
     _check_readable(rows, np.array([header is not None for header in headers]))
     sizes = Counter(shape for shape, _ in known)
     # Ties go to the larger image, so that the outcome does not depend on the order of files.
-    width, height = (size, size) if size else max(sizes, key=lambda s: (sizes[s], s))
+    width, height = size[::-1] if size else max(sizes, key=lambda s: (sizes[s], s))
     channels = channels or (1 if all(mode in GREY_MODES for _, mode in known) else 3)
     needed = count * channels * width * height
     if needed > MAX_DECODED:

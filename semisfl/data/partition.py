@@ -49,32 +49,44 @@ def split(
     alpha: float | None = None,
     seed: int,
     classes: int,
+    served: int | None = None,
 ) -> Partition:
     """Deal images to the server and the clients; images of unknown label (-1) to clients only.
+
+    With ``served``, the images before it are the server's alone, labelled or unused, and the clients
+    are dealt the others.
 
     The labelled images depend on ``seed`` and ``labeled`` alone, not on the number of clients or
     the skew, so that runs which differ in those share their labels.
     """
     labels = np.asarray(labels).astype(np.int64)
-    served = _stratified(labels, labeled, classes, seed)
-    _check_clients(len(labels), labeled, clients, classes)
+    places = np.arange(len(labels))
+    mine = labels if served is None else np.where(places < served, labels, -1)
+    by_class = _stratified(mine, labeled, classes, seed)
+    rests = [rest for _, rest in by_class]
+    if served is not None:
+        rests = _by_class(np.where(places < served, -1, labels), classes, seed)
+    elsewhere = len(labels) - (labeled if served is None else served)
+    _check_clients(elsewhere, labeled, clients, classes)
     shares = _shares(kind, alpha, clients, classes, seed)
     hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for label, (_, rest) in enumerate(served):
+    for label, rest in enumerate(rests):
         # The same client would get the rounded-up share of every class if the order were fixed.
         order = seeds.generator(seed, "partition", "order", label).permutation(clients)
         bounds = np.rint(np.cumsum(shares[label, order])[:-1] * len(rest)).astype(np.int64)
         for client, part in zip(order, np.split(rest, bounds), strict=True):
             hands[client].append(part)
 
-    unknown = seeds.generator(seed, "partition", "unknown").permutation(np.flatnonzero(labels < 0))
+    unknown = seeds.generator(seed, "partition", "unknown").permutation(
+        np.flatnonzero((labels < 0) & (places >= (served or 0)))
+    )
     for hand, part in zip(hands, np.array_split(unknown, clients), strict=True):
         hand.append(part)
 
     held = [np.concatenate(hand) for hand in hands]
     _fill_empty(held)
     return Partition(
-        labeled=np.sort(np.concatenate([mine for mine, _ in served])),
+        labeled=np.sort(np.concatenate([chosen for chosen, _ in by_class])),
         clients=tuple(np.sort(hand) for hand in held),
     )
 
@@ -97,13 +109,13 @@ def by_folder(dataset: Dataset, labeled: int, seed: int) -> Partition:
     return Partition(labeled=np.sort(np.concatenate([np.empty(0, np.int64), *mine])), clients=held)
 
 
-def _check_clients(images: int, labeled: int, clients: int, classes: int) -> None:
+def _check_clients(left: int, labeled: int, clients: int, classes: int) -> None:
     if clients < 1 or classes < 1:
         raise ValueError(f"clients = {clients} and classes = {classes} must both be at least 1")
-    if clients > images - labeled:
+    if clients > left:
         raise ValueError(
-            f"clients = {clients} exceeds the {max(images - labeled, 0)} images left for them "
-            f"({images} images, {labeled} labelled on the server); use fewer clients or labels"
+            f"clients = {clients} exceeds the {left} images left for them "
+            f"({labeled} are labelled on the server); use fewer clients or labels"
         )
 
 
@@ -150,12 +162,18 @@ def _stratified(
         raise ValueError(
             f"labeled = {labeled} is below the {classes} classes; each needs at least one label"
         )
-    parts = []
-    for label, take in enumerate(_apportion(counts, labeled)):
-        shuffle = seeds.generator(seed, "partition", "shuffle", label)
-        rows = shuffle.permutation(np.flatnonzero(labels == label))
-        parts.append((rows[:take], rows[take:]))
-    return parts
+    seats = _apportion(counts, labeled)
+    rows = _by_class(labels, classes, seed)
+    return [(part[:take], part[take:]) for part, take in zip(rows, seats, strict=True)]
+
+
+def _by_class(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
+    """The rows of each class, in seeded order."""
+    shuffles = (seeds.generator(seed, "partition", "shuffle", label) for label in range(classes))
+    return [
+        shuffle.permutation(np.flatnonzero(labels == label))
+        for label, shuffle in enumerate(shuffles)
+    ]
 
 
 def _apportion(counts: np.ndarray, total: int) -> np.ndarray:

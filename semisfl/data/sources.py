@@ -18,7 +18,7 @@ import torch
 from semisfl import lookup
 from semisfl.catalog import NamedData
 from semisfl.data import decode, folder, hub, npz
-from semisfl.data.decode import Decoded, Source
+from semisfl.data.decode import Decoded, Size, Source
 from semisfl.files import write_whole
 
 CACHE_FORMAT = 1  # raise it when decoding changes: older cached copies are then passed over
@@ -37,6 +37,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     clients: dict[str, np.ndarray] | None = None  # where folders say who holds what
+    served: int | None = None  # images before it are the server's alone, the others the clients'
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,7 +97,13 @@ class Dataset:
             raise ValueError(f"clients {', '.join(empty)} hold no images; remove them")
 
 
-def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Dataset:
+def load(
+    name: str,
+    *,
+    size: int | None = None,
+    like: Dataset | None = None,
+    cache: Path | None = None,
+) -> Dataset:
     """A named set, or the images at a path.
 
     ``name`` is, tried in this order:
@@ -109,11 +116,12 @@ def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Da
 
     Paths have no known statistics and are normalised by 0.5/0.5. Images of different sizes are
     brought to the most common one, or to ``size`` squared; the ``notes`` of the result say so.
+    With ``like`` they get the size, channels and statistics of that set, and need no test images.
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel")
     if row := lookup.data_set(name):
-        return _named(row, size, cache)
+        return _named(row, size, like, cache)
     path = Path(os.path.expandvars(name)).expanduser()
     found = (_at(path) or _in_environment(name)) if name.strip() else None
     if found is None:
@@ -121,20 +129,20 @@ def load(name: str, *, size: int | None = None, cache: Path | None = None) -> Da
             f"data {name!r} is neither a known set ({', '.join(lookup.data_sets())}) nor a path to images"
             f"{_searched()}"
         )
-    return _dataset(found, None, size, cache)
+    return _dataset(found, None, size, like, cache)
 
 
 load_data = load
 """What the package calls it, whose own `load` opens a trained model."""
 
 
-def _named(row: NamedData, size: int | None, cache: Path | None) -> Dataset:
+def _named(row: NamedData, size: int | None, like: Dataset | None, cache: Path | None) -> Dataset:
     if row.file is not None:
         package, _, file = row.file.partition(":")
         found = npz.source([Path(str(resources.files(package) / file))])
     else:
         found = replace(_in_environment(row.name, row.subset) or _download(row), name=row.name)
-    return _dataset(found, row, size, cache)
+    return _dataset(found, row, size, like, cache)
 
 
 def _download(row: NamedData) -> Source:
@@ -171,10 +179,16 @@ def _in_environment(name: str, subset: str | None = None) -> Source | None:
 
 
 def _dataset(
-    source: Source, row: NamedData | None, size: int | None, cache: Path | None
+    source: Source,
+    row: NamedData | None,
+    size: int | None,
+    like: Dataset | None,
+    cache: Path | None,
 ) -> Dataset:
-    size = size or (row.size if row else None)
-    found = _cached(source, size, len(row.mean) if row else None, cache)
+    shown = like or row
+    side = size or (row.size if row else None)
+    sides = like.shape[1:] if like else (side, side) if side else None
+    found = _cached(source, sides, len(shown.mean) if shown else None, cache)
     channels = found.images.shape[1]
     holder = found.holder[: found.trains]
     dataset = Dataset(
@@ -184,13 +198,14 @@ def _dataset(
         labels=torch.from_numpy(found.labels[: found.trains]),
         test_images=torch.from_numpy(found.images[found.trains :]),
         test_labels=torch.from_numpy(found.labels[found.trains :]),
-        mean=row.mean if row else (0.5,) * channels,
-        std=row.std if row else (0.5,) * channels,
+        mean=shown.mean if shown else (0.5,) * channels,
+        std=shown.std if shown else (0.5,) * channels,
         clients={name: np.flatnonzero(holder == place) for place, name in enumerate(found.holders)}
         or None,
         notes=found.notes,
     )
-    _check_test(dataset)
+    if like is None:
+        _check_test(dataset)
     return dataset
 
 
@@ -206,7 +221,7 @@ def _check_test(dataset: Dataset) -> None:
         )
 
 
-def _cached(source: Source, size: int | None, channels: int | None, cache: Path | None) -> Decoded:
+def _cached(source: Source, size: Size | None, channels: int | None, cache: Path | None) -> Decoded:
     """Decode a source, or read what an earlier call decoded."""
     if not source.files:
         return decode.decode(source.rows(), size, channels)
@@ -225,7 +240,7 @@ def _cached(source: Source, size: int | None, channels: int | None, cache: Path 
     return found
 
 
-def _fingerprint(source: Source, *options: int | None) -> str:
+def _fingerprint(source: Source, *options: Size | int | None) -> str:
     digest = hashlib.sha256(repr((CACHE_FORMAT, options)).encode())
     for file in source.files:
         stat = file.stat()

@@ -14,6 +14,11 @@ class StandIn:
 
 
 STAND_INS = {
+    "stl10": StandIn(
+        "STL-10 with 4,903 labels and no monkey in the test; in place of its unlabelled images "
+        "mini-ImageNet resized to 96×96",
+        ("data.labeled=4903", "data.unlabeled=miniimagenet"),
+    ),
     "image100": StandIn(
         "mini-ImageNet: 100 other classes, 84×84", ("data.name=miniimagenet", "data.labeled=5000")
     ),

@@ -15,6 +15,7 @@ from semisfl.data import partition as partitions
 from semisfl.data import sources
 from semisfl.data.augment import Normalizer
 from semisfl.data.batches import RoundBatches
+from semisfl.data.elsewhere import join
 from semisfl.data.partition import Holdings, Partition
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
@@ -93,12 +94,22 @@ class Experiment:
 def load_data(config: Config) -> tuple[Dataset, Partition]:
     """The images a configuration names and who holds which."""
     data = load_images(config.data.name, config)
+    if config.data.unlabeled is not None:
+        others = load_images(config.data.unlabeled, config, like=data)
+        data, known = join(data, others), others.classes == data.classes
+        if config.data.partition.kind == "dirichlet" and not known and data.clients is None:
+            log.warning(
+                "%s has other classes than %s: its images are dealt evenly, data.partition.alpha is "
+                "not used",
+                others.name,
+                data.name,
+            )
     return data, divide(config, data)
 
 
-def load_images(name: str, config: Config) -> Dataset:
-    """Images by name or path, at the size the configuration asks for."""
-    data = sources.load(name, size=config.data.size)
+def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
+    """Images by name or path, at the size the configuration asks for, or of the size of others."""
+    data = sources.load(name, size=config.data.size, like=like)
     for note in data.notes:
         log.warning("%s", note)
     return data
@@ -107,6 +118,11 @@ def load_images(name: str, config: Config) -> Dataset:
 def divide(config: Config, data: Dataset) -> Partition:
     """Labelled images for the server, the others for the clients."""
     if config.fleet.kind == "network":
+        if config.data.unlabeled is not None:
+            raise ConfigError(
+                f"data.unlabeled = {config.data.unlabeled!r} is for simulated clients; devices bring their "
+                "own images: leave it out"
+            )
         # The clients have images of their own: all that is here is the server's.
         known = np.flatnonzero(data.labels.numpy() >= 0)
         if not known.size:
@@ -125,6 +141,7 @@ def divide(config: Config, data: Dataset) -> Partition:
         alpha=config.data.partition.alpha,
         seed=config.seed,
         classes=len(data.classes),
+        served=data.served,
     )
 
 
