@@ -37,7 +37,19 @@ def planned(config: Config) -> AboutImages:
         data = sources.load(name, size=side)
         shape, classes, images = data.shape, len(data.classes), len(data.images)
     shape = (shape[0], side, side) if side else shape
-    return AboutImages(shape, classes, max(0, images - config.data.labeled) / config.clients.total)
+    left = max(0, images - config.data.labeled)
+    if (elsewhere := config.data.unlabeled) is not None:
+        left = _images_of(elsewhere)
+    return AboutImages(shape, classes, left / config.clients.total)
+
+
+def _images_of(name: str) -> int:
+    """Training images of a named set, or at a path."""
+    if (known := lookup.data_set(name)) and known.images is not None:
+        return known.images
+    from semisfl.data import sources
+
+    return len(sources.load(name, size=8, tested=False).images)
 
 
 def recorded(config: Config, directory: Path) -> AboutImages:

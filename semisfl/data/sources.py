@@ -102,6 +102,7 @@ def load(
     *,
     size: int | None = None,
     like: Dataset | None = None,
+    tested: bool = True,
     cache: Path | None = None,
 ) -> Dataset:
     """A named set, or the images at a path.
@@ -116,12 +117,13 @@ def load(
 
     Paths have no known statistics and are normalised by 0.5/0.5. Images of different sizes are
     brought to the most common one, or to ``size`` squared; the ``notes`` of the result say so.
-    With ``like`` they get the size, channels and statistics of that set, and need no test images.
+    With ``like`` they get the size, channels and statistics of that set. Unless they are ``tested``
+    they need no test images.
     """
     if size is not None and size < 1:
         raise ValueError(f"size = {size} is below 1 pixel")
     if row := lookup.data_set(name):
-        return _named(row, size, like, cache)
+        return _checked(_named(row, size, like, cache), tested)
     path = Path(os.path.expandvars(name)).expanduser()
     found = (_at(path) or _in_environment(name)) if name.strip() else None
     if found is None:
@@ -129,7 +131,7 @@ def load(
             f"data {name!r} is neither a known set ({', '.join(lookup.data_sets())}) nor a path to images"
             f"{_searched()}"
         )
-    return _dataset(found, None, size, like, cache)
+    return _checked(_dataset(found, None, size, like, cache), tested)
 
 
 load_data = load
@@ -191,7 +193,7 @@ def _dataset(
     found = _cached(source, sides, len(shown.mean) if shown else None, cache)
     channels = found.images.shape[1]
     holder = found.holder[: found.trains]
-    dataset = Dataset(
+    return Dataset(
         name=source.name,
         classes=found.classes,
         images=torch.from_numpy(found.images[: found.trains]),
@@ -204,13 +206,12 @@ def _dataset(
         or None,
         notes=found.notes,
     )
-    if like is None:
-        _check_test(dataset)
-    return dataset
 
 
-def _check_test(dataset: Dataset) -> None:
+def _checked(dataset: Dataset, tested: bool) -> Dataset:
     """Accuracy can be measured, and on classes that can be learned."""
+    if not tested:
+        return dataset
     known = set(dataset.labels.tolist()) - {-1}
     if known and not len(dataset.test_labels):
         raise ValueError(f"{dataset.name} has no test images; accuracy could not be measured")
@@ -219,6 +220,7 @@ def _check_test(dataset: Dataset) -> None:
             f"{dataset.name} has test images of a class without training images: "
             f"{dataset.classes[untrained[0]]}"
         )
+    return dataset
 
 
 def _cached(source: Source, size: Size | None, channels: int | None, cache: Path | None) -> Decoded:

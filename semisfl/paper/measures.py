@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from statistics import fmean, median, pvariance
+from typing import TYPE_CHECKING
 
 from semisfl.paper.grid import Cell
 from semisfl.rows import RoundRow
 from semisfl.runs.report import Run
+
+if TYPE_CHECKING:
+    from semisfl.costs.clock import World
 
 PERIOD = 10
 """Rounds whose mean loss is one observation, as in the paper."""
@@ -17,25 +22,27 @@ FALLS = 10
 CALM_ROUNDS, CALM_VARIANCE = 50, 0.01
 """Over so many rounds in a row the loss varies less than this: the paper's equilibrium."""
 
+UNKNOWN, NEVER = "not recorded", "not reached"
+LATENCY, PROFILE = 0.005, "jetson-mix"
+"""Assumed for the paper's testbed: seconds per message, and what its devices compute."""
+
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Measure:
     title: str
-    of: Callable[[Run, Cell], float | None]
-    """None: the run's files do not say, or it never got there."""
+    of: Callable[[Run, Cell], float | str]
+    """The number, or why a finished run has none."""
     digits: int = 1
-    missing: str = "not recorded"
-    """What a finished run without the number means."""
 
 
-def _last(key: str, scale: float = 1.0) -> Callable[[Run, Cell], float | None]:
+def _last(key: str, scale: float = 1.0) -> Callable[[Run, Cell], float | str]:
     """The last value that a run has under a key of its metrics."""
 
-    def read(run: Run, cell: Cell) -> float | None:
+    def read(run: Run, cell: Cell) -> float | str:
         values = [value for row in run.rows if (value := getattr(row, key)) is not None]
-        return scale * values[-1] if values else None
+        return scale * values[-1] if values else UNKNOWN
 
     return read
 
@@ -48,33 +55,58 @@ def _rows_to_target(run: Run, cell: Cell) -> list[RoundRow] | None:
     return None
 
 
-def _gigabytes(run: Run, cell: Cell) -> float | None:
+def _gigabytes(run: Run, cell: Cell) -> float | str:
     rows = _rows_to_target(run, cell)
-    total = rows[-1].bytes_total if rows else None
-    return None if total is None else total / 1e9
+    if rows is None:
+        return NEVER
+    total = rows[-1].bytes_total
+    return UNKNOWN if total is None else total / 1e9
 
 
-def _equilibrium(run: Run, cell: Cell) -> float | None:
+def _hours(run: Run, cell: Cell) -> float | str:
+    """On the virtual clock, over the paper's links on devices like its own."""
+    from semisfl.costs.recost import replay  # loads torch: only who asks for time waits for it
+
+    rows = _rows_to_target(run, cell)
+    if rows is None:
+        return NEVER
+    try:
+        timed = replay(replace(run, rows=rows), paper_world())
+    except ValueError:  # what it sent, or of which shape its images were, is not known here
+        return "not timed"
+    return sum(timed.seconds) / 3600
+
+
+@cache
+def paper_world() -> "World":
+    from semisfl.costs import profiles
+    from semisfl.costs.clock import PAPER_DOWN, PAPER_UP, Range, World
+
+    up, down = (Range.parse(text, "link") for text in (PAPER_UP, PAPER_DOWN))
+    return World(up, down, LATENCY, profiles.load(PROFILE))
+
+
+def _equilibrium(run: Run, cell: Cell) -> float | str:
     losses = [loss for _, loss in total_loss(run.rows)]
     for end in range(CALM_ROUNDS, len(losses) + 1):
         if pvariance(losses[end - CALM_ROUNDS : end]) < CALM_VARIANCE:
             return end
-    return None
+    return NEVER
 
 
-def _median_steps(run: Run, cell: Cell) -> float | None:
+def _median_steps(run: Run, cell: Cell) -> float | str:
     steps = [row.supervised_steps for row in run.rows if row.supervised_steps is not None]
-    return median(steps) if steps else None
+    return median(steps) if steps else UNKNOWN
 
 
-def _last_share(run: Run, cell: Cell) -> float | None:
+def _last_share(run: Run, cell: Cell) -> float | str:
     shares = semi_faster_share(run.rows)
-    return shares[-1][1] if shares else None
+    return shares[-1][1] if shares else "too few rounds"
 
 
-def _last_loss(run: Run, cell: Cell) -> float | None:
+def _last_loss(run: Run, cell: Cell) -> float | str:
     losses = total_loss(run.rows)
-    return losses[-1][1] if losses else None
+    return losses[-1][1] if losses else UNKNOWN
 
 
 # --- curves ---------------------------------------------------------------------------------------
@@ -131,20 +163,18 @@ CURVES: dict[str, tuple[str, Callable[[Sequence[RoundRow]], Points]]] = {
     "fall_semi": ("Δf_u, semi-supervised", falls("loss_semi")),
     "semi_faster_share": ("R_h", semi_faster_share),
 }
-NEVER = "not reached"
 MEASURES = {
-    # Of a virtual clock; until there is one, every run lacks it.
-    "hours": Measure("hours", lambda run, cell: None, missing="not timed"),
     "accuracy": Measure("test accuracy (%)", _last("accuracy")),
-    "gigabytes": Measure("GB", _gigabytes, missing=NEVER),
+    "hours": Measure("virtual hours", _hours),
+    "gigabytes": Measure("GB", _gigabytes),
     "mask_rate": Measure("mask rate (%)", _last("mask_rate", 100)),
     "impurity": Measure("impurity (%)", _last("impurity", 100)),
-    "equilibrium": Measure("rounds", _equilibrium, digits=0, missing=NEVER),
+    "equilibrium": Measure("rounds", _equilibrium, digits=0),
     "supervised_steps": Measure("median K_s", _median_steps, digits=0),
     "loss_semi": Measure("loss", _last("loss_semi"), digits=3),
     "loss_supervised": Measure("loss", _last("loss_supervised"), digits=3),
     "loss": Measure("loss", _last_loss, digits=3),
-    "semi_faster_share": Measure("R_h", _last_share, digits=2, missing="too few rounds"),
+    "semi_faster_share": Measure("R_h", _last_share, digits=2),
 }
 
 

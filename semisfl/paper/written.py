@@ -27,6 +27,8 @@ class Measured:
     result: Result
     values: tuple[float, ...]
     """One per run that has the number."""
+    why_not: str = ""
+    """Why the first one that has none does not."""
 
     @property
     def spread(self) -> Spread | None:
@@ -48,7 +50,9 @@ def measured(part: Part, records: Records, rounds: int | None = None) -> list[Me
     for cell in part.cells:
         result = records.result(cell, rounds)
         read = [MEASURES[part.measure].of(record.run, cell) for record in result.records]
-        found.append(Measured(result, tuple(value for value in read if value is not None)))
+        numbers = tuple(value for value in read if not isinstance(value, str))
+        reasons = [value for value in read if isinstance(value, str)]
+        found.append(Measured(result, numbers, reasons[0] if reasons else ""))
     return found
 
 
@@ -105,8 +109,10 @@ def _ours(one: Measured, measure: Measure) -> str:
     if one.result.rounds is None:
         return _unfinished(one.result)
     if one.spread is None:
-        return measure.missing
+        return one.why_not
     text = f"**{paper_text(Value(one.spread.mean, one.spread.stderr), measure)}**"
+    if one.why_not:
+        text += f" ({len(one.values)} of {len(one.result.records)} seeds, others {one.why_not})"
     if one.result.data:
         text += "†"
     fewer = one.result.rounds != one.result.cell.rounds

@@ -109,7 +109,7 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
 
 def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
     """Images by name or path, at the size the configuration asks for, or of the size of others."""
-    data = sources.load(name, size=config.data.size, like=like)
+    data = sources.load(name, size=config.data.size, like=like, tested=like is None)
     for note in data.notes:
         log.warning("%s", note)
     return data

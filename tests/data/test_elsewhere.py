@@ -10,6 +10,7 @@ from PIL import Image
 
 from semisfl import config as configs
 from semisfl.config import Config, ConfigError
+from semisfl.costs import about_images
 from semisfl.data import elsewhere, sources
 from semisfl.data.partition import split
 from semisfl.fleet.setup import NetworkOptions
@@ -75,8 +76,12 @@ def test_folders_say_who_holds_what(place: Path) -> None:
     data, held = load_data(config_of(place, "devices"))
     assert [len(rows) for rows in held.clients] == [3, 3, 2]
     assert data.clients is not None and list(data.clients) == ["phone0", "phone1", "phone2"]
-    shown = sources.load(str(place / "devices"), like=data)
+    shown = sources.load(str(place / "devices"), like=data, tested=False)
     assert torch.equal(data.images[held.clients[1]], shown.images[shown.clients["phone1"]])  # type: ignore[index]
+
+
+def test_a_plan_counts_the_other_places_images(place: Path) -> None:
+    assert about_images.planned(config_of(place, "packed.npz")).mean == pytest.approx(7 / 3)
 
 
 def test_a_skew_that_cannot_be_kept_to_is_said(

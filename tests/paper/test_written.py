@@ -1,6 +1,7 @@
 """What is read off runs, and how it is told beside the paper's values."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from semisfl.paper import drawn, written
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.grid import Cell, Exhibit, Part, Value
 from semisfl.paper.holders import holders
-from semisfl.paper.measures import CURVES, MEASURES, rounded
+from semisfl.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, paper_world, rounded
 from semisfl.paper.records import Records
 from semisfl.rows import RoundRow
 from semisfl.runs.report import Run
@@ -87,19 +88,30 @@ def test_bytes_are_counted_up_to_the_first_test_at_the_target() -> None:
     of = MEASURES["gigabytes"].of
     assert of(run, digits_cell(target=50.0)) == 2.0
     assert of(run, digits_cell(target=50.1)) == 4.0
-    assert of(run, digits_cell(target=60.1)) is None
+    assert of(run, digits_cell(target=60.1)) == NEVER
+
+
+def test_hours_are_those_of_the_virtual_clock_up_to_the_target() -> None:
+    """A committed run over the paper's links: what `semisfl cost` says of it."""
+    from semisfl.costs.recost import replay
+    from semisfl.runs.report import read_run
+
+    run = read_run(RESULTS / "h200" / "compare" / "semisfl")
+    cell = Cell(row="SemiSFL", column="75 %", preset="cifar10", target=75.0)
+    first = next(row.round for row in run.tested if (row.accuracy or 0) >= 75)
+    expected = sum(replay(run, paper_world()).seconds[: first + 1]) / 3600
+    assert MEASURES["hours"].of(run, cell) == pytest.approx(expected)
+    assert MEASURES["hours"].of(run, replace(cell, target=99.0)) == NEVER
+    unpriced = replace(run, rows=[replace(row, bytes_total=None) for row in run.rows])
+    assert MEASURES["hours"].of(unpriced, cell) == "not timed"
 
 
 def test_equilibrium_is_fifty_calm_rounds() -> None:
     falling = [100.0 - number for number in range(30)]
     run = run_with(loss_supervised=[*falling, *[1.0] * 50], loss_semi=[0.0] * 80)
     assert MEASURES["equilibrium"].of(run, digits_cell()) == 80
-    assert (
-        MEASURES["equilibrium"].of(
-            run_with(loss_supervised=falling, loss_semi=falling), digits_cell()
-        )
-        is None
-    )
+    still = run_with(loss_supervised=falling, loss_semi=falling)
+    assert MEASURES["equilibrium"].of(still, digits_cell()) == NEVER
 
 
 def test_falls_are_between_means_of_ten_rounds() -> None:
@@ -121,7 +133,7 @@ def test_the_share_in_which_the_semi_supervised_loss_fell_more() -> None:
 def test_percentages_medians_and_signs() -> None:
     run = run_with(mask_rate=[0.5, 0.25, 0.125], supervised_steps=[100, 40, 20])
     assert MEASURES["mask_rate"].of(run, digits_cell()) == 12.5
-    assert MEASURES["impurity"].of(run, digits_cell()) is None
+    assert MEASURES["impurity"].of(run, digits_cell()) == UNKNOWN
     assert MEASURES["supervised_steps"].of(run, digits_cell()) == 40
     assert [rounded(value, 1) for value in (-0.04, -0.06, 2.0)] == ["0.0", "-0.1", "2.0"]
 
