@@ -110,6 +110,10 @@ ALLOWED = {
         *("fleet.base", "fleet.codec", "fleet.aggregate", "fleet.held_back", "engine"),
     ),
     "attacks.poisoning": ("fleet", *SETTINGS),
+    **dict.fromkeys(
+        ("attacks.inversion", "attacks.updates", "attacks.guesses", "attacks.meter"),
+        ("attacks", "fleet", "models", "layers", "data", "engine", *SETTINGS),
+    ),
     "net": ("net", "fleet", "models", "data", "files", "engine.hardware", *SETTINGS),
 }
 

@@ -12,6 +12,7 @@ from semisfl.cli import (
     certificates,
     console,
     deploy,
+    leakage,
     look,
     pricing,
     recosting,
@@ -45,6 +46,7 @@ deploy.register(app)
 watching.register(app)
 using.register(app)
 answering.register(app)
+leakage.register(app)
 
 
 @app.callback(invoke_without_command=True)

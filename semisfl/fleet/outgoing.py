@@ -58,6 +58,10 @@ class Outgoing:
             raise PolicyBreach("; ".join(dict.fromkeys(found)))
         self._config = config
 
+    def draw_from(self, config: Config, generators: Sequence[torch.Generator]) -> None:
+        """Without a round: for whoever measures what `guarded` leaves of features."""
+        self._config, self._generators = config, list(generators)
+
     # --- what a split round sends ----------------------------------------------------------------
 
     def start_round(self, index: int, clients: Sequence[int], hardware: Hardware) -> None:

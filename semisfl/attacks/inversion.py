@@ -1,0 +1,87 @@
+"""Images from features: a server that only listens.
+
+Both attackers know the bottom exactly and the device's policy too, and they attack what was really
+sent: a decoder is trained on features that went through the same clip, noise and codec.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Sent = Callable[[Tensor], Tensor]
+"""Features as the server receives them, from features as the bottom gives them; drawn anew each time."""
+
+
+def train_decoder(
+    features: Tensor,
+    images: Tensor,
+    sent: Sent,
+    generator: torch.Generator,
+    *,
+    epochs: int = 15,
+    hidden: int = 512,
+) -> Callable[[Tensor], Tensor]:
+    """A two-layer network from features to images, trained on an attacker's own; what it makes of others.
+
+    Dosovitskiy and Brox (2016), He et al. (2019).
+    """
+    first = sent(features)
+    centre, spread = first.mean(), first.std().clamp(min=1e-6)
+    decoder = nn.Sequential(
+        nn.Linear(features.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, images[0].numel())
+    ).to(features.device)
+    _draw_weights(decoder, generator)
+    optimizer = torch.optim.Adam(decoder.parameters(), 1e-3)
+
+    def decode(rows: Tensor) -> Tensor:
+        return torch.sigmoid(decoder((rows - centre) / spread)).view(-1, *images.shape[1:])
+
+    for _ in range(epochs):
+        rows = sent(features)
+        order = torch.randperm(len(rows), generator=generator).to(rows.device)
+        for chosen in order.split(64):
+            optimizer.zero_grad()
+            F.mse_loss(decode(rows[chosen]), images[chosen]).backward()
+            optimizer.step()
+    return torch.no_grad()(decode)
+
+
+def _draw_weights(module: nn.Module, generator: torch.Generator) -> None:
+    """As PyTorch draws those of linear layers, but from ``generator``."""
+    for parameter in module.parameters():
+        limit = parameter.shape[-1] ** -0.5
+        drawn = torch.rand(parameter.shape, generator=generator) * 2 - 1
+        parameter.data.copy_(drawn * limit)
+
+
+def optimise_images(
+    bottom: Callable[[Tensor], Tensor],
+    prepare: Callable[[Tensor], Tensor],
+    target: Tensor,
+    start: Tensor,
+    *,
+    steps: int = 150,
+    smooth: float = 0.02,
+) -> Tensor:
+    """Images whose features are the ``target``, with little total variation.
+
+    Needs no images of its own (Mahendran and Vedaldi 2015). ``prepare`` normalises pixels in 0..1.
+    """
+    pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
+    optimizer = torch.optim.Adam([pixels], 0.1)
+    scale = target.pow(2).mean().clamp(min=1e-12)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        images = torch.sigmoid(pixels)
+        distance = (bottom(prepare(images)) - target).pow(2).mean() / scale
+        (distance + smooth * total_variation(images)).backward()
+        optimizer.step()
+    return torch.sigmoid(pixels).detach()
+
+
+def total_variation(images: Tensor) -> Tensor:
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
+    return down + across

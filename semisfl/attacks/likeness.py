@@ -1,0 +1,50 @@
+"""How like its original a reconstruction is; images are float [n, C, H, W] in 0..1."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+WINDOW, DEVIATION = 11, 1.5
+
+
+def ssim(one: Tensor, other: Tensor) -> Tensor:
+    """Structural similarity of every pair (Wang et al. 2004: Gaussian window, range 1), 1: the same."""
+    channels = one.shape[1]
+    kernel = _window(min(WINDOW, *one.shape[2:])).to(one).expand(channels, 1, -1, -1)
+
+    def blurred(images: Tensor) -> Tensor:
+        return F.conv2d(images, kernel, groups=channels)
+
+    mean1, mean2 = blurred(one), blurred(other)
+    spread1 = blurred(one * one) - mean1**2
+    spread2 = blurred(other * other) - mean2**2
+    both = blurred(one * other) - mean1 * mean2
+    structure = (2 * both + 0.03**2) / (spread1 + spread2 + 0.03**2)
+    light = (2 * mean1 * mean2 + 0.01**2) / (mean1**2 + mean2**2 + 0.01**2)
+    return (structure * light).mean((1, 2, 3))
+
+
+def _window(size: int) -> Tensor:
+    places = torch.arange(size) - (size - 1) / 2
+    line = torch.exp(-(places**2) / (2 * DEVIATION**2))
+    window = line[:, None] * line[None]
+    return window / window.sum()
+
+
+def psnr(one: Tensor, other: Tensor) -> Tensor:
+    """Decibels above the squared error of every pair."""
+    return -10 * ((one - other) ** 2).mean((1, 2, 3)).clamp(min=1e-10).log10()
+
+
+def identified(made: Tensor, originals: Tensor) -> float:
+    """The share of reconstructions whose nearest original is their own."""
+    nearest = torch.cdist(made.flatten(1), originals.flatten(1)).argmin(1)
+    return float((nearest == torch.arange(len(made), device=made.device)).float().mean())
+
+
+def likeness(made: Tensor, originals: Tensor) -> dict[str, float]:
+    return {
+        "ssim": float(ssim(made, originals).mean()),
+        "psnr": float(psnr(made, originals).mean()),
+        "identified": identified(made, originals),
+    }

@@ -1,0 +1,260 @@
+"""The leakage meter: every attack, at every cut and with every defence asked for, on one trained model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+from semisfl.attacks import guesses, inversion, updates
+from semisfl.attacks.likeness import likeness
+from semisfl.config import Config
+from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.batches import draw_view, make_view
+from semisfl.engine.inference import outputs
+from semisfl.fleet.codec import codec_named
+from semisfl.fleet.outgoing import Outgoing
+from semisfl.layers import named_layers
+from semisfl.policy import Policy
+
+RANDOM = "random"
+"""No defence: features without any content, where every attack must fail."""
+VICTIMS, OPTIMISED, FEWEST = 500, 16, 8
+PUBLIC = 2000
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who attacks what: a trained model, clients' images, and images that the attacker has itself."""
+
+    config: Config
+    model: nn.Module
+    """Whole, from images to logits."""
+    cut: int
+    """How many of its layers clients hold in this run."""
+    normalizer: Normalizer
+    public: Tensor
+    public_labels: Tensor
+    """-1 where unknown."""
+    images: Tensor
+    labels: Tensor
+    shards: Sequence[np.ndarray]
+    classes: int
+    accuracy: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    def seed(self, *purpose: int | str) -> torch.Generator:
+        return torch.Generator().manual_seed(seeds.derive(self.config.seed, "leakage", *purpose))
+
+    def device_seed(self, *purpose: int | str) -> torch.Generator:
+        drawn = seeds.derive(self.config.seed, "leakage", *purpose)
+        return torch.Generator(self.device).manual_seed(drawn)
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """Pixels in 0..1 as the model takes them, with their gradient."""
+        scale, offset = (
+            part.view(-1, 1, 1) for part in (self.normalizer.scale, self.normalizer.offset)
+        )
+        return pixels * 255 * scale + offset
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of the table, and pictures of it."""
+
+    row: dict[str, Any]
+    originals: Tensor
+    rebuilt: Tensor
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A whole model's layers: those of its halves, without what an earlier cut put between them."""
+    bottom, top = (
+        named_layers(model.get_submodule("bottom")),
+        named_layers(model.get_submodule("top")),
+    )
+    if isinstance(top[0][1], nn.Unflatten):
+        bottom, top = bottom[:-1], top[1:]
+    return [*bottom, *top]
+
+
+def stage_ends(model: nn.Module) -> list[int]:
+    """Cuts worth comparing: before every layer with parameters but the first, and not the last cut."""
+    rows = layers_of(model)
+    heavy = [
+        place
+        for place, (_, layer) in enumerate(rows)
+        if any(parameter.dim() > 1 for parameter in layer.parameters())
+    ]
+    return heavy[1:]
+
+
+def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) -> inversion.Sent:
+    """What the server receives of features, under a defence."""
+    if defence == RANDOM:
+        return lambda rows: torch.randn(rows.shape, generator=generator, device=rows.device)
+    assert isinstance(defence, Policy)
+    outgoing = Outgoing(defence)
+    outgoing.draw_from(config, [generator])
+    codec = codec_named(config.wire.teacher_features)
+    return torch.no_grad()(lambda rows: codec.roundtrip(outgoing.guarded(rows, 1)))
+
+
+def measure(scene: Scene, cut: int, name: str, defence: Policy | str, quick: bool) -> Measured:
+    """Every attack on features, at one cut with one defence."""
+    rows = layers_of(scene.model)
+    bottom = nn.Sequential(*(layer for _, layer in rows[:cut]), nn.Flatten()).eval()
+    top = nn.Sequential(*(layer for _, layer in rows[cut:])).eval()
+    sent = guard_of(defence, scene.config, scene.device_seed("guard", name, cut))
+
+    def features(images: Tensor) -> Tensor:
+        return torch.cat(
+            list(outputs(bottom, images, lambda x: scene.normalizer(x, torch.float32)))
+        )
+
+    public = features(scene.public)
+    chosen = _victims(scene)
+    victims, originals = features(scene.images[chosen]), scene.images[chosen].float() / 255
+    decode = inversion.train_decoder(
+        public,
+        scene.public.float() / 255,
+        sent,
+        scene.seed("decoder", name, cut),
+        epochs=4 if quick else 15,
+    )
+    received = sent(victims)
+    rebuilt = decode(received)
+    mean = (scene.public.float() / 255).mean(0, keepdim=True).expand_as(originals)
+    few = OPTIMISED
+    found = inversion.optimise_images(
+        bottom, scene.prepare, received[:few], mean[:few], steps=20 if quick else 150
+    )
+    shape = tuple(_shape_after(rows[:cut], scene.images[:1], scene))
+    with torch.no_grad():
+        right = top(received.view(-1, *shape)).argmax(1) == scene.labels[chosen]
+    codec = codec_named(scene.config.wire.teacher_features)
+    row: dict[str, Any] = {
+        "cut": rows[cut - 1][0],
+        "layers": cut,
+        "defence": name,
+        "features": public.shape[1],
+        "bytes_per_image": codec.size((64, public.shape[1])) / 64,
+        "accuracy": scene.accuracy,
+        "accuracy_received": 100 * float(right.float().mean()),
+        "decoder": likeness(rebuilt, originals),
+        "optimised": likeness(found, originals[:few]),
+        "mean_image": likeness(mean, originals),
+        "chance_identified": {"decoder": 1 / len(chosen), "optimised": 1 / few},
+        **_about_clients(scene, features, sent, (name, cut), 6 if quick else 20),
+    }
+    return Measured(row, originals, rebuilt)
+
+
+def _victims(scene: Scene) -> Tensor:
+    held = np.concatenate([np.asarray(shard) for shard in scene.shards])
+    rng = seeds.generator(scene.config.seed, "leakage victims")
+    return torch.from_numpy(rng.permutation(held)[:VICTIMS]).to(scene.device)
+
+
+def _shape_after(rows: Sequence[tuple[str, nn.Module]], one: Tensor, scene: Scene) -> torch.Size:
+    with torch.no_grad():
+        x = scene.normalizer(one, torch.float32)
+        for _, layer in rows:
+            x = layer.eval()(x)
+    return x.shape[1:]
+
+
+def _about_clients(
+    scene: Scene,
+    features: Callable[[Tensor], Tensor],
+    sent: inversion.Sent,
+    purpose: tuple[str, int],
+    epochs: int,
+) -> dict[str, Any]:
+    """Class mix and membership, from one weak view of every image of some clients."""
+    seed, augmentation = scene.config.seed, Augmentation.of(scene.config.data.augment)
+    size = (scene.images.shape[2], scene.images.shape[3])
+    some = [np.asarray(shard)[:200] for shard in scene.shards if len(shard) >= FEWEST][:5]
+
+    def weakly(images: Tensor, shard: np.ndarray, place: int) -> Tensor:
+        """What the server receives of a weak view; the attacker knows how those are drawn."""
+        drawn = draw_view(augmentation, "weak", shard[None], size, seed, "leakage", place)
+        return sent(features(make_view(images, drawn)))
+
+    observed = [weakly(scene.images, shard, place) for place, shard in enumerate(some)]
+    truth = [scene.labels[torch.from_numpy(shard).to(scene.device)] for shard in some]
+    told: dict[str, Any] = {"class_mix": None}
+    known = scene.public_labels >= 0
+    if int(known.sum()) >= scene.classes:
+        mix = guesses.guess_classes(
+            weakly(scene.public, np.flatnonzero(known.cpu().numpy()), len(some)),
+            scene.public_labels[known],
+            observed,
+            truth,
+            scene.classes,
+            scene.seed("probe", *purpose),
+            epochs,
+        )
+        told["class_mix"] = vars(mix)
+    scores = []
+    for place, shard in enumerate(some):
+        others = _same_classes(scene, shard, [s for i, s in enumerate(some) if i != place])
+        if len(others):
+            members = features(scene.images[torch.from_numpy(shard).to(scene.device)])
+            strangers = features(scene.images[torch.from_numpy(others).to(scene.device)])
+            scores.append(guesses.membership_auc(observed[place], members, strangers))
+    told["membership_auc"] = sum(scores) / len(scores) if scores else None
+    return told
+
+
+def _same_classes(scene: Scene, shard: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
+    """Non-members of the classes that members have: else their class would give them away."""
+    labels = scene.labels.cpu().numpy()
+    pool = np.concatenate(others) if others else np.empty(0, dtype=np.int64)
+    return pool[np.isin(labels[pool], np.unique(labels[shard]))]
+
+
+def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
+    """Gradient inversion of what a round leaves in models: one client's update, and the mean of several."""
+    model = scene.model.eval().requires_grad_()
+    rows = layers_of(model)
+    whole = [p for _, layer in rows for p in layer.parameters()]
+    held = [p for _, layer in rows[: scene.cut] for p in layer.parameters()]
+    chosen = _victims(scene)
+    told = []
+    for what, parameters in (("whole model", whole), ("bottom", held)):
+        for clients, images in ((1, 1), (1, 8), (4, 8)):
+            pixels = scene.images[chosen[: clients * images]].float() / 255
+            labels = model(scene.prepare(pixels)).argmax(1)  # the pseudo-labels it trains on
+            seen = updates.mean_gradient(
+                [
+                    updates.gradient_of(model, parameters, scene.prepare(part), label)
+                    for part, label in zip(pixels.split(images), labels.split(images), strict=True)
+                ]
+            )
+            start = torch.rand(pixels.shape, generator=scene.seed("update", what, clients, images))
+            made = updates.invert_gradient(
+                model,
+                parameters,
+                seen,
+                labels,
+                scene.prepare,
+                start.to(pixels.device),
+                steps=10 if quick else 150,
+            )
+            told.append(
+                {
+                    "sent": what,
+                    "clients": clients,
+                    "images_each": images,
+                    **likeness(made, pixels),
+                    "chance_identified": 1 / len(pixels),
+                }
+            )
+    return told

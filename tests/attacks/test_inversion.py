@@ -1,0 +1,162 @@
+"""Every attack works on an undefended early cut, and fails where there is nothing to find."""
+
+import pytest
+import torch
+from torch import nn
+
+from semisfl.attacks import guesses, inversion, meter, updates
+from semisfl.attacks.likeness import identified, likeness, psnr, ssim
+from semisfl.attacks.meter import RANDOM, Measured, Scene
+from semisfl.config import parse
+from semisfl.data.augment import Normalizer
+from semisfl.data.partition import Partition, split
+from semisfl.data.sources import load
+from semisfl.models import build_model
+from semisfl.policy import Policy
+
+EARLY = 3  # after the first block
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    """Digits and a network with its first weights: what is early in it leaks without any training."""
+    data = load("digits")
+    config = parse({"data": {"augment": {"flip": False, "cutout": 8}}})
+    shards: Partition = split(
+        data.labels[:1000].numpy(),
+        labeled=40,
+        clients=5,
+        kind="dirichlet",
+        alpha=0.1,
+        seed=0,
+        classes=10,
+    )
+    model = build_model(config, data.shape, 10).whole()
+    return Scene(
+        config,
+        model,
+        7,
+        Normalizer.of(data.mean, data.std),
+        data.test_images[:500],
+        data.test_labels[:500],
+        data.images[:1000],
+        data.labels[:1000],
+        shards.clients,
+        10,
+        accuracy=0.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def undefended(scene: Scene) -> Measured:
+    return meter.measure(scene, EARLY, "none", Policy(), quick=True)
+
+
+@pytest.fixture(scope="module")
+def without_content(scene: Scene) -> Measured:
+    return meter.measure(scene, EARLY, RANDOM, RANDOM, quick=True)
+
+
+def test_a_decoder_rebuilds_images_and_nothing_from_noise(
+    undefended: Measured, without_content: Measured
+) -> None:
+    found, none = undefended.row["decoder"], without_content.row["decoder"]
+    chance = undefended.row["mean_image"]
+    assert found["ssim"] > chance["ssim"] + 0.35 and found["psnr"] > chance["psnr"] + 3
+    assert found["identified"] > 0.5
+    assert none["ssim"] < chance["ssim"] + 0.05 and none["identified"] < 0.03
+
+
+def test_optimisation_finds_images_without_any_of_its_own(
+    undefended: Measured, without_content: Measured
+) -> None:
+    found, none = undefended.row["optimised"], without_content.row["optimised"]
+    assert found["identified"] > 0.9 and found["ssim"] > undefended.row["mean_image"]["ssim"] + 0.1
+    assert none["identified"] < 0.4
+
+
+def test_class_mix_and_membership_against_chance(
+    undefended: Measured, without_content: Measured
+) -> None:
+    found, none = undefended.row["class_mix"], without_content.row["class_mix"]
+    assert found["accuracy"] > found["chance"] + 0.3
+    assert found["distance"] < found["distance_chance"] / 1.5
+    assert none["accuracy"] < none["chance"] + 0.1
+    assert undefended.row["membership_auc"] > 0.65
+    assert abs(without_content.row["membership_auc"] - 0.5) < 0.08
+
+
+def test_noise_lowers_what_a_decoder_finds(scene: Scene, undefended: Measured) -> None:
+    noisy = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True)
+    assert noisy.row["decoder"]["ssim"] < undefended.row["decoder"]["ssim"] - 0.1
+
+
+def test_an_update_on_one_image_gives_it_away_and_the_mean_of_many_less(scene: Scene) -> None:
+    model = scene.model.eval().requires_grad_()
+    parameters = list(model.parameters())
+    images = scene.images[:9].float() / 255
+    labels = scene.labels[:9]
+
+    def rebuilt(first: int, last: int, seen: list[torch.Tensor]) -> torch.Tensor:
+        start = torch.rand(images[first:last].shape, generator=torch.Generator().manual_seed(0))
+        return updates.invert_gradient(
+            model, parameters, seen, labels[first:last], scene.prepare, start, steps=60
+        )
+
+    alone = updates.gradient_of(model, parameters, scene.prepare(images[:1]), labels[:1])
+    one = likeness(rebuilt(0, 1, alone), images[:1])
+    noise = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)) for part in alone]
+    nothing = likeness(rebuilt(0, 1, noise), images[:1])
+    assert one["ssim"] > nothing["ssim"] + 0.2
+    each = [
+        updates.gradient_of(model, parameters, scene.prepare(images[i : i + 1]), labels[i : i + 1])
+        for i in range(1, 9)
+    ]
+    together = updates.mean_gradient(each)
+    whole = updates.gradient_of(model, parameters, scene.prepare(images[1:]), labels[1:])
+    for mean, joint in zip(together, whole, strict=True):
+        assert torch.allclose(mean, joint, atol=1e-5)
+
+
+def test_any_cut_of_a_model_is_the_model(scene: Scene) -> None:
+    rows = meter.layers_of(scene.model)
+    images = scene.normalizer(scene.images[:4])
+    whole = scene.model.eval()(images)
+    ours = nn.Sequential(*(layer for _, layer in rows)).eval()(images)
+    assert torch.allclose(ours, whole, atol=1e-5)
+    assert [rows[cut - 1][0] for cut in meter.stage_ends(scene.model)] == [
+        "pool1",
+        "flatten",
+        "relu_fc1",
+    ]
+    early = build_model(parse({"model": {"cut": "conv1"}}), (1, 28, 28), 10).whole()
+    assert [name for name, _ in meter.layers_of(early)] == [name for name, _ in rows]
+
+
+def test_likeness() -> None:
+    images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(ssim(images, images), torch.ones(6))
+    assert ssim(images, 1 - images).max() < 0
+    assert torch.allclose(psnr(images, images + 0.1), torch.full((6,), 20.0), atol=1e-3)
+    assert identified(images, images) == 1.0
+    assert identified(images.roll(1, 0), images) == 0.0
+
+
+def test_inference_on_made_up_features() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    public = torch.eye(3)[labels] * 4 + torch.randn(300, 3, generator=generator)
+    ones = torch.ones(50, dtype=torch.long)
+    client = torch.eye(3)[ones] * 4 + torch.randn(50, 3, generator=generator)
+    mix = guesses.guess_classes(public, labels, [client], [ones], 3, generator)
+    assert mix.accuracy > 0.9 and mix.distance < 0.1 and mix.distance_chance == pytest.approx(2 / 3)
+    members, others = torch.zeros(5, 2), torch.ones(4, 2)
+    assert guesses.membership_auc(members, members, others) == 1.0
+    assert guesses.membership_auc(members, others, members) == 0.0
+    assert guesses.membership_auc(members, members, members) == 0.5
+
+
+def test_total_variation_is_nothing_for_a_flat_image() -> None:
+    assert inversion.total_variation(torch.full((1, 1, 4, 4), 0.3)) == 0
+    steps = torch.arange(4.0).expand(1, 1, 4, 4)
+    assert inversion.total_variation(steps) == 1

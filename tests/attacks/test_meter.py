@@ -1,0 +1,52 @@
+"""``semisfl leakage``, from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from semisfl.attacks import meter
+from semisfl.cli.main import main
+
+SMALL = ["clients.steps=1", "clients.active=1", "server.steps=2", "model.projector=linear"]
+
+
+def test_a_preset_is_trained_attacked_told_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(meter, "PUBLIC", 100)
+    monkeypatch.setattr(meter, "VICTIMS", 32)
+    out = tmp_path / "leakage"
+    asked = ["leakage", "digits", "--rounds", "1", "--effort", "quick", "--device", "cpu"]
+    defences = ["--defence", "none", "--defence", "noise=0.1,clip=20"]
+    assert main([*asked, *defences, "--out", str(out), "-q", "--set", *SMALL]) == 0
+    found = json.loads((out / "leakage.json").read_text())
+    assert found["command"].startswith("semisfl ")
+    assert [row["defence"] for row in found["features"]] == ["none", "noise=0.1,clip=20"]
+    for row in found["features"]:
+        assert row["cut"] == "flatten" and row["bytes_per_image"] == 4 * 1024
+        assert 0 < row["mean_image"]["ssim"] < 1 and row["chance_identified"]["decoder"] == 1 / 32
+    assert len(found["updates"]) == 6
+    assert found["guarantees"]["none"].startswith("none")
+    assert "in total none" in found["guarantees"]["noise=0.1,clip=20"]
+    with Image.open(out / "leakage.png") as sheet:
+        assert sheet.height == 2 * (2 * 64 + 8)
+    assert "differential privacy with none: none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--defence", "noise=-1"], "--defence noise=-1: noise: "),
+        (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
+        (["--effort", "some"], "neither full nor quick"),
+    ],
+)
+def test_mistakes_are_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    out = ["--out", str(tmp_path / "leakage"), "--rounds", "1", "--device", "cpu"]
+    assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "leakage").exists()
