@@ -71,6 +71,17 @@ class NamedAggregate:
     summary: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedSink:
+    """One place for a run's rows to go. ``code`` is a `semisfl.runs.sinks.Sink`."""
+
+    name: str
+    code: str
+    summary: str
+    extra: str | None = None
+    """Of this package, that brings what it needs: ``pip install 'semisfl[extra]'``."""
+
+
 METHODS = {
     row.name: row
     for row in (
@@ -250,6 +261,18 @@ AGGREGATES = {
             name="krum",
             code="semisfl.fleet.aggregate:krum",
             summary="of the clients whose updates lie closest to others' (multi-Krum)",
+        ),
+    )
+}
+
+SINKS = {
+    row.name: row
+    for row in (
+        NamedSink(
+            name="tensorboard",
+            code="semisfl.runs.tensorboard:TensorBoard",
+            summary="event files in the run's folder tensorboard/, for TensorBoard",
+            extra="tensorboard",
         ),
     )
 }

@@ -50,6 +50,7 @@ Codec = Annotated[str, AfterValidator(_known_codec)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
 Rule = Annotated[str, AfterValidator(_known_rule)]
 _RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
+_SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 
 
@@ -286,6 +287,9 @@ class Config(Section):
     )
     rounds: int = Field(30, ge=1, description="rounds of training, H")
     seed: int = Field(0, ge=0, description="every draw follows from it")
+    sinks: tuple[Annotated[str, AfterValidator(lookup.check_sink)], ...] = Field(
+        (), description=f"where rows go besides metrics.jsonl {_SINK_CHOICES}"
+    )
     data: DataConfig = DataConfig()
     clients: ClientsConfig = ClientsConfig()
     server: ServerConfig = ServerConfig()

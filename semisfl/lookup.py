@@ -1,8 +1,8 @@
 """From a name to its row of the catalog, and from a row to its code.
 
 A name is that of a row in `semisfl.catalog`, or of an entry point with which an installed package
-adds one (groups ``semisfl.methods``, ``semisfl.data``, ``semisfl.codecs``); a method may also be
-``package.module:Class``. Nothing is imported before it is needed, and nothing here loads torch.
+adds one (groups ``semisfl.methods``, ``semisfl.data``, ``semisfl.codecs``, ...); a method or a sink
+may also be ``package.module:Class``. Nothing is imported before it is needed, and nothing here loads torch.
 """
 
 import importlib
@@ -15,14 +15,15 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from semisfl import catalog
-from semisfl.catalog import NamedAggregate, NamedCodec, NamedData, NamedMethod
+from semisfl.catalog import NamedAggregate, NamedCodec, NamedData, NamedMethod, NamedSink
 from semisfl.sections import ConfigError, Section
 
 log = logging.getLogger(__name__)
 
-Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec, NamedAggregate)
+Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec, NamedAggregate, NamedSink)
 METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
 WORK_NEEDS = ("name", "answers", "start", "step", "finish")
+SINK_NEEDS = ("start", "row", "close")
 
 
 # --- methods ------------------------------------------------------------------------------------
@@ -138,6 +139,40 @@ def aggregate(name: str) -> NamedAggregate:
     raise ConfigError(
         f"robust.aggregate = {name!r} is not known; use one of {', '.join(aggregate_names())}"
     )
+
+
+# --- sinks --------------------------------------------------------------------------------------
+
+
+def sinks() -> dict[str, NamedSink]:
+    return _rows(catalog.SINKS, "semisfl.sinks", NamedSink)
+
+
+def sink_names() -> list[str]:
+    return [*catalog.SINKS, *_points("semisfl.sinks", catalog.SINKS)]
+
+
+def check_sink(name: str) -> str:
+    """``name``, if there can be such a sink. Nothing is imported: a configuration may be read by who
+    does not run it."""
+    if name in sink_names() or all(name.partition(":")):
+        return name
+    raise ConfigError(
+        f"sinks: {name!r} is not known; use {', '.join(sink_names())}, or package.module:Class"
+    )
+
+
+def sink(name: str) -> Any:
+    """A sink by its name, or by ``package.module:Class``; made without arguments."""
+    row = _row(name, catalog.SINKS, "semisfl.sinks", NamedSink)
+    try:
+        return _having(SINK_NEEDS, row.code if row else check_sink(name), "sink")()
+    except ConfigError as error:
+        if row is not None and row.extra is not None:
+            raise ConfigError(
+                f"sinks: {name!r} needs further packages: pip install 'semisfl[{row.extra}]' ({error})"
+            ) from error
+        raise
 
 
 # --- names to code ------------------------------------------------------------------------------

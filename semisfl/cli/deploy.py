@@ -45,6 +45,9 @@ def serve(
             metavar="[ADDRESS]", help=f"Serve the page of `semisfl watch`, on {watching.LISTEN}."
         ),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Serve /metrics for Prometheus there.")
+    ] = None,
     token_file: watching.Token = None,
     quiet: Quiet = False,
     context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
@@ -70,7 +73,11 @@ def serve(
     )
     show_log()
     identity = None if insecure_loopback else certs
-    with StopSignals() as signals, watching.beside(watch, token_file, identity) as show:
+    with (
+        StopSignals() as signals,
+        watching.beside(watch, token_file, identity) as show,
+        watching.exported(metrics, token_file, identity) as export,
+    ):
         network = NetworkOptions(listen, identity, insecure_loopback)
         means: start.Means = {
             "data": load_images(str(labeled), options),
@@ -87,7 +94,8 @@ def serve(
             assert isinstance(run.experiment.fleet, NetworkFleet)
             console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
             show(place)
-            result = training.rounds(run, signals, quiet=quiet)
+            sinks = export(run.experiment.fleet)
+            result = training.rounds(run, signals, quiet=quiet, sinks=sinks)
     again = f"semisfl serve --resume {place} --labeled {labeled} ..."
     if ending := training.how_it_ended(result, options, again):
         print(ending)

@@ -32,7 +32,7 @@ def _trainer(signals: StopSignals, device: str, quiet: bool) -> Callable[[Job], 
         title = f"{job.config.method} seed {job.config.seed}"
         if job.status == "unfinished":
             result = training.carry_on(
-                job.path, signals, settings=job.limits, device=device, quiet=quiet, title=title
+                job.path, signals, settings=job.changed, device=device, quiet=quiet, title=title
             )
         else:
             result = training.start(

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(json_: Json = False) -> None:
-    """Presets, methods, models, data sets, codecs and aggregates."""
+    """Presets, methods, models, data sets, codecs, aggregates and sinks."""
     from semisfl import lookup
     from semisfl.presets import PRESETS, VARIANTS
 
@@ -46,6 +46,7 @@ def list_(json_: Json = False) -> None:
             {"name": name, "summary": lookup.aggregate(name).summary}
             for name in lookup.aggregate_names()
         ],
+        "sinks": [{"name": name, "summary": row.summary} for name, row in lookup.sinks().items()],
     }
     if json_:
         print(json.dumps(known))
@@ -61,6 +62,7 @@ def list_(json_: Json = False) -> None:
     _print("codecs: --set wire.models=NAME", ("name", "summary"), known["codecs"])
     title = "aggregates: --set robust.aggregate=NAME"
     _print(title, ("name", "summary"), known["aggregates"])
+    _print("sinks: --set 'sinks=[\"NAME\"]'", ("name", "summary"), known["sinks"])
 
 
 def _first_line(name: str, function: Any) -> dict[str, Any]:

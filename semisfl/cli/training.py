@@ -15,6 +15,7 @@ from semisfl.runs import start as runs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_data
 from semisfl.runs.loop import Result
+from semisfl.runs.sinks import Guarded, Sink
 
 
 def start(
@@ -51,13 +52,19 @@ def carry_on(
 
 
 def rounds(
-    run: runs.Run, signals: StopSignals, *, quiet: bool = False, title: str | None = None
+    run: runs.Run,
+    signals: StopSignals,
+    *,
+    quiet: bool = False,
+    title: str | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Result:
     """A run's rounds, watched, stopped by signals; an error if its end could not be saved."""
     directory = run.directory
     assert directory is not None
     with signals.running():
-        result = run.go(console.progress(title or run.experiment.config.method, quiet))
+        shown = console.progress(title or run.experiment.config.method, quiet)
+        result = run.go([*shown, *map(Guarded, sinks)])
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "

@@ -6,18 +6,22 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semisfl.cli import console
+
+if TYPE_CHECKING:
+    from semisfl.net.server.fleet import NetworkFleet
+    from semisfl.runs.sinks import Sink
 
 LISTEN = "127.0.0.1:8780"
 PACKAGES = ("starlette", "uvicorn", "plotly")
 
 Token = Annotated[
     Path | None,
-    typer.Option("--token-file", help="A file with the token that the page asks for."),
+    typer.Option("--token-file", help="A file with the token that is asked for."),
 ]
 
 
@@ -91,6 +95,37 @@ def beside(
             say_where(url, address.token is not None)
 
         yield show
+
+
+@contextlib.contextmanager
+def exported(
+    listen: str | None, token_file: Path | None, certs: Path | None
+) -> Iterator[Callable[["NetworkFleet"], list["Sink"]]]:
+    """For `serve`: takes the port of ``--metrics``, and answers there once it is told the fleet; the
+    sinks to be given the rows."""
+    if listen is None:
+        yield lambda fleet: []
+        return
+    _require("metrics", "starlette", "uvicorn", "prometheus_client")
+    from semisfl.watch.address import Address, serving
+    from semisfl.watch.exporter import Exporter, Gate
+
+    address = Address.parse("--metrics", listen, token_file, certs)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(address.bind())
+
+        def tell(fleet: "NetworkFleet") -> list["Sink"]:
+            gate = Gate(
+                present=lambda: len(fleet.present()),
+                enrolled=lambda: len(fleet.roster.index),
+                events=lambda: fleet.diary.events,
+            )
+            exporter = Exporter(gate)
+            url = stack.enter_context(serving(exporter.app, address, listener))
+            console.say(f"metrics on {url}metrics")
+            return [exporter]
+
+        yield tell
 
 
 def _require(extra: str, *packages: str) -> None:

@@ -42,7 +42,7 @@ from semisfl.policy import Policy
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
-SERVERS_OWN = {"stop", "robust"}
+SERVERS_OWN = {"stop", "robust", "sinks"}
 """Settings that no device needs: with others after a restart the run is still the same one."""
 
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}

@@ -35,8 +35,8 @@ class Job:
         return self.of(self.config, self.path)
 
     @property
-    def limits(self) -> list[str]:
-        """What an unfinished one goes on with."""
+    def changed(self) -> list[str]:
+        """Settings that an unfinished one goes on with, whatever it had."""
         limits = self.config.stop.model_dump()
         return [f"stop.{key}={'none' if limit is None else limit}" for key, limit in limits.items()]
 
@@ -77,8 +77,9 @@ def _status(config: Config, path: Path) -> Status:
     if not (path / "config.toml").is_file():
         return "new"
     there = RunDirectory.open(path).config()
-    # A limit decides how far a run goes, not what it computes: it goes on with another one.
-    if there.model_copy(update={"stop": config.stop}) != config:
+    # Limits and sinks change nothing of what a run computes: it goes on with others.
+    ours = {"stop": config.stop, "sinks": config.sinks}
+    if there.model_copy(update=ours) != config:
         raise ConfigError(
             f"{path} holds a run with other settings ({_difference(there, config)}); "
             "choose another --out"

@@ -26,7 +26,7 @@ from semisfl.toml import to_toml
 
 log = logging.getLogger(__name__)
 
-CHANGEABLE = tuple(f"stop.{key}" for key in StopConfig.model_fields)
+CHANGEABLE = (*(f"stop.{key}" for key in StopConfig.model_fields), "sinks")
 """Settings that a run may be continued with other values of: they change none of its numbers."""
 
 

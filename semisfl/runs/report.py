@@ -174,7 +174,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
     """Places of configurations that differ in their seed only, each with a label that tells them
     from the others."""
-    flat = [flatten({key: item for key, item in one.items() if key != "seed"}) for one in configs]
+    other = ("seed", "sinks")
+    flat = [
+        flatten({key: item for key, item in one.items() if key not in other}) for one in configs
+    ]
     groups: dict[str, list[int]] = {}
     for place, config in enumerate(flat):
         groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(place)

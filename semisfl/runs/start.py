@@ -16,6 +16,7 @@ from semisfl.config import Config
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
+from semisfl.lookup import sink
 from semisfl.models import with_layers_of
 from semisfl.runs import checkpoint, health
 from semisfl.runs.directory import RunDirectory
@@ -48,19 +49,27 @@ class Run:
         directory: RunDirectory | None,
         first: int = 0,
         best: float = 0.0,
+        *,
+        named: Sequence[Sink] = (),
     ) -> None:
+        """``named``: the sinks that the configuration names."""
         self.experiment = experiment
         self.directory = directory
         self.first = first
         """The round it begins with."""
         self.started = self.finished = False
         self._best = best
+        self._named = named
 
     def go(self, sinks: Sequence[Sink] = ()) -> Result:
-        """Do the rounds that are left."""
+        """Do the rounds that are left. The configuration's own sinks are given the rows too."""
         self.started = True
         result = run_rounds(
-            self.experiment, self.directory, first=self.first, best=self._best, sinks=sinks
+            self.experiment,
+            self.directory,
+            first=self.first,
+            best=self._best,
+            sinks=[*sinks, *self._named],
         )
         self.finished = not result.stopped
         return result
@@ -75,9 +84,10 @@ def begin(
     if place is not None:
         RunDirectory.check_free(place)
     config = with_layers_of(_where_clients_live(config, means), means.get("model"))
+    sinks = _named_sinks(config)
     experiment = assemble(config, **means)
     with ExitStack() as stack:
-        run = Run(experiment, None)
+        run = Run(experiment, None, named=sinks)
         # After the clients are gone: until then the fleet may write to the directory.
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
@@ -119,12 +129,13 @@ def go_on(
             log.warning("%s has no checkpoint yet: beginning at round 1", directory.path)
             state = None
         directory.warn_of_changes()
+        sinks = _named_sinks(config)
         experiment = assemble(config, **means)
-        run = Run(experiment, directory)
+        run = Run(experiment, directory, named=sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
             experiment.load_state_dict(state)
-            run = Run(experiment, directory, state["round"], state["best"])
+            run = Run(experiment, directory, state["round"], state["best"], named=sinks)
         if settings:
             directory.keep_config(config)
         # Only now: whoever comes is given the place it had.
@@ -175,6 +186,10 @@ def resume(
     """
     with go_on(path, settings=settings, **means) as run:
         return run.go(_watchers(observe, sinks))
+
+
+def _named_sinks(config: Config) -> list[Sink]:
+    return [Guarded(sink(name)) for name in config.sinks]
 
 
 def _watchers(observe: Observer | None, sinks: Sequence[Sink]) -> list[Sink]:

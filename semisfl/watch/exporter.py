@@ -1,0 +1,114 @@
+"""A run's numbers for Prometheus: a sink that keeps the latest, and the page that tells them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from semisfl.rows import RoundRow
+
+if TYPE_CHECKING:
+    from semisfl.runs.sinks import RunInfo
+
+CONTENT = "text/plain; version=0.0.4; charset=utf-8"
+LOSSES = ("supervised", "semi", "consistency", "clustering")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the exporter asks a fleet for, at every scrape."""
+
+    present: Callable[[], int]
+    enrolled: Callable[[], int]
+    events: Callable[[], Mapping[str, int]]
+    """How often devices came (``here``), went (``gone``), were ``left_out`` or ``refused``."""
+
+
+class Exporter:
+    """A sink whose `app` answers Prometheus."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._row: RoundRow | None = None
+        self._accuracy: dict[str, float] = {}
+        self._ended_at = 0.0
+        self._planned = self._done = 0
+        self._seconds = 0.0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    # --- a sink ----------------------------------------------------------------------------------
+
+    def start(self, run: "RunInfo") -> None:
+        self._planned, self._done = run.config.rounds, run.first
+
+    def row(self, row: RoundRow) -> None:
+        self._row, self._done, self._ended_at = row, row.round + 1, time.time()
+        self._seconds += row.seconds or 0.0
+        self._accuracy.update(row.accuracies)
+
+    def close(self) -> None: ...
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    @property
+    def app(self) -> Starlette:
+        def answer(request: Request) -> Response:
+            return Response(generate_latest(self._registry), media_type=CONTENT)
+
+        return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, once per scrape."""
+        row, events = self._row, self._gate.events()
+        yield _gauge("semisfl_rounds_done", "rounds that are done, of all restarts", self._done)
+        yield _gauge("semisfl_rounds_planned", "rounds that the run has", self._planned)
+        yield _gauge("semisfl_clients_present", "devices that are here", self._gate.present())
+        yield _gauge("semisfl_clients_enrolled", "devices that have a place", self._gate.enrolled())
+        for event, name, what in (
+            ("refused", "semisfl_refusals", "devices not let in, or shown the door"),
+            ("left_out", "semisfl_left_out", "times that a device was left out of a round"),
+            ("here", "semisfl_arrivals", "times that a device came in"),
+        ):
+            yield CounterMetricFamily(name, what + ", since the start", value=events.get(event, 0))
+        yield CounterMetricFamily(
+            "semisfl_round_seconds", "time of all rounds since the start", value=self._seconds
+        )
+        if row is None:
+            return
+        yield _gauge("semisfl_last_round_timestamp_seconds", "when one ended", self._ended_at)
+        yield _gauge("semisfl_last_round_seconds", "time of the last round", row.seconds)
+        yield _gauge("semisfl_contributing", "devices in the last round", row.contributing)
+        yield _gauge("semisfl_mask_ratio", "pseudo-labels not kept", row.mask_rate)
+        accuracy = GaugeMetricFamily(
+            "semisfl_accuracy_ratio", "test accuracy of the last test", labels=["model"]
+        )
+        for model, percent in self._accuracy.items():
+            accuracy.add_metric([model], percent / 100)
+        yield accuracy
+        loss = GaugeMetricFamily("semisfl_loss", "mean of the last round", labels=["term"])
+        for term in LOSSES:
+            if (value := getattr(row, f"loss_{term}")) is not None:
+                loss.add_metric([term], value)
+        yield loss
+        sent = CounterMetricFamily(
+            "semisfl_sent_bytes",
+            "bytes that crossed since the run began",
+            labels=["kind", "direction"],
+        )
+        for name, size in (row.bytes or {}).items():
+            kind, _, direction = name.rpartition("_")
+            sent.add_metric([kind, direction], size)
+        yield sent
+
+
+def _gauge(name: str, what: str, value: Any) -> GaugeMetricFamily:
+    """Without a sample where there is no value."""
+    return GaugeMetricFamily(name, what, value=value)

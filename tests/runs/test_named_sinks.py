@@ -1,0 +1,142 @@
+"""Sinks by name: TensorBoard's, and those of other packages, as a configuration asks for them."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from semisfl import config
+from semisfl.cli.main import main
+from semisfl.config import ConfigError
+from semisfl.net.messages import Terms
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.start import resume, train
+from semisfl.toml import to_toml
+from tests import toy
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+DATA = toy.dataset()
+
+
+def own() -> dict[str, Any]:
+    divided = toy.partition(DATA)
+    return {"data": DATA, "partition": divided, "model": toy.network(), "device": "cpu"}
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_tensorboard_has_every_number_of_every_round_once(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    settings = toy.values("semisfl", 'sinks=["tensorboard"]', "stop.gigabytes=1e-9")
+    train(settings, out=path, **own())
+    rows = resume(path, settings=["stop.gigabytes=none"], **own()).rounds
+    tags = EventAccumulator(str(path / "tensorboard")).Reload().Tags()["scalars"]
+    assert {"loss/semi", "accuracy/all", "accuracy/teacher", "mask_rate", "supervised_steps"} <= {
+        *tags
+    }
+    assert "bytes/features_up" in tags and "bytes/total" in tags and "round" not in tags
+    told = scalars(path / "tensorboard", "loss/semi")
+    assert told == [(row["round"], pytest.approx(row["loss_semi"], rel=1e-6)) for row in rows]
+    assert len(told) == 3
+
+
+def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    settings = toy.values("supervised", 'sinks=["tensorboard"]', "rounds=1")
+    assert len(train(settings, **own()).rounds) == 1
+    assert "sink TensorBoard failed" in caplog.text and "give out=..." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wandb", "'wandb' is not known; use tensorboard, or package.module:Class"),
+        (":Sink", "':Sink' is not known"),
+        ("nowhere.module:Sink", "nowhere.module cannot be imported .*install its package"),
+        ("json:dumps", "json:dumps is no sink: it lacks start, row, close"),
+        ("json:Sink", "json has no 'Sink'"),
+    ],
+)
+def test_what_is_no_sink_is_found_before_anything_begins(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(toy.values("supervised", f'sinks=["{name}"]'), out=tmp_path / "run", **own())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_sink_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "semisfl.runs.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    said = r"'tensorboard' needs further packages: pip install 'semisfl\[tensorboard\]'"
+    with pytest.raises(ConfigError, match=said):
+        train(toy.values("supervised", 'sinks=["tensorboard"]'), **own())
+
+
+def test_a_device_is_not_told_and_imports_nothing_of_it() -> None:
+    def terms(*settings: str) -> Terms:
+        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,), (0.5,))
+
+    mine = terms('sinks=["nowhere.module:Sink"]')
+    assert "nowhere" not in mine.to_json() and mine.run == terms().run
+
+
+def test_the_key_survives_its_file_and_may_be_changed_on_resume(tmp_path: Path) -> None:
+    settings = toy.values("supervised", 'sinks=["tensorboard", "a.b:C"]')
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(settings))
+    assert config.parse(config.read(file)).sinks == ("tensorboard", "a.b:C")
+    RunDirectory.create(tmp_path / "run", settings).unlock()
+    changed = RunDirectory.open(tmp_path / "run").changed(["sinks=[]"])
+    assert changed == settings.model_copy(update={"sinks": ()})
+
+
+class FakeMLflow(types.ModuleType):
+    """As much of the client as the documentation uses."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.said: list[Any] = []
+
+    def start_run(self, run_name: str | None = None) -> None:
+        self.said.append(("start", run_name))
+
+    def log_params(self, params: dict[str, Any]) -> None:
+        self.said.append(("params", params))
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        assert all(isinstance(value, int | float) for value in metrics.values())
+        self.said.append((step, metrics))
+
+    def end_run(self) -> None:
+        self.said.append("end")
+
+
+def test_the_trackers_sink_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Sinks")[2].partition("\n## ")[0]
+    code = section.partition("import mlflow")[2].partition("```")[0]
+    (tmp_path / "mytracking.py").write_text(f"import mlflow{code}")
+    client = FakeMLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", client)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    few = ["rounds=2", "clients.total=3", "clients.active=2", "clients.steps=1", "server.steps=1"]
+    assert "sinks = [" in section
+    words = ["run", "digits", "--set", *few, 'sinks=["mytracking:MLflow"]', "--out", "first"]
+    assert main([*words, "--quiet"]) == 0
+    start, params, one, two, end = client.said
+    assert start == ("start", "first") and end == "end"
+    assert params == ("params", {"method": "semisfl", "seed": 0})
+    assert (one[0], two[0]) == (0, 1) and {"accuracy", "loss_semi", "bytes_total"} <= {*two[1]}

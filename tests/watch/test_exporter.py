@@ -1,0 +1,104 @@
+"""What Prometheus is told, and that the documentation's rules and dashboard ask for what there is."""
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from semisfl.rows import RoundRow
+from semisfl.runs.sinks import RunInfo
+from semisfl.watch.address import Address, serving
+from semisfl.watch.exporter import Exporter, Gate
+from tests import toy
+from tests.watch.test_app import TOKEN, ask
+
+PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+EVENTS = {"here": 5, "refused": 2, "left_out": 1}
+
+
+def exporter() -> Exporter:
+    made = Exporter(Gate(lambda: 3, lambda: 4, lambda: EVENTS))
+    made.start(RunInfo(toy.values("semisfl", "rounds=9"), 0, None))
+    return made
+
+
+def told(made: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
+    with serving(made.app, Address("127.0.0.1", 0)) as url:
+        status, text, headers = ask(url, "/metrics")
+        assert status == 200 and headers["content-type"].startswith("text/plain")
+        assert ask(url, "/metrics", "POST")[0] == 405
+    return {
+        sample.name: {
+            tuple(sorted(other.labels.values())): other.value
+            for other in family.samples
+            if other.name == sample.name
+        }
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+FULL = RoundRow(
+    round=0,
+    accuracy=80.0,
+    accuracies={"teacher": 80.0, "student": 75.0},
+    loss_supervised=1.5,
+    loss_semi=2.5,
+    mask_rate=0.25,
+    contributing=3,
+    bytes={"model_down": 100, "features_up": 900},
+    bytes_total=1000,
+    seconds=2.0,
+)
+
+
+def test_before_the_first_round_only_the_fleet_is_known() -> None:
+    values = told(exporter())
+    assert values["semisfl_clients_present"] == {(): 3}
+    assert values["semisfl_refusals_total"] == {(): 2}
+    assert values["semisfl_rounds_done"] == {(): 0} and values["semisfl_rounds_planned"] == {(): 9}
+    assert "semisfl_accuracy_ratio" not in values
+
+
+def test_after_rounds_the_latest_numbers_are_told() -> None:
+    made = exporter()
+    made.row(FULL)
+    made.row(RoundRow(round=1, loss_supervised=1.0, bytes={"model_down": 200}, seconds=3.0))
+    values = told(made)
+    assert values["semisfl_rounds_done"] == {(): 2}
+    assert values["semisfl_accuracy_ratio"] == {("teacher",): 0.8, ("student",): 0.75}
+    assert values["semisfl_loss"] == {("supervised",): 1.0}, "the last round had no other"
+    assert values["semisfl_sent_bytes_total"] == {("down", "model"): 200}
+    assert values["semisfl_round_seconds_total"] == {(): 5.0}
+    assert values["semisfl_last_round_seconds"] == {(): 3.0}
+    assert values["semisfl_left_out_total"] == {(): 1}
+
+
+def test_a_token_is_asked_for_as_of_the_page() -> None:
+    with serving(exporter().app, Address("127.0.0.1", 0, TOKEN)) as url:
+        assert ask(url, "/metrics")[0] == 401
+        assert ask(url, "/metrics", authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() -> None:
+    made = exporter()
+    made.row(FULL)
+    known = told(made).keys()
+    section = PAGE.partition("## 7. Watching")[2].partition("\n## ")[0]
+    (rules,) = [
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", section, re.S)
+    ]
+    expressions = [rule["expr"] for rule in rules["groups"][0]["rules"]]
+    (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section, re.S)]
+    expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(expressions) >= 9
+    asked = {name for one in expressions for name in re.findall(r"\bsemisfl_\w+", one)}
+    assert asked <= known, asked - known
+    assert {"semisfl_rounds_done", "semisfl_accuracy_ratio", "semisfl_clients_present"} <= asked
+    assert {
+        "semisfl_sent_bytes_total",
+        "semisfl_refusals_total",
+        "semisfl_last_round_seconds",
+    } <= asked
