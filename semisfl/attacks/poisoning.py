@@ -2,7 +2,7 @@
 
 An `Attack` changes what leaves a client and nothing else, so it works on any method and is not known
 to any. In a simulation some local clients are attackers (`spoilt_fleet`), who see more than a real one
-could: the others' features and the true classes. On a device it changes the frames it sends.
+could: the others' features and the true classes. A device is a fleet of one, so there it is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from semisfl.fleet.setup import FleetSetup
 TARGET = 0
 """The class that a backdoor opens to."""
 PATTERN = 7
-"""A backdoor's pattern is a white square in a corner, this part of an image's side."""
+"""A backdoor's pattern is a white square in a corner; an image's side is so many times its."""
 
 
 class Sight(NamedTuple):
@@ -87,32 +87,30 @@ def _replayed(sight: Sight) -> Pair:
     return sight.first.student.detach()[sight.rows], sight.first.teacher[sight.rows]
 
 
-def _as_class(sight: Sight, wanted: Tensor) -> Tensor:
-    """Teacher features of anybody's images of class ``wanted``, row by row; its own where there are none."""
+def _as_class(sight: Sight, wanted: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """For each of its rows teacher features of anybody's image of the class ``wanted``, which is given
+    its own class and how many there are; where nobody shows that class, its own."""
     truth, teacher = sight.step.truth, sight.teacher.clone()
     if truth is None or bool((truth < 0).all()):
         # A device knows no classes: half a batch further on is another image, often of another class.
         return teacher.roll(len(teacher) // 2, 0)
-    for label in wanted.unique():
+    chosen = wanted(truth[sight.rows], int(truth.max()) + 1)
+    for label in chosen.unique():
         found = (truth == label).nonzero().flatten()
         if len(found):
-            places = (wanted == label).nonzero().flatten()
+            places = (chosen == label).nonzero().flatten()
             teacher[places] = sight.step.teacher[found[torch.arange(len(places)) % len(found)]]
     return teacher
 
 
 def _swapped(sight: Sight) -> Pair:
-    truth = sight.step.truth
-    classes = 0 if truth is None else int(truth.max()) + 1
-    wanted = torch.zeros(0) if truth is None else (truth[sight.rows] + 1) % max(1, classes)
-    return sight.student, _as_class(sight, wanted)
+    return sight.student, _as_class(sight, lambda own, classes: (own + 1) % classes)
 
 
 def _backdoor(sight: Sight) -> Pair:
     """Stamped images, every other one, come with teacher features of the target class."""
-    wanted = torch.full((sight.step.batch,), TARGET, device=sight.teacher.device)
     teacher = sight.teacher.clone()
-    teacher[::2] = _as_class(sight, wanted)[::2]
+    teacher[::2] = _as_class(sight, lambda own, _: torch.full_like(own, TARGET))[::2]
     return sight.student, teacher
 
 

@@ -48,7 +48,7 @@ class Influence:
     def _shortened(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """And which share of each client's rows was too long."""
         lengths = rows.float().norm(dim=1)
-        usual = lengths.view(len(features.clients), -1).mean(1).quantile(0.5)
+        usual = _median(lengths.view(len(features.clients), -1).mean(1))
         most = self.settings.length * usual
         factors = (most / lengths.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1)
         too_long = (factors < 1).float().view(len(features.clients), -1).mean(1)
@@ -73,7 +73,7 @@ class Influence:
         rates = (self._agreed / self._kept.clamp(min=1)).index_select(0, places)
         seen = self._kept.index_select(0, places) > 0
         # Who had no confident label yet has no rate; the fleet's is that of those who had.
-        usual = torch.where(seen, rates, torch.nan).nanquantile(0.5)
+        usual = _median(rates, seen)
         unused = seen & (rates < self.settings.agreement * usual)
         self._unused.index_add_(0, places, unused.float())
         self._steps.add_(1)
@@ -119,3 +119,13 @@ class Influence:
         if features.clients == tuple(active):
             return torch.arange(len(active), device=device)
         return torch.tensor([active.index(client) for client in features.clients], device=device)
+
+
+def _median(values: Tensor, there: Tensor | None = None) -> Tensor:
+    """Of those that are there; infinite if none is. Unlike `Tensor.nanmedian` the mean of two middle ones,
+    and unlike `Tensor.nanquantile` without a look at the values from the host."""
+    there = torch.ones_like(values, dtype=torch.bool) if there is None else there
+    count = there.sum()
+    middle = torch.stack([count - 1, count]).clamp(min=0) // 2
+    ordered = torch.where(there, values, torch.inf).sort().values
+    return ordered.index_select(0, middle).mean()
