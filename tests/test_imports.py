@@ -114,6 +114,10 @@ ALLOWED = {
         ("attacks.inversion", "attacks.updates", "attacks.guesses", "attacks.meter"),
         ("attacks", "fleet", "models", "layers", "data", "engine", *SETTINGS),
     ),
+    "use": (
+        *("use", "runs", "net", "fleet", "models", "layers", "tables", "data", "engine", "files"),
+        *SETTINGS,
+    ),
     "net": ("net", "fleet", "models", "data", "files", "engine.hardware", *SETTINGS),
 }
 

@@ -145,6 +145,10 @@ def test_every_command_works_in_its_order(
                 Path(target).write_text(printed, encoding="utf-8")
                 small = config.parse(config.override(config.read(Path(target)), SMALL))
                 Path(target).write_text(to_toml(small), encoding="utf-8")
+            if words[0] == "predict":
+                (example,) = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+                exec(compile(example, "tutorial.md", "exec"), {})
+                assert re.search(r"\['(cat|dog)'", capsys.readouterr().out)
             if words[0] == "classify":
                 assert len(printed.splitlines()) == 1 + 6, "a heading and every picture"
             done.append(words[0])

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from semisfl.config import ConfigError
+from semisfl.fleet.setup import NetworkOptions
 
 METHOD = "/semisfl.Fleet/Session"
 CHUNK = 512 * 1024
@@ -226,6 +227,26 @@ def require_loopback(address: str) -> None:
             f"{address} is not a loopback address, so plaintext is refused; "
             "leave out --insecure-loopback and give certificates (`semisfl certs`)"
         )
+
+
+def check_listen(network: NetworkOptions) -> None:
+    """Refuse what is no address to listen on, and plaintext that was not asked for or could be overheard."""
+    if network.certificates is None and not network.insecure_loopback:
+        raise ConfigError("a server needs certificates; make them with `semisfl certs`")
+    split_address(network.listen)
+    if network.insecure_loopback:
+        require_loopback(network.listen)
+
+
+def check_target(address: str, certified: bool, insecure_loopback: bool) -> None:
+    """Refuse a server's address that a client with or without a certificate may not speak to."""
+    if insecure_loopback or not certified:
+        require_loopback(address)
+    if not certified and not insecure_loopback:
+        raise ConfigError(
+            "a client needs a certificate; give its folder, or ask for --insecure-loopback"
+        )
+    split_address(address)
 
 
 def split_address(address: str) -> tuple[str, int]:

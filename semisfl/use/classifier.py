@@ -234,12 +234,7 @@ def find(path: Path) -> Path:
 
 
 def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
-    held = state.get("model")
-    if held is None:
-        raise CheckpointError(
-            f"{file} was written by a version that did not put classes and normalisation into it; "
-            "train the run anew, or go on with it for one more checkpoint (semisfl run --resume)"
-        )
+    held = state.get("model") or _of_an_older_run(file, state)
     try:
         described, weights = Description.of(held["description"]), held["weights"]
     except (KeyError, TypeError) as error:
@@ -247,3 +242,23 @@ def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str,
     # A file of one half brings the digest of the whole.
     whole = {"classes": list(described.classes), "weights": weights}
     return described, weights, held.get("digest") or checkpoint.digest(whole)
+
+
+def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """What checkpoints did not hold once, from the run that one lies in: its configuration and its data."""
+    from semisfl.runs.directory import RunDirectory
+    from semisfl.runs.experiment import assemble
+
+    try:
+        config = RunDirectory.open(file.parent).config()
+        if config.fleet.kind == "network":
+            raise ValueError("it was a run over the network")
+        experiment = assemble(config, device="cpu")
+        experiment.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{file} was written by a version that did not put classes and normalisation into it, and its "
+            f"run cannot be put together again ({said}); train it anew"
+        ) from error
+    return experiment.model_state(None, 0)

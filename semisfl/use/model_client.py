@@ -51,13 +51,7 @@ class ModelClient:
         bottom: Path | None = None,
         send_images: bool = False,
     ) -> None:
-        if certificate is None or insecure_loopback:
-            chunks.require_loopback(address)
-        if certificate is None and not insecure_loopback:
-            raise ValueError(
-                "a device needs a certificate; give its folder, or ask for --insecure-loopback"
-            )
-        chunks.split_address(address)
+        chunks.check_target(address, certificate is not None, insecure_loopback)
         lookup.codec(codec)
         self._address, self._codec = address, codec
         self._certificate = None if insecure_loopback else certificate

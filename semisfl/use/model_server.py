@@ -29,17 +29,17 @@ MOST_WAITING = 64
 GOODBYE_SECONDS = 2.0
 
 
+Answer = tuple[bytes, int]
+"""A frame, and how many images it answers for."""
+
+
 class ModelServer:
     """Answers until `close`."""
 
     def __init__(
         self, model: Classifier, network: NetworkOptions, *, accept_images: bool = False
     ) -> None:
-        if network.certificates is None and not network.insecure_loopback:
-            raise ConfigError("a server needs certificates; make them with `semisfl certs`")
-        chunks.split_address(network.listen)
-        if network.insecure_loopback:
-            chunks.require_loopback(network.listen)
+        chunks.check_listen(network)
         model.need("top")
         if accept_images:
             model.need("bottom")
@@ -94,7 +94,7 @@ class ModelServer:
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def _guarded(self, answer: Callable[[bytes, Mapping[str, str]], bytes]) -> Any:
+    def _guarded(self, answer: Callable[[bytes, Mapping[str, str]], Answer]) -> Any:
         """``answer`` for those who may ask; a refusal is a status with its reason, and an audit line."""
 
         def call(data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -109,8 +109,8 @@ class ModelServer:
                     for key, value in context.invocation_metadata()
                     if isinstance(value, str)
                 }
-                told = answer(data, metadata)
-                self.answered[identity] += int(metadata.get(said.ROWS, 0))
+                told, images = answer(data, metadata)
+                self.answered[identity] += images
                 return told
             except Refused as refusal:
                 code, reason = refusal.code, refusal.reason
@@ -122,22 +122,22 @@ class ModelServer:
 
         return call
 
-    def _describe(self, data: bytes, _: Mapping[str, str]) -> bytes:
+    def _describe(self, data: bytes, _: Mapping[str, str]) -> Answer:
         decode(data, {"describe": said.DESCRIBE})
         model = self._model
         told = said.told(model.description, model.identity, model.network.features)
-        return b"".join(encode("model", {"model": told, "images": self._accept_images}, {}))
+        return _joined("model", {"model": told, "images": self._accept_images}, {}), 0
 
-    def _fetch(self, data: bytes, _: Mapping[str, str]) -> bytes:
+    def _fetch(self, data: bytes, _: Mapping[str, str]) -> Answer:
         decode(data, {"fetch": said.FETCH})
         if "bottom" not in self._model.parts:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this server holds the top alone; give the bottom's file (--bottom)",
             )
-        return b"".join(encode("bottom", {}, self._model.network.bottom.state_dict()))
+        return _joined("bottom", {}, self._model.network.bottom.state_dict()), 0
 
-    def _features(self, data: bytes, metadata: Mapping[str, str]) -> bytes:
+    def _features(self, data: bytes, metadata: Mapping[str, str]) -> Answer:
         rows, codec = _rows(metadata), metadata.get(said.CODEC, "")
         if codec not in lookup.codec_names():
             raise WireError(f"codec {codec!r:.40} is not known; use one of {_codecs()}")
@@ -147,7 +147,7 @@ class ModelServer:
             raise WireError("features hold NaN or Inf")
         return self._answers(self._model.answer, features)
 
-    def _images(self, data: bytes, metadata: Mapping[str, str]) -> bytes:
+    def _images(self, data: bytes, metadata: Mapping[str, str]) -> Answer:
         if not self._accept_images:
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -167,10 +167,14 @@ class ModelServer:
             )
         return frame
 
-    def _answers(self, answer: Callable[[Tensor], Tensor], given: Tensor) -> bytes:
+    def _answers(self, answer: Callable[[Tensor], Tensor], given: Tensor) -> Answer:
         with self._computing:
             probabilities = answer(given)
-        return b"".join(encode("answers", {}, {"probabilities": probabilities}))
+        return _joined("answers", {}, {"probabilities": probabilities}), len(given)
+
+
+def _joined(kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    return b"".join(encode(kind, fields, tensors))
 
 
 def _rows(metadata: Mapping[str, str]) -> int:

@@ -181,7 +181,7 @@ def test_strangers_and_the_revoked_stay_out(address: str, authority: Path, tmp_p
         connect(address, tmp_path / "other")
     with pytest.raises(ValueError, match="is not a loopback address, so plaintext is refused"):
         ModelClient("192.0.2.1:1", None, insecure_loopback=True)
-    with pytest.raises(ValueError, match="a device needs a certificate"):
+    with pytest.raises(ValueError, match="a client needs a certificate"):
         ModelClient("localhost:1", None)
 
 

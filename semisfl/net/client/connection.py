@@ -89,13 +89,7 @@ class Connection:
         policy: Policy | None = None,
         thread: LoopThread | None = None,
     ) -> None:
-        if certificate is None or insecure_loopback:
-            chunks.require_loopback(address)
-        if certificate is None and not insecure_loopback:
-            raise ValueError(
-                "a client needs a certificate; give its folder, or ask for --insecure-loopback"
-            )
-        chunks.split_address(address)
+        chunks.check_target(address, certificate is not None, insecure_loopback)
         self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
         """What this device does if a server asks: installed under a name, or allowed by its operator."""
         self.outgoing = Outgoing(policy, encode, unpredictable=True)

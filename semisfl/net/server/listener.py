@@ -58,11 +58,7 @@ class Listener:
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
-        if network.certificates is None and not network.insecure_loopback:
-            raise ConfigError("a server needs certificates; make them with `semisfl certs`")
-        chunks.split_address(network.listen)
-        if network.insecure_loopback:
-            chunks.require_loopback(network.listen)
+        chunks.check_listen(network)
         self.sessions: dict[int, Session] = {}
         self.changed = threading.Condition()
         """Notified whenever a client came or went."""
