@@ -109,7 +109,8 @@ ALLOWED = {
         *("methods", "algorithm", "models", "layers", "data", *SETTINGS),
         *("fleet.base", "fleet.codec", "fleet.aggregate", "fleet.held_back", "engine"),
     ),
-    "attacks.poisoning": ("fleet", *SETTINGS),
+    "attacks.poisoning": ("fleet.base", *SETTINGS),
+    "attacks.spoilt_fleet": ("attacks.poisoning", "fleet", *SETTINGS),
     **dict.fromkeys(
         ("attacks.inversion", "attacks.updates", "attacks.guesses", "attacks.meter"),
         ("attacks", "fleet", "models", "layers", "data", "engine", *SETTINGS),

@@ -1,23 +1,19 @@
 """Clients that would spoil a run: what they send instead of what an honest one would.
 
 An `Attack` changes what leaves a client and nothing else, so it works on any method and is not known
-to any. In a simulation some local clients are attackers (`spoilt_fleet`), who see more than a real one
-could: the others' features and the true classes. A device is a fleet of one, so there it is the same.
+to any. In a simulation some local clients are attackers (`semisfl.attacks.spoilt_fleet`), who see more
+than a real one could: the others' features and the true classes.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from semisfl import seeds
 from semisfl.config import ConfigError
-from semisfl.fleet.aggregate import combine
-from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
-from semisfl.fleet.local import LocalFleet
-from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.base import Features, State
 
 TARGET = 0
 """The class that a backdoor opens to."""
@@ -154,105 +150,6 @@ def stamped(images: Tensor, white: float) -> Tensor:
     changed = images.clone()
     changed[..., -side:, -side:] = white
     return changed
-
-
-def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
-    """Which clients are attackers; those of a smaller share are among those of a larger."""
-    order = seeds.generator(seed, "attackers").permutation(total)
-    return frozenset(int(client) for client in order[: round(share * total)])
-
-
-def spoilt_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "SpoiltFleet"]:
-    """For `semisfl.runs.experiment.assemble`: local clients, ``share`` of them attackers."""
-    return lambda setup: SpoiltFleet(setup, attack, share)
-
-
-class SpoiltFleet(LocalFleet):
-    """Clients in this process, some of whom send something else."""
-
-    def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
-        super().__init__(setup)
-        self.capturable = False  # who attacks changes from round to round
-        total, seed = setup.config.clients.total, setup.config.seed
-        self.attack, self.attackers = attack, attackers_of(seed, total, share)
-        self._generator = torch.Generator(setup.hardware.device)
-        white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
-        self._white = float(setup.normalizer(white, torch.float32).max())
-
-    def present(self) -> Sequence[int]:
-        everybody = super().present()
-        if self.attack.name == "absent":
-            return [client for client in everybody if client not in self.attackers]
-        return everybody
-
-    def _spoils(self, clients: Sequence[int]) -> list[tuple[int, int]]:
-        """Places and numbers of those among ``clients`` who are attackers."""
-        return [(place, c) for place, c in enumerate(clients) if c in self.attackers]
-
-    def start_round(self, plan: SplitRound) -> None:
-        super().start_round(plan)
-        self._first: Features | None = None
-        self._generator.manual_seed(seeds.derive(self.config.seed, "attack", plan.index))
-
-    def forward(self) -> Features:
-        honest = super().forward()
-        if self.attack.features is None:
-            return honest
-        if self.attack.stamps:
-            honest = self._with_pattern(honest)
-        self._first = self._first or honest
-        student, teacher = honest.student.detach().clone(), honest.teacher.clone()
-        for place, _ in self._spoils(honest.clients):
-            rows = slice(place * honest.batch, (place + 1) * honest.batch)
-            sight = Sight(honest, self._first, rows, self._generator)
-            student[rows], teacher[rows] = self.attack.features(sight)
-        return replace(honest, student=student.requires_grad_(), teacher=teacher)
-
-    @torch.no_grad()
-    def _with_pattern(self, honest: Features) -> Features:
-        """Attackers' students have seen every other image with the pattern."""
-        assert self._students is not None
-        student = honest.student.detach().clone()
-        shares = self.batches.get("strong").chunk(len(honest.clients))
-        for place, _ in self._spoils(honest.clients):
-            seen = self._students.modules[place](stamped(shares[place], self._white))
-            rows = slice(place * honest.batch, (place + 1) * honest.batch, 2)
-            student[rows] = seen[::2].float()
-        return replace(honest, student=student)
-
-    def bottoms(self) -> dict[int, State]:
-        bottoms = super().bottoms()
-        for _, client in self._spoils(self._plan.active):
-            bottoms[client] = self._spoilt(bottoms[client], self._plan.bottom)
-        return bottoms
-
-    def finish_round(self) -> State:
-        return combine(self.config.robust, self.bottoms(), self._plan.bottom, self.held_back)
-
-    def train(
-        self,
-        work: ClientWork,
-        plan: FullRound,
-        between: Callable[[], None] | None = None,
-    ) -> list[ClientResult]:
-        results = super().train(work, plan, between)
-        return [
-            replace(result, states=self._spoilt_states(result, plan))
-            if result.client in self.attackers
-            else result
-            for result in results
-        ]
-
-    def _spoilt_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
-        sent = {**plan.held.get(result.client, {}), **plan.send}
-        sent |= plan.send_to.get(result.client, {})
-        return {
-            name: self._spoilt(state, sent[name]) if name in sent else state
-            for name, state in result.states.items()
-        }
-
-    def _spoilt(self, state: State, received: State) -> State:
-        return spoilt_state(self.attack, state, received)
 
 
 def spoilt_state(attack: Attack, state: State, received: State) -> State:

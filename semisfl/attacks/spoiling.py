@@ -11,14 +11,8 @@ import torch
 
 from semisfl import config as configs
 from semisfl import lookup
-from semisfl.attacks.poisoning import (
-    ATTACKS,
-    TARGET,
-    attack_named,
-    attackers_of,
-    spoilt_fleet,
-    stamped,
-)
+from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, stamped
+from semisfl.attacks.spoilt_fleet import attackers_of, spoilt_fleet
 from semisfl.config import Config, ConfigError
 from semisfl.engine.inference import outputs
 from semisfl.runs import checkpoint

@@ -7,16 +7,8 @@ import pytest
 import torch
 
 from semisfl.attacks import spoiling
-from semisfl.attacks.poisoning import (
-    ATTACKS,
-    TARGET,
-    SpoiltFleet,
-    attack_named,
-    attackers_of,
-    spoilt_fleet,
-    spoilt_state,
-    stamped,
-)
+from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, spoilt_state, stamped
+from semisfl.attacks.spoilt_fleet import SpoiltFleet, attackers_of, spoilt_fleet
 from semisfl.cli.main import main
 from semisfl.config import ConfigError
 from semisfl.fleet.base import Features, SplitRound

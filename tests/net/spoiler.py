@@ -2,7 +2,8 @@
 
 import sys
 
-from semisfl.attacks.poisoning import attack_named, spoilt_fleet
+from semisfl.attacks.poisoning import attack_named
+from semisfl.attacks.spoilt_fleet import spoilt_fleet
 from semisfl.cli.main import main
 from semisfl.net.client import member
 

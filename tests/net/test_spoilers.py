@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.attacks.poisoning import attack_named, attackers_of, spoilt_fleet
+from semisfl.attacks.poisoning import attack_named
+from semisfl.attacks.spoilt_fleet import attackers_of, spoilt_fleet
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
