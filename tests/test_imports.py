@@ -112,7 +112,13 @@ ALLOWED = {
     "attacks.poisoning": ("fleet.base", *SETTINGS),
     "attacks.spoilt_fleet": ("attacks.poisoning", "fleet", *SETTINGS),
     **dict.fromkeys(
-        ("attacks.inversion", "attacks.updates", "attacks.guesses", "attacks.meter"),
+        (
+            "attacks.inversion",
+            "attacks.updates",
+            "attacks.guesses",
+            "attacks.meter",
+            "attacks.hijacking",
+        ),
         ("attacks", "fleet", "models", "layers", "data", "engine", *SETTINGS),
     ),
     "use": (

@@ -14,6 +14,7 @@ from semisfl import lookup
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import most_uses
+from semisfl.fleet.vigilance import Vigilance
 from semisfl.net import messages
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection, Received, Rejected, Stream
@@ -43,6 +44,7 @@ class Device:
         self._connection = connection
         self._outgoing = connection.outgoing
         self._allowance = allowance or Allowance()
+        self._vigilance, self._warned = Vigilance(), False
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
@@ -214,6 +216,7 @@ class Device:
         if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
             log.warning("gradients of another step were passed over")
             return
+        self._be_wary(frame.tensors["gradients"])
         with member.hardware.step():
             member.fleet.backward(frame.tensors["gradients"].to(member.hardware.device))
         member.step += 1
@@ -226,6 +229,15 @@ class Device:
         self.answer(
             received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models
         )
+
+    def _be_wary(self, gradients: Tensor) -> None:
+        answer = self._outgoing.policy.hijacking
+        reason = self._vigilance.look(gradients) if answer != "ignore" else None
+        if reason and answer == "refuse":
+            raise PolicyBreach(reason)
+        if reason and not self._warned:
+            self._warned = True
+            log.warning("%s; the policy says to go on", reason)
 
     # --- full-model rounds -----------------------------------------------------------------------
 

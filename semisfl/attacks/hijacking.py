@@ -1,0 +1,134 @@
+"""Servers that do not keep to the protocol's spirit, though every frame they send is a valid one.
+
+`Hijacker` is the feature-space hijacking attack (Pasquini, Ateniese and Bernaschi 2021): the server
+trains an encoder and a decoder of its own on public images, and sends its clients gradients that
+drive their bottoms to give what its encoder would give. `plant` needs no gradients at all: whoever
+sends the bottom may send one that was trained to be read.
+
+Both use the fleet as a method does, so they run against simulated clients and against devices alike.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from semisfl.attacks.inversion import Sent
+from semisfl.engine.weights import State, clone
+from semisfl.fleet.base import Features, Fleet, SplitRound
+
+HIDDEN = 512
+
+
+@dataclass(frozen=True)
+class Public:
+    """Images that the server has itself: pixels in 0..1, and how a model takes them."""
+
+    pixels: Tensor
+    prepare: Callable[[Tensor], Tensor]
+    generator: torch.Generator
+
+    def batch(self, count: int) -> Tensor:
+        chosen = torch.randint(len(self.pixels), (count,), generator=self.generator)
+        return self.pixels[chosen.to(self.pixels.device)]
+
+
+def _decoder(features: int, shape: torch.Size) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(features, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, shape.numel()),
+        nn.Sigmoid(),
+        nn.Unflatten(1, tuple(shape)),
+    )
+
+
+class Hijacker:
+    """Its three networks, and one step of theirs for each of the clients'."""
+
+    def __init__(
+        self, bottom: nn.Module, features: int, public: Public, rate: float = 1e-3
+    ) -> None:
+        device = public.pixels.device
+        self.public = public
+        self.encoder = clone(bottom).requires_grad_().to(device)
+        self.decoder = _decoder(features, public.pixels.shape[1:]).to(device)
+        # Scaled to a usual length first: features of any size are judged by their direction too.
+        self.critic = nn.Sequential(
+            nn.LayerNorm(features), nn.Linear(features, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
+        ).to(device)
+        own = [*self.encoder.parameters(), *self.decoder.parameters()]
+        self._own = torch.optim.Adam(own, rate)
+        self._critic = torch.optim.Adam(self.critic.parameters(), rate, betas=(0.5, 0.9))
+
+    def practise(self, steps: int, batch: int) -> None:
+        """Train encoder and decoder before any client is there."""
+        for _ in range(steps):
+            self._codes(batch)
+
+    def _codes(self, count: int) -> Tensor:
+        """One step of encoder and decoder on public images; what the encoder gave."""
+        images = self.public.batch(count)
+        self._own.zero_grad()
+        codes: Tensor = self.encoder(self.public.prepare(images))
+        F.mse_loss(self.decoder(codes), images).backward()
+        self._own.step()
+        return codes
+
+    def gradients(self, features: Tensor) -> Tensor:
+        """Learn from a step's features; what to send back, as if it came from a loss of the method."""
+        rows = features.detach()
+        codes = self._codes(len(rows))
+        self._critic.zero_grad()
+        (F.softplus(-self.critic(codes.detach())) + F.softplus(self.critic(rows))).mean().backward()
+        self._critic.step()
+        wanted = rows.clone().requires_grad_()
+        loss = F.softplus(-self.critic(wanted)).mean()
+        (gradients,) = torch.autograd.grad(loss, wanted)
+        return gradients
+
+    @torch.no_grad()
+    def rebuild(self, features: Tensor) -> Tensor:
+        images: Tensor = self.decoder(features.detach())
+        return images
+
+
+def hijack(
+    fleet: Fleet,
+    attacker: Hijacker,
+    bottom: State,
+    *,
+    active: Sequence[int],
+    rounds: int,
+    steps: int,
+    lr: float,
+    scale: float = 1.0,
+) -> Iterator[tuple[Features, Tensor]]:
+    """Rounds in which clients are led astray: every step's features, and the gradients sent for them."""
+    for index in range(rounds):
+        fleet.wait_ready()
+        fleet.start_round(SplitRound(index, tuple(active), steps, lr, bottom, bottom))
+        for _ in range(steps):
+            features = fleet.forward()
+            # As the method does: a client wants the mean over its own rows.
+            gradients = attacker.gradients(features.student) * len(features.clients) * scale
+            fleet.backward(gradients)
+            yield features, gradients
+        bottom = fleet.finish_round()
+
+
+def plant(
+    bottom: nn.Module, features: int, public: Public, sent: Sent, steps: int = 400, batch: int = 64
+) -> tuple[State, nn.Module]:
+    """A bottom trained to be read through the clients' own defence, and the decoder that reads it."""
+    encoder = clone(bottom).requires_grad_().to(public.pixels.device)
+    decoder = _decoder(features, public.pixels.shape[1:]).to(public.pixels.device)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 1e-3)
+    for _ in range(steps):
+        images = public.batch(batch)
+        optimizer.zero_grad()
+        F.mse_loss(decoder(sent(encoder(public.prepare(images)))), images).backward()
+        optimizer.step()
+    return encoder.state_dict(), decoder

@@ -1,0 +1,49 @@
+"""What a client can tell of its server from the gradients that it is sent, without any labels.
+
+Gradients of a classifier pull the features of different images different ways. Those of a server
+that wants features to look like its own encoder's (Pasquini et al. 2021) push all of them one way.
+Where a client's images are nearly all of one class an honest server's are aligned too, so this is a
+sign and no proof; docs/security.md has how often it is wrong. A bottom that was planted by the
+server needs no gradients and leaves no such sign.
+"""
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+WINDOW = 20
+"""Steps that are judged together."""
+LIMIT = 0.8
+"""Mean cosine between the gradients of two images, over a window; above it is suspicious."""
+FAINT = 1e-3
+"""Rows below this share of the longest carry no direction: images whose label is not trusted."""
+
+
+def alignment(gradients: Tensor) -> float | None:
+    """Mean cosine between the rows of two images; None where fewer than four have a direction."""
+    norms = gradients.norm(dim=1)
+    rows = gradients[norms > FAINT * norms.max()]
+    count = len(rows)
+    if count < 4:
+        return None
+    units = rows / rows.norm(dim=1, keepdim=True)
+    return float((units.sum(0).pow(2).sum() - count) / (count * (count - 1)))
+
+
+class Vigilance:
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=WINDOW)
+
+    @torch.no_grad()
+    def look(self, gradients: Tensor) -> str | None:
+        """Why the latest gradients look like hijacking; None: they do not, or it is too early to say."""
+        if (found := alignment(gradients.float())) is not None:
+            self._seen.append(found)
+        mean = sum(self._seen) / max(1, len(self._seen))
+        if len(self._seen) < WINDOW or mean <= LIMIT:
+            return None
+        return (
+            f"gradients look like hijacking: over {WINDOW} steps those of two images have cosine "
+            f"{mean:.2f} on average, the limit is {LIMIT:g}"
+        )

@@ -1,0 +1,130 @@
+"""Servers that cheat with valid frames, against our own client over our own protocol."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
+from semisfl.attacks.likeness import likeness
+from semisfl.data.partition import Partition
+from semisfl.data.sources import load
+from semisfl.fleet.base import RoundAborted, SplitRound
+from semisfl.fleet.vigilance import LIMIT, WINDOW, Vigilance, alignment
+from semisfl.methods.semisfl import SemiSFL
+from semisfl.net.client.connection import Rejected
+from semisfl.policy import Policy
+from tests.net.harness import Network, tiny
+
+LAYERS = [
+    {"kind": "conv", "channels": 8, "kernel": 5, "stride": 2},
+    *({"kind": "relu"}, {"kind": "flatten"}, {"kind": "linear"}),
+]
+PLAIN = {"labeled": 8, "augment": {"flip": False, "pad": 0, "operations": 0, "cutout": 0}}
+
+
+@pytest.fixture
+def digits() -> Any:
+    data = load("digits")
+    shard = torch.arange(100, 148).numpy()
+    config = tiny(
+        1,
+        data=PLAIN,
+        model={"layers": LAYERS, "projector": "linear"},
+        clients={"batch": 16, "steps": WINDOW + 4, "total": 1, "active": 1},
+    )
+    net = Network(config, data, Partition(torch.arange(8).numpy(), (shard,)))
+    yield net
+    net.close()
+
+
+def public_of(net: Network) -> Public:
+    normalizer = net.experiment.normalizer
+    scale, offset = normalizer.scale.view(-1, 1, 1), normalizer.offset.view(-1, 1, 1)
+    pixels = net.data.test_images[:500].float() / 255
+    return Public(pixels, lambda x: x * 255 * scale + offset, torch.Generator().manual_seed(0))
+
+
+def method_of(net: Network) -> SemiSFL:
+    assert isinstance(net.experiment.method, SemiSFL)
+    return net.experiment.method
+
+
+def test_a_planted_bottom_is_read_from_the_first_step_on(digits: Network) -> None:
+    """Real devices take whatever bottom they are sent: gradients are not even needed."""
+    digits.join_all()
+    student, public = method_of(digits).student, public_of(digits)
+    torch.manual_seed(0)
+    state, decoder = plant(student.bottom, student.features, public, lambda x: x, 150, 32)
+    digits.fleet.start_round(SplitRound(0, (0,), WINDOW + 4, 0.02, state, state))
+    features = digits.fleet.forward()
+    with torch.no_grad():
+        rebuilt = decoder(features.teacher)
+    held = digits.data.images[100:148].float() / 255
+    # Which image is in which row follows from the run's seed, which the server knows.
+    nearest = torch.cdist(rebuilt.flatten(1), held.flatten(1)).argmin(1)
+    found = likeness(rebuilt, held[nearest])
+    mean = public.pixels.mean(0, keepdim=True).expand_as(rebuilt)
+    assert found["ssim"] > likeness(mean, held[nearest])["ssim"] + 0.3
+    assert len(nearest.unique()) > 10  # told apart, not one image for all
+
+
+def hijacked(net: Network, policy: Policy) -> int:
+    """How many steps a hijacking server gets out of a device with a policy."""
+    net.join(0, policy=policy)
+    assert net.fleet.wait_for(1, 20)
+    student = method_of(net).student
+    torch.manual_seed(0)
+    attacker = Hijacker(student.bottom, student.features, public_of(net))
+    steps = 0
+    state = student.bottom.state_dict()
+    for _ in hijack(net.fleet, attacker, state, active=(0,), rounds=1, steps=WINDOW + 4, lr=0.02):
+        steps += 1
+    return steps
+
+
+def test_a_device_that_watches_ends_its_part_and_says_why(
+    digits: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RoundAborted):
+        hijacked(digits, Policy(hijacking="refuse"))
+    digits.clients[0].join(10)
+    error = digits.clients[0].error
+    assert isinstance(error, Rejected) and "gradients look like hijacking" in str(error)
+    audit = [r.getMessage() for r in caplog.records if r.name == "semisfl.audit"]
+    assert "the client's policy: gradients look like hijacking" in audit[-1]
+
+
+def test_a_device_that_only_warns_goes_on(
+    digits: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert hijacked(digits, Policy(hijacking="warn")) == WINDOW + 4
+    said = [r.getMessage() for r in caplog.records if "look like hijacking" in r.getMessage()]
+    assert len(said) == 1 and said[0].endswith("the policy says to go on")
+
+
+def test_an_honest_server_is_not_refused(digits: Network) -> None:
+    digits.join(0, policy=Policy(hijacking="refuse"))
+    assert digits.fleet.wait_for(1, 20)
+    digits.experiment.method.round(0)
+    assert digits.clients[0].error is None and digits.fleet.present() == [0]
+
+
+def test_alignment_by_hand() -> None:
+    same, apart = torch.ones(6, 3), torch.eye(6)
+    assert alignment(same) == pytest.approx(1.0)
+    assert alignment(apart) == pytest.approx(0.0)
+    assert alignment(torch.cat([same, -same])) == pytest.approx(-1 / 11)
+    # Rows of images whose label is not trusted are nothing, and do not count.
+    assert alignment(torch.cat([same, torch.zeros(50, 3)])) == pytest.approx(1.0)
+    assert alignment(torch.zeros(8, 3)) is None
+
+
+def test_a_window_is_needed_and_the_limit_is_a_mean() -> None:
+    watching = Vigilance()
+    for _ in range(WINDOW - 1):
+        assert watching.look(torch.ones(8, 4)) is None
+    assert f"the limit is {LIMIT:g}" in (watching.look(torch.ones(8, 4)) or "")
+    calm = Vigilance()
+    for step in range(3 * WINDOW):
+        assert calm.look(torch.ones(8, 8) if step % 3 == 0 else torch.eye(8)) is None
