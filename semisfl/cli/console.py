@@ -3,6 +3,8 @@
 import importlib.util
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -109,6 +111,30 @@ class ProgressLines:
         sys.stderr.flush()
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def many_runs(quiet: bool) -> Iterator[Callable[[int, int, int, int], None]]:
+    """How far several runs are: call with the runs and rounds done, and of how many."""
+    if quiet:
+        yield lambda *done: None
+        return
+    if not err.is_terminal:
+        last = [-1]
+
+        def line(runs: int, of_runs: int, rounds: int, of_rounds: int) -> None:
+            if runs != last[0]:
+                last[0] = runs
+                say(f"{runs} of {of_runs} runs, {rounds} of {of_rounds} rounds")
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("rounds"))
+    with Progress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=err) as bar:
+        task = bar.add_task("")
+        yield lambda runs, of_runs, rounds, of_rounds: bar.update(
+            task, description=f"{runs} of {of_runs} runs", completed=rounds, total=of_rounds
+        )
 
 
 def can_draw() -> bool:

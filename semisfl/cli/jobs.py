@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 from semisfl.cli import console, training
 from semisfl.cli.signals import StopSignals
-from semisfl.runs import compare
+from semisfl.config import ConfigError
+from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
 from semisfl.runs.directory import Taken
+from semisfl.runs.pools import Pool
 from semisfl.stopping import Stopped
 
 POLL_SECONDS = 0.2
@@ -25,6 +27,27 @@ def carry_out(jobs: Sequence[Job], *, device: str, quiet: bool, share: bool = Fa
             return compare.carry_out(jobs, _leaving_taken(train, quiet) if share else train)
         except Stopped:  # before the first round of one of them
             return False
+
+
+def at_once(jobs: Sequence[Job], pool: Callable[[], Pool], quiet: bool) -> bool:
+    """Do what is left of ``jobs`` in a pool; False: stopped by a signal."""
+    with StopSignals() as signals, console.many_runs(quiet) as tell:
+        made = pool()
+        with signals.running():
+            return pools.carry_out(jobs, made, signals.flag, tell)
+
+
+def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] | None:
+    """What ``--engine`` and ``--jobs`` ask for; None: one run after another, in this process."""
+    kind, _, address = (engine or "").partition("=")
+    if kind == "ray":
+        # Imported when asked for: it is an extra.
+        from semisfl.runs.ray_pool import RayPool
+
+        return lambda: RayPool(address or None, count, device)
+    if kind:
+        raise ConfigError(f"--engine {engine!r} is not known; use ray or ray=ADDRESS")
+    return (lambda: pools.Processes(count, device)) if count > 1 else None
 
 
 def _trainer(signals: StopSignals, device: str, quiet: bool) -> Callable[[Job], bool]:

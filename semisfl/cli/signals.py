@@ -34,6 +34,29 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def end_at_once() -> None:
+    """From now on a signal ends this process, as one did that came earlier."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    _early.check()
+
+
+@contextmanager
+def noted(flag: StopFlag) -> Iterator[None]:
+    """Inside, the first signal sets ``flag``; a second one ends this process."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        flag.request()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class StopSignals:
     """A signal before a run's first round ends the command at once, as nothing is lost by that.
 

@@ -40,12 +40,26 @@ def compare(
         Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")
     ] = None,
     target: Target = None,
+    jobs_: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            min=1,
+            help="Runs at a time, in processes of their own; with Ray: that share a GPU.",
+        ),
+    ] = 1,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray[=ADDRESS]", help="Where runs are executed: a Ray cluster, or Ray here."
+        ),
+    ] = None,
     device: Device = "auto",
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several seeds; mean ± standard error, and a picture."""
-    from semisfl.cli.jobs import carry_out
+    from semisfl.cli.jobs import at_once, carry_out, pool_for
     from semisfl.runs import compare as comparison
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
@@ -53,7 +67,10 @@ def compare(
     jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
-    complete = carry_out(jobs, device=device, quiet=quiet)
+    if pool := pool_for(engine, jobs_, device):
+        complete = at_once(jobs, pool, quiet)
+    else:
+        complete = carry_out(jobs, device=device, quiet=quiet)
     if not complete:
         print("stopped; the same command continues")
         return

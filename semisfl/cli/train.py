@@ -42,19 +42,34 @@ def run(
 ) -> None:
     """Train once. Ctrl-C stops cleanly; --resume continues exactly where it stopped."""
     from semisfl import config as configs
-    from semisfl.cli import training
+    from semisfl.cli import torchrun, training
     from semisfl.cli.signals import StopSignals
+    from semisfl.fleet.ranks import launch
 
+    told = launch()
+    if told is not None and told.rank > 0:
+        torchrun.take_part(told, device)
+        return
+    limits = settings or ()
     if resume is not None:
         refuse_beside_resume(context)
-        with StopSignals() as signals:
-            result = training.carry_on(
-                resume, signals, settings=settings or (), device=device, quiet=quiet
-            )
     else:
         config = configs.parse(values_of(preset, settings))
-        stem = f"{name_of(preset)}-{config.method}-seed{config.seed}"
-        with StopSignals() as signals:
+        if told is not None:
+            config, resume = torchrun.lead(told, config, out)
+            limits = ()  # those of a run that goes on are its own
+    with StopSignals() as signals:
+        if resume is not None:
+            result = training.carry_on(
+                resume,
+                signals,
+                settings=limits,
+                cluster=told is not None,
+                device=device,
+                quiet=quiet,
+            )
+        else:
+            stem = f"{name_of(preset)}-{config.method}-seed{config.seed}"
             result = training.start(
                 config, out or training.free_directory(stem), signals, device=device, quiet=quiet
             )

@@ -42,12 +42,15 @@ def carry_on(
     signals: StopSignals,
     *,
     settings: Sequence[str] = (),
+    cluster: bool = False,
     device: str = "auto",
     quiet: bool = False,
     title: str | None = None,
 ) -> Result:
     """Continue the run in a directory from its latest checkpoint, or from the checkpoint named."""
-    with runs.go_on(path, settings=settings, device=device, stop=signals.flag) as run:
+    with runs.go_on(
+        path, settings=settings, cluster=cluster, device=device, stop=signals.flag
+    ) as run:
         return rounds(run, signals, quiet=quiet, title=title)
 
 

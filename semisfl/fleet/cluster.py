@@ -6,7 +6,6 @@ process: on CPUs to the last bit. A lost rank ends all of them; torchrun's resta
 last checkpoint.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,8 +33,6 @@ from semisfl.fleet.ranks import Moving, RankLost, Ranks, launch
 from semisfl.fleet.setup import FleetSetup
 from semisfl.stopping import Stopped
 
-log = logging.getLogger(__name__)
-
 
 class ClusterFleet:
     """The clients as rank 0 sees them."""
@@ -53,6 +50,7 @@ class ClusterFleet:
         self._setup = setup
         self._own = LocalFleet(setup)
         self.traffic, self.held_back = self._own.traffic, self._own.held_back
+        self._joined = ranks is None
         self._ranks = ranks or Ranks.join(setup.hardware.device)
         assert self._ranks.rank == 0, "the other ranks answer this one"
         self._closed = False
@@ -73,7 +71,6 @@ class ClusterFleet:
         for rank in self._ranks.others:
             if problem := self._ranks.answer_of(rank).get("problem"):
                 raise ConfigError(f"rank {rank}: {problem}")
-        log.info("clients on %d ranks", self._ranks.count)
 
     def close(self, finished: bool) -> None:
         """The others end too. A rank that is lost, now or before, changes nothing any more."""
@@ -84,7 +81,8 @@ class ClusterFleet:
             with suppress(RankLost):
                 self._settle_debts()
                 self._ranks.say("end")
-        self._ranks.leave()
+        if self._joined:
+            self._ranks.leave()
 
     def _settle_debts(self) -> None:
         """Take, and forget, what the others send for a round that was given up."""

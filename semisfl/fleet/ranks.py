@@ -6,20 +6,26 @@ the hosts' memory (gloo); tensors go from device to device (NCCL between GPUs, g
 
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from semisfl.config import ConfigError
 
 HEAD = 256
 """Bytes of a message's first part, which most messages fit into."""
 LENGTH = 8
+PATIENCE = timedelta(hours=1)
+"""For rank 0, which loads its images before it meets the others."""
 
 
 class RankLost(ConnectionError):
@@ -34,7 +40,6 @@ class Launch:
     local_rank: int
     """Among the ranks of this machine."""
     world: int
-    restarts: int
     max_restarts: int
 
     def device(self, asked: str) -> str:
@@ -58,7 +63,6 @@ def launch() -> Launch | None:
         int(told["RANK"]),
         int(told["LOCAL_RANK"]),
         int(told["WORLD_SIZE"]),
-        int(told["TORCHELASTIC_RESTART_COUNT"]),
         int(told.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
 
@@ -72,20 +76,21 @@ class Ranks:
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.others = range(1, self.count)
         self.lost = False
-        self._joined = False
 
     @classmethod
     def join(cls, device: torch.device) -> "Ranks":
         """Meet the others that torchrun started."""
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend)
-        ranks = cls(device)
-        ranks._joined = True
-        return ranks
+        store, rank, world = next(rendezvous("env://"))
+        own = dist.PrefixStore(  # type: ignore[attr-defined]
+            _meet(store, rank, world), store
+        )
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world)
+        return cls(device)
 
     def leave(self) -> None:
-        """The end of what `join` began; a group that was given is somebody else's."""
-        if self._joined and not self.lost:
+        """The end of what `join` began."""
+        if not self.lost:
             dist.destroy_process_group()
 
     @contextmanager
@@ -173,6 +178,35 @@ class Moving:
 
     def wait(self) -> None:
         self.ranks.wait(self.works)
+
+
+def _meet(store: Any, rank: int, world: int) -> str:
+    """A name that the ranks of this attempt share, and no earlier attempt had.
+
+    torchrun's store outlives its restarts, and gloo would find there the addresses of processes
+    that are gone. Its count of restarts is no such name: machines count their own.
+    """
+    mine = secrets.token_hex(8)
+    if rank > 0:
+        store.set(f"here/{rank}", mine)
+        store.wait([f"meet/{mine}"], PATIENCE)
+        name = store.get(f"meet/{mine}").decode()
+        store.set(f"came/{name}/{rank}", "")
+        return name
+    told: dict[int, bytes] = {}
+    missing = set(range(1, world))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"came/{mine}/{other}"]):
+                missing.remove(other)
+            elif store.check([f"here/{other}"]):
+                # One of an earlier attempt may be answered too: it is gone, and its successor comes.
+                name = store.get(f"here/{other}")
+                if name != told.get(other):
+                    told[other] = name
+                    store.set(f"meet/{name.decode()}", mine)
+        time.sleep(0.01)
+    return mine
 
 
 def _encoded(values: Mapping[str, Any]) -> list[Tensor]:

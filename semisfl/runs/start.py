@@ -22,6 +22,7 @@ from semisfl.runs import checkpoint, health
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import Result, run_rounds
+from semisfl.runs.rank import on_ranks
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.stopping import StopFlag
 
@@ -106,16 +107,23 @@ def _leave(run: Run) -> None:
 
 @contextmanager
 def go_on(
-    path: Path | str, *, settings: Sequence[str] = (), **means: Unpack[Means]
+    path: Path | str,
+    *,
+    settings: Sequence[str] = (),
+    cluster: bool = False,
+    **means: Unpack[Means],
 ) -> Iterator[Run]:
     """The run in a directory from its latest good checkpoint, or from the checkpoint named.
 
     ``settings`` are ``key=value`` assignments as of ``--set``; of limits (``stop.*``) only.
+    ``cluster``: over all ranks of torchrun, wherever it ran before.
     """
     place = Path(path)
     named = place.suffix == ".safetensors"
     directory = RunDirectory.open(place.parent if named else place)
     config = _where_clients_live(directory.changed(settings), means)
+    if cluster:
+        config = on_ranks(config)
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)

@@ -1,0 +1,105 @@
+"""Clients over the ranks of torchrun against the same clients in one process, in one run.
+
+    torchrun --nproc-per-node N -m benchmarks.cluster [--json FILE]
+
+Each iteration is the fleet's part of a step: features from every active client, gradients back, a
+step of every bottom. Rank 0 measures both; while it measures one process, the other ranks wait.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from semisfl import presets
+from semisfl.config import Config, override, parse
+from semisfl.data import sources
+from semisfl.data.partition import Partition
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.base import Fleet, SplitRound
+from semisfl.fleet.cluster import ClusterFleet
+from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.rank_worker import RankWorker
+from semisfl.fleet.ranks import Ranks
+from semisfl.fleet.setup import FleetSetup
+from semisfl.runs.experiment import fleet_setup
+
+ACTIVE = {10: 20, 100: 5, 1000: 2}
+"""Iterations that are timed, by how many clients are active; one more comes before."""
+
+
+def prepare(config: Config) -> FleetSetup:
+    """The embedded digits, an equal share for every client."""
+    data = sources.load("digits")
+    shards = [
+        np.arange(len(data.images))[client :: config.clients.total]
+        for client in range(config.clients.total)
+    ]
+    whole = Partition(np.arange(40), tuple(shards))
+    return fleet_setup(config, data, whole, Hardware("cpu", config.runtime))
+
+
+def seconds(fleet: Fleet, setup: FleetSetup, steps: int) -> float:
+    """Of the median iteration."""
+    bottom = setup.model.bottom.state_dict()
+    active = tuple(range(setup.config.clients.active))
+    fleet.start_round(SplitRound(0, active, steps + 1, 0.02, bottom, bottom))
+    times = []
+    for _ in range(steps + 1):
+        started = time.perf_counter()
+        features = fleet.forward()
+        fleet.backward(torch.full_like(features.student, 1e-3))
+        times.append(time.perf_counter() - started)
+    fleet.finish_round()
+    return median(times[1:])
+
+
+def measure(ranks: Ranks, active: int, steps: int) -> dict[str, Any]:
+    clients = [f"clients.total={active}", f"clients.active={active}"]
+    setup = prepare(parse(override(presets.digits(), clients)))
+    alone = seconds(LocalFleet(setup), setup, steps)
+    fleet = ClusterFleet(setup, ranks)
+    fleet.open(None)
+    spread = seconds(fleet, setup, steps)
+    fleet.close(finished=True)
+    rows = setup.config.clients.batch * active
+    crossing = rows * setup.model.features * 4 * 3 * (ranks.count - 1) // ranks.count
+    return {
+        "active": active,
+        "one_process_ms": round(1e3 * alone, 2),
+        "cluster_ms": round(1e3 * spread, 2),
+        "times_faster": round(alone / spread, 2),
+        "bytes_between_ranks": crossing,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    ranks = Ranks.join(torch.device("cpu"))
+    if ranks.rank > 0:
+        for _ in ACTIVE:
+            RankWorker(ranks, prepare).serve()
+        ranks.leave()
+        return
+    found = [measure(ranks, active, steps) for active, steps in ACTIVE.items()]
+    ranks.leave()
+    print(f"{'active':>8}{'one process ms':>16}{f'{ranks.count} ranks ms':>14}{'faster':>8}")
+    for row in found:
+        print(
+            f"{row['active']:>8}{row['one_process_ms']:>16.1f}{row['cluster_ms']:>14.1f}"
+            f"{row['times_faster']:>7.2f}x"
+        )
+    if arguments.json:
+        result = {"ranks": ranks.count, "threads_a_rank": torch.get_num_threads(), "rows": found}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

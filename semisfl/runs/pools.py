@@ -1,0 +1,140 @@
+"""Several runs at once: which are left, how far all of them are, and what became of each.
+
+Where they are executed is a `Pool`: processes of this machine here, a Ray cluster in `ray_pool`.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from semisfl.runs.compare import Job
+from semisfl.stopping import StopFlag
+from semisfl.toml import to_toml
+
+POLL_SECONDS = 0.2
+ATTEMPTS = 3
+"""Of a run whose process is lost; each goes on from its last checkpoint."""
+
+
+class Pool(Protocol):
+    """Where runs are executed."""
+
+    def has_room(self) -> bool: ...
+
+    def start(self, job: Job) -> None: ...
+
+    def ended(self) -> Mapping[Path, str | None]:
+        """Runs that ended since the last call, and what went wrong."""
+        ...
+
+    def stop(self) -> None:
+        """End all that are under way; they can be continued."""
+        ...
+
+
+Tell = Callable[[int, int, int, int], None]
+"""Runs and rounds that are done, of how many."""
+
+
+def carry_out(jobs: Sequence[Job], pool: Pool, stop: StopFlag, tell: Tell) -> bool:
+    """Do what is left of ``jobs``; False: stopped. One that fails does not keep the others from it."""
+    left = deque(now for job in jobs if (now := job.again()).status != "finished")
+    under_way: set[Path] = set()
+    failed: dict[Path, str] = {}
+    try:
+        while left or under_way:
+            if stop.requested:
+                return False
+            while left and pool.has_room():
+                under_way.add(left[0].path)
+                pool.start(left.popleft())
+            for path, problem in pool.ended().items():
+                under_way.remove(path)
+                if problem is not None:
+                    failed[path] = problem
+            runs = len(jobs) - len(left) - len(under_way) - len(failed)
+            tell(runs, len(jobs), sum(map(rounds_of, jobs)), sum(job.config.rounds for job in jobs))
+            if under_way:
+                time.sleep(POLL_SECONDS)
+    finally:
+        pool.stop()
+    if failed:
+        path, problem = next(iter(failed.items()))
+        raise OSError(f"{len(failed)} of {len(jobs)} runs failed; {path}: {problem}")
+    return True
+
+
+def rounds_of(job: Job) -> int:
+    """Rounds that are done, by the lines that are there now."""
+    try:
+        return (job.path / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+class Processes:
+    """``count`` runs at a time, each in a process of its own on this machine."""
+
+    def __init__(self, count: int, device: str = "auto") -> None:
+        self._count, self._device = count, device
+        self._running: dict[Path, tuple[Job, subprocess.Popen[str]]] = {}
+        self._attempts: dict[Path, int] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="semisfl-")
+
+    def has_room(self) -> bool:
+        return len(self._running) < self._count
+
+    def start(self, job: Job) -> None:
+        self._attempts[job.path] = self._attempts.get(job.path, 0) + 1
+        cores = max(1, (os.cpu_count() or 1) // self._count)
+        self._running[job.path] = (
+            job,
+            # A session of its own: Ctrl-C comes to this process alone, which tells it once.
+            subprocess.Popen(
+                [sys.executable, "-m", "semisfl", *self._words(job)],
+                env={"OMP_NUM_THREADS": str(cores), **os.environ},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            ),
+        )
+
+    def _words(self, job: Job) -> list[str]:
+        common = ["--device", self._device, "--quiet"]
+        if job.status == "unfinished":
+            return ["run", "--resume", str(job.path), *common, "--set", *job.changed]
+        file = Path(self._folder.name) / f"{len(self._attempts)}.toml"
+        file.write_text(to_toml(job.config), encoding="utf-8")
+        return ["run", str(file), "--out", str(job.path), *common]
+
+    def ended(self) -> Mapping[Path, str | None]:
+        found: dict[Path, str | None] = {}
+        for path, (job, process) in list(self._running.items()):
+            if process.poll() is None:
+                continue
+            del self._running[path]
+            said = process.communicate()[1].strip().splitlines()
+            problem = (said or [f"exit code {process.returncode}"])[-1]
+            if process.returncode > 0:
+                found[path] = problem
+            elif (now := job.again()).status == "finished":
+                found[path] = None
+            elif self._attempts[path] < ATTEMPTS:
+                self.start(now)
+            else:
+                found[path] = f"its process was ended {ATTEMPTS} times: {problem}"
+        return found
+
+    def stop(self) -> None:
+        for _, process in self._running.values():
+            process.terminate()
+        for _, process in self._running.values():
+            process.communicate()
+        self._folder.cleanup()

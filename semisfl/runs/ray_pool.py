@@ -1,0 +1,81 @@
+"""Runs on a Ray cluster: one per GPU, or share of it, and one per core where there are no GPUs.
+
+Every machine sees the folder of the runs and has this package. Ray starts a run whose worker or
+machine is lost again elsewhere, where it goes on from its last checkpoint.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from semisfl import config as configs
+from semisfl.config import ConfigError
+from semisfl.runs.compare import Job
+from semisfl.runs.start import resume, train
+
+ATTEMPTS = 10
+"""Of a run whose worker or machine is lost."""
+
+
+def train_one(values: dict[str, Any], path: str, device: str) -> None:
+    """One run, from where it stands; in a worker of the cluster."""
+    job = Job.of(configs.parse(values), Path(path))
+    if job.status == "new":
+        train(job.config, out=job.path, device=device)
+    elif job.status == "unfinished":
+        resume(job.path, settings=job.changed, device=device)
+
+
+class RayPool:
+    def __init__(self, address: str | None, share: int = 1, device: str = "auto") -> None:
+        """A cluster's ``address``, or None for one of this machine; ``share`` runs per GPU."""
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError("--engine ray needs Ray: pip install 'semisfl[ray]'") from error
+        self._ray, self._device = ray, device
+        if not ray.is_initialized():
+            try:
+                ray.init(
+                    address,
+                    log_to_driver=False,
+                    include_dashboard=False if address is None else None,
+                )
+            except ConnectionError as error:
+                raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+        gpus = ray.cluster_resources().get("GPU", 0)
+        self._train = ray.remote(
+            num_cpus=1, num_gpus=1 / share if gpus else 0, max_retries=ATTEMPTS - 1
+        )(train_one)
+        self._running: dict[Any, Path] = {}
+
+    def has_room(self) -> bool:
+        """Always: what does not fit yet waits in the cluster."""
+        return True
+
+    def start(self, job: Job) -> None:
+        values = job.config.model_dump(mode="json")
+        answer = self._train.remote(values, str(job.path.absolute()), self._device)
+        self._running[answer] = job.path
+
+    def ended(self) -> Mapping[Path, str | None]:
+        waiting = list(self._running)
+        done, _ = (
+            self._ray.wait(waiting, num_returns=len(waiting), timeout=0) if waiting else ([], [])
+        )
+        return {self._running.pop(answer): self._problem(answer) for answer in done}
+
+    def _problem(self, answer: Any) -> str | None:
+        try:
+            self._ray.get(answer)
+        except self._ray.exceptions.RayTaskError as error:
+            return f"{type(error.cause).__name__}: {error.cause}"
+        except self._ray.exceptions.RayError as error:
+            return f"lost {ATTEMPTS} times: {str(error).splitlines()[0]}"
+        return None
+
+    def stop(self) -> None:
+        """Runs under way are given up where they stand: they go on from their last checkpoints."""
+        for answer in self._running:
+            self._ray.cancel(answer, force=True)
+        self._ray.shutdown()

@@ -1,0 +1,159 @@
+"""One run over the ranks of torchrun: its files, its end, and a rank that dies in the middle."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl.cli import torchrun
+from semisfl.config import ConfigError, FleetConfig, parse
+from semisfl.fleet.ranks import Launch
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.start import resume, train
+from tests.cli.test_signals import images as images
+
+PATIENCE = 200.0
+SETTINGS = {
+    "clients": {"total": 3, "active": 3, "batch": 4, "steps": 2},
+    "server": {"batch": 4, "steps": 2},
+    "data": {"labeled": 8},
+    "runtime": {"checkpoint_every": 1},
+}
+
+
+def words_of(images: Path, rounds: int, *more: str) -> list[str]:
+    """``semisfl run`` with `SETTINGS`."""
+    pairs = [
+        f"{section}.{key}={value}"
+        for section, row in SETTINGS.items()
+        for key, value in row.items()
+    ]
+    return ["run", "--set", f"rounds={rounds}", f"data.name={images}", *pairs, *more]
+
+
+def numbers(path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
+    ]
+
+
+def until_rounds(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
+    deadline, file = time.monotonic() + PATIENCE, path / "metrics.jsonl"
+    while not file.exists() or file.read_text().count("\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children(process: "subprocess.Popen[str]") -> dict[str, int]:
+    """Process by rank."""
+    found = {}
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        found |= {pair[5:]: int(pid) for pair in environment if pair.startswith("RANK=")}
+    return found
+
+
+def finished(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    """What it said until its end, which comes in time; with it go its ranks."""
+    try:
+        return process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+
+
+def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> None:
+    """With the numbers of one process that nobody disturbed; only rank 0 writes and speaks."""
+    rounds, out = 30, images.parent / "out"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher += ["--max-restarts", "1", "--standalone", "--tee", "3", "-m", "semisfl"]
+    run = subprocess.Popen(
+        [*launcher, *words_of(images, rounds, "--out", str(out))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until_rounds(out, 3, run)
+    os.kill(children(run)["1"], signal.SIGKILL)
+    said, complained = finished(run)
+    assert run.returncode == 0, complained
+    assert "going on from" in (out / "run.log").read_text() or "going on from" in complained
+    assert "[default1]" not in said and "[default1]:semisfl" not in complained
+    assert said.count(f"after {rounds} of {rounds} rounds") == 1
+    config, alone = RunDirectory(out).config(), images.parent / "alone"
+    assert config.fleet.kind == "cluster"
+    train(config.model_copy(update={"fleet": FleetConfig(kind="local")}), out=alone, device="cpu")
+    assert numbers(out) == numbers(alone)
+
+
+def ranks(images: Path, *words: str) -> "list[subprocess.Popen[str]]":
+    """Two ranks as torchrun would start them, without it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    told |= {"TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "semisfl", *words],
+            env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+
+
+def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
+    """As torchrun passes Ctrl-C on: to every rank. It goes on in one process too, of torchrun's."""
+    out = images.parent / "out"
+    first, second = ranks(images, *words_of(images, 1_000_000, "--out", str(out)))
+    until_rounds(out, 1, first)
+    for process in (second, first):
+        process.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=PATIENCE)
+    silent = second.communicate(timeout=PATIENCE)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "stopped; continue with: semisfl run --resume" in said
+    assert silent == ("", "")
+    done = len(numbers(out))
+    assert RunDirectory(out).load()["round"] == done
+    with pytest.raises(ConfigError, match="needs the ranks of torchrun"):
+        resume(out, device="cpu")
+
+
+@pytest.mark.slow  # two more processes; what a lost rank leads to is tested above
+def test_a_rank_that_fails_ends_all(images: Path) -> None:
+    """Rank 1 is killed and nobody starts it again: rank 0 says so in a line."""
+    out = images.parent / "out"
+    first, second = ranks(images, *words_of(images, 1_000_000, "--out", str(out), "--quiet"))
+    until_rounds(out, 1, first)
+    second.kill()
+    said, complained = first.communicate(timeout=PATIENCE)
+    second.communicate()
+    assert first.returncode == 1 and said == ""
+    assert complained.startswith("error: another rank is gone; torchrun --max-restarts N")
+
+
+def test_a_restarted_run_goes_on_only_where_it_was_begun(tmp_path: Path) -> None:
+    config, out = parse({**SETTINGS, "rounds": 2}), tmp_path / "out"
+    again = Launch(0, 0, 2, max_restarts=3)
+    with pytest.raises(ConfigError, match="--max-restarts needs --out DIR"):
+        torchrun.lead(again, config, None)
+    mine, resumed = torchrun.lead(again, config, out)
+    assert mine.fleet.kind == "cluster" and resumed is None, "it had not begun"
+    RunDirectory.create(out, mine).unlock()
+    assert torchrun.lead(again, config, out) == (mine, out)
+    assert torchrun.lead(Launch(0, 0, 2, 0), config, out)[1] is None, "which is refused later"
+    other = config.model_copy(update={"seed": 7})
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        torchrun.lead(again, other, out)

@@ -1,0 +1,173 @@
+"""Runs in processes, and on a Ray cluster of two machines: killed ones go on, finished ones stay."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisfl.cli.jobs import pool_for
+from semisfl.config import ConfigError
+from semisfl.runs import compare, pools
+from semisfl.runs.compare import Job
+from semisfl.runs.pools import Pool, Processes, carry_out, rounds_of
+from semisfl.runs.start import train
+from semisfl.stopping import StopFlag
+from tests.cli.test_torchrun import SETTINGS, numbers
+
+ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A small run on images of a folder."""
+    folder = tmp_path_factory.mktemp("pools") / "images"
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            (folder / part / name).mkdir(parents=True)
+            for number in range(20):
+                pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
+    return {**SETTINGS, "rounds": ROUNDS, "data": {"labeled": 8, "name": str(folder)}}
+
+
+@pytest.fixture(scope="module")
+def alone(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The same runs, one after another in this process, undisturbed."""
+    jobs = jobs_in(tmp_path_factory.mktemp("alone"), values)
+    for job in jobs:
+        train(job.config, out=job.path, device="cpu")
+    return [numbers(job.path) for job in jobs]
+
+
+def jobs_in(folder: Path, values: dict[str, Any]) -> list[Job]:
+    return compare.list_jobs(values, ["supervised", "semisfl"], 1, folder)
+
+
+@contextmanager
+def processes() -> Iterator[Pool]:
+    yield Processes(2, "cpu")
+
+
+@contextmanager
+def ray_of_two_machines() -> Iterator[Pool]:
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    from semisfl.runs.ray_pool import RayPool
+
+    cluster = cluster_utils.Cluster()
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+        yield RayPool(cluster.address, device="cpu")
+    finally:
+        cluster.shutdown()
+
+
+def kill_once_under_way(job: Job, killed: list[int]) -> None:
+    """The process that holds the run's directory, when some of its rounds are done."""
+    deadline = time.monotonic() + 150
+    while rounds_of(job) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.append(int((job.path / "run.lock").read_text().split()[1]))
+    os.kill(killed[0], signal.SIGKILL)
+
+
+POOLS = [
+    pytest.param(processes, id="processes"),
+    pytest.param(ray_of_two_machines, id="ray", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("make", POOLS)
+def test_a_killed_run_goes_on_with_the_same_numbers(
+    make: Callable[[], AbstractContextManager[Pool]],
+    values: dict[str, Any],
+    alone: list[Any],
+    tmp_path: Path,
+) -> None:
+    jobs = jobs_in(tmp_path, values)
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_once_under_way, args=(jobs[1], killed))
+    told: list[tuple[int, ...]] = []
+    with make() as pool:
+        killer.start()
+        assert carry_out(jobs, pool, StopFlag(), lambda *done: told.append(done))
+    killer.join()
+    assert killed and killed[0] != os.getpid()
+    assert int((jobs[1].path / "run.lock").read_text().split()[1]) != killed[0], "somebody else did"
+    assert [numbers(job.path) for job in jobs] == alone
+    assert told[-1] == (2, 2, 2 * ROUNDS, 2 * ROUNDS)
+    assert [job.again().status for job in jobs] == ["finished"] * 2
+
+
+class Here:
+    """A pool that trains at once, in this process; a run of ``failing`` fails."""
+
+    def __init__(self, failing: Path | None = None) -> None:
+        self.started: list[Path] = []
+        self._failing = failing
+        self._ended: dict[Path, str | None] = {}
+
+    def has_room(self) -> bool:
+        return True
+
+    def start(self, job: Job) -> None:
+        self.started.append(job.path)
+        self._ended[job.path] = "no memory" if job.path == self._failing else None
+        if job.path != self._failing:
+            train(job.config, out=job.path, device="cpu")
+
+    def ended(self) -> dict[Path, str | None]:
+        ended, self._ended = self._ended, {}
+        return ended
+
+    def stop(self) -> None: ...
+
+
+def test_finished_runs_are_not_repeated_and_failed_ones_keep_nobody_from_it(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    first, second = jobs_in(tmp_path, values | {"rounds": 1})
+    with pytest.raises(OSError, match=r"1 of 2 runs failed; .*supervised-seed0: no memory"):
+        carry_out([first, second], Here(first.path), StopFlag(), lambda *done: None)
+    again = Here()
+    assert carry_out([first, second], again, StopFlag(), lambda *done: None)
+    assert again.started == [first.path]
+
+
+def test_what_a_failing_process_said_is_told(values: dict[str, Any], tmp_path: Path) -> None:
+    bad = jobs_in(tmp_path, values | {"data": {"labeled": 8, "name": "./nowhere"}})[0]
+    with pytest.raises(OSError, match=r"1 of 1 runs failed; .*supervised-seed0: error: .*nowhere"):
+        carry_out([bad], Processes(1, "cpu"), StopFlag(), lambda *done: None)
+
+
+@pytest.mark.slow
+def test_a_stop_ends_all_that_are_under_way(values: dict[str, Any], tmp_path: Path) -> None:
+    jobs, stop = jobs_in(tmp_path, values | {"rounds": 100_000}), StopFlag()
+
+    def stop_when_begun(*done: int) -> None:
+        if all(rounds_of(job) for job in jobs):
+            stop.request()
+
+    assert not carry_out(jobs, Processes(2, "cpu"), stop, stop_when_begun)
+    for job in jobs:
+        assert job.again().status == "unfinished"
+        assert (job.path / "latest.safetensors").exists()
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((job.path / "run.lock").read_text().split()[1]), 0)
+
+
+def test_engines_are_known_by_name() -> None:
+    assert pool_for(None, 1, "cpu") is None
+    made = pool_for(None, 3, "cpu")
+    assert made is not None and isinstance(made(), pools.Processes)
+    with pytest.raises(ConfigError, match="--engine 'rey' is not known; use ray or ray=ADDRESS"):
+        pool_for("rey", 1, "cpu")
