@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.config import Config, ModelConfig
+from semisfl.config import Config
 from semisfl.layers import Dropout, Layers, Residual, named_layers
+from semisfl.run_settings import ModelConfig
 from semisfl.tables.kinds import Layer
 from semisfl.tables.modules import layers_of, modules_of
 from semisfl.tables.named import MODELS as MODELS

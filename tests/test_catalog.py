@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl import catalog, config, lookup
+from semisfl import catalog, config, lookup, run_settings
 from semisfl.cli.main import main
 from semisfl.models import MODELS, build, parameter_count
 
@@ -30,7 +30,8 @@ def test_titles_and_notes_are_found_without_importing_anything() -> None:
 
 def test_the_configuration_lists_nothing_that_exists() -> None:
     """Defaults aside: a row is entered once."""
-    code = Path(config.__file__).read_text(encoding="utf-8")
+    files = (config.__file__, run_settings.__file__)
+    code = "".join(Path(file).read_text(encoding="utf-8") for file in files)
     rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **catalog.AGGREGATES, **MODELS}
     named = {name for name in rows if f'"{name}"' in code}
     assert named == {"semisfl", "digits", "fp32", "bf16", "cnn", "mean"}, "bf16: an arithmetic too"

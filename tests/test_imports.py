@@ -81,7 +81,7 @@ def test_the_parser_sees_imports() -> None:
 
 # Who may import what of the package, from the bottom up.
 SETTINGS = (
-    *("seeds", "sections", "catalog", "lookup", "config", "policy"),
+    *("seeds", "sections", "catalog", "lookup", "run_settings", "config", "policy"),
     *("presets", "rows", "stopping"),
 )
 ALLOWED = {
@@ -90,18 +90,19 @@ ALLOWED = {
     "catalog": (),
     "lookup": ("catalog", "sections"),
     "policy": ("sections",),
-    "config": ("tables.kinds", "catalog", "lookup", "sections", "policy"),
+    "run_settings": ("tables.kinds", "catalog", "lookup", "sections"),
+    "config": ("run_settings", "catalog", "lookup", "sections", "policy"),
     "files": (),
     "tables.kinds": (),
     "tables.shapes": ("tables.kinds",),
     "tables.named": ("tables.kinds", "tables.shapes"),
     "tables.modules": ("tables.kinds", "tables.shapes", "layers"),
     "toml": ("config",),
-    "engine": ("engine", "layers", "config"),
+    "engine": ("engine", "layers", "run_settings"),
     "layers": ("engine.kernels",),
-    "models": ("layers", "tables", "seeds", "config"),
-    "data": ("data", "seeds", "config", "files", "catalog", "lookup", "engine.kernels"),
-    "algorithm": ("algorithm", "config", "engine"),
+    "models": ("layers", "tables", "seeds", "config", "run_settings"),
+    "data": ("data", "seeds", "run_settings", "files", "catalog", "lookup", "engine.kernels"),
+    "algorithm": ("algorithm", "config", "run_settings", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "tables", "data", *SETTINGS),
     # `fleet.codec` says how many bytes a tensor is, `fleet.aggregate` makes one state of several;
     # the engines themselves stay out of sight.
@@ -171,7 +172,17 @@ def test_report_and_watch_import_nothing_that_trains() -> None:
 
 def test_the_core_needs_little() -> None:
     core = [
-        *modules("algorithm", "models", "methods", "data", "config", "presets", "seeds", "toml"),
+        *modules(
+            "algorithm",
+            "models",
+            "methods",
+            "data",
+            "config",
+            "run_settings",
+            "presets",
+            "seeds",
+            "toml",
+        ),
         *modules("engine.hardware", "engine.sgd", "engine.stack", "engine.weights"),
         *(f"semisfl.runs.{name}" for name in ("experiment", "loop", "start", "directory")),
         *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full")),

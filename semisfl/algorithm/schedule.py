@@ -2,7 +2,7 @@
 
 import math
 
-from semisfl.config import OptimizerConfig
+from semisfl.run_settings import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, round_index: int, rounds: int) -> float:

@@ -7,12 +7,13 @@ from math import prod
 
 import torch
 
-from semisfl.config import Config, WireConfig
+from semisfl.config import Config
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.layers import named_layers
 from semisfl.methods.sizes import Sizes
 from semisfl.models import NARROW_HEAD, WIDEST_HEAD, cut_index, uncut
+from semisfl.run_settings import WireConfig
 from semisfl.tables.kinds import Conv, Flatten, Linear
 from semisfl.tables.named import MODELS
 from semisfl.tables.shapes import Placed, Shape, place

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from semisfl import config as configs
-from semisfl.config import Config, WireConfig
+from semisfl.config import Config
 from semisfl.costs import about_images
 from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.recorded import Crossed, crossed_in, recoded
 from semisfl.costs.rounds import Priced
 from semisfl.rows import RoundRow
+from semisfl.run_settings import WireConfig
 from semisfl.runs.report import Run
 
 

@@ -1,10 +1,10 @@
 """What a model's parts weigh on the wire."""
 
-from semisfl.config import WireConfig
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.methods.sizes import Sizes
 from semisfl.models import SplitModel
+from semisfl.run_settings import WireConfig
 
 
 def sizes_of(

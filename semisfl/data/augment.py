@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl.config import AugmentConfig
 from semisfl.data.operations import MAX_LEVEL, OPERATIONS, identity, to_device
+from semisfl.run_settings import AugmentConfig
 
 GREY = 127
 

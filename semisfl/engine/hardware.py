@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import torch
 
-from semisfl.config import RuntimeConfig
 from semisfl.engine import kernels
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.streams import Streams
 from semisfl.engine.weights import Module, Weights
+from semisfl.run_settings import RuntimeConfig
 
 
 class Hardware:

@@ -7,10 +7,10 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
-from semisfl.config import OptimizerConfig
 from semisfl.engine.kernels import sgd_step
 from semisfl.engine.streams import Streams
 from semisfl.engine.weights import ALIGNMENT, Home, MovingAverage, as_flat
+from semisfl.run_settings import OptimizerConfig
 
 # Up to so many kernel launches per step cost less than copying the gradients together.
 MOST_LAUNCHES = 32

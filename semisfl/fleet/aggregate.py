@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from semisfl import lookup
-from semisfl.config import RobustConfig
 from semisfl.fleet.base import State, mean_state
 from semisfl.fleet.held_back import HeldBack
+from semisfl.run_settings import RobustConfig
 from semisfl.sections import ConfigError
 
 FAR = 3.0

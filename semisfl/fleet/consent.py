@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from semisfl import lookup
-from semisfl.config import Config, ModelConfig
+from semisfl.config import Config
 from semisfl.fleet.codec import codec_named
 from semisfl.policy import Policy
+from semisfl.run_settings import ModelConfig
 from semisfl.tables.kinds import Flatten, named
 from semisfl.tables.named import MODELS
 

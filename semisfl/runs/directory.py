@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from semisfl import __version__, config
-from semisfl.config import Config, ConfigError, StopConfig
+from semisfl.config import Config, ConfigError
 from semisfl.data.partition import Holdings
 from semisfl.files import remove_temporary, write_whole
+from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.metrics import read_metrics
 from semisfl.runs.sinks import MetricsFile

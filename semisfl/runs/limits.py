@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
-from semisfl.config import StopConfig
 from semisfl.rows import RoundRow
+from semisfl.run_settings import StopConfig
 
 
 @dataclass(frozen=True)

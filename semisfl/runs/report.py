@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.config import StopConfig
 from semisfl.lookup import title_of
 from semisfl.rows import RoundRow
+from semisfl.run_settings import StopConfig
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.metrics import read_metrics
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.config import StopConfig
 from semisfl.rows import ACCURACY_OF, KEYS, RoundRow
+from semisfl.run_settings import StopConfig
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.report import flatten, read_config
 

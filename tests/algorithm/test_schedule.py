@@ -5,7 +5,7 @@ import math
 import pytest
 
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.config import OptimizerConfig
+from semisfl.run_settings import OptimizerConfig
 
 
 def test_cosine_by_hand() -> None:

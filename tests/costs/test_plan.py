@@ -9,12 +9,12 @@ import pytest
 from semisfl import config, presets
 from semisfl.catalog import DATA, METHODS
 from semisfl.cli.main import main
-from semisfl.config import WireConfig
 from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
 from semisfl.costs.plan import Plan, make, method_costs
+from semisfl.run_settings import WireConfig
 from tests.pictures import cut_off
 
 WIRE = WireConfig.model_fields

@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from semisfl import config, models, presets
 from semisfl.algorithm.teacher import Teacher
-from semisfl.config import Config, OptimizerConfig
+from semisfl.config import Config
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
+from semisfl.run_settings import OptimizerConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble, divide

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.algorithm.losses import References
-from semisfl.config import OptimizerConfig
 from semisfl.data.augment import Normalizer
 from semisfl.engine.kernels.plain import OPERATIONS
 from semisfl.engine.weights import Home
+from semisfl.run_settings import OptimizerConfig
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from semisfl import seeds
-from semisfl.config import OptimizerConfig
 from semisfl.engine.sgd import SGD, foreach_step, fused_step
+from semisfl.run_settings import OptimizerConfig
 
 
 def twins() -> tuple[nn.Module, nn.Module]:

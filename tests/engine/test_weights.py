@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from semisfl.algorithm.teacher import Teacher
-from semisfl.config import OptimizerConfig
 from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import ALIGNMENT, Weights, clone, weights_of
+from semisfl.run_settings import OptimizerConfig
 from tests.toy import residual_network
 from tests.twin import bn_model
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from semisfl import catalog, lookup
-from semisfl.config import ConfigError, RobustConfig, parse
+from semisfl.config import ConfigError, parse
 from semisfl.fleet.aggregate import combine, rule_named
 from semisfl.fleet.base import mean_state
 from semisfl.fleet.held_back import HeldBack
+from semisfl.run_settings import RobustConfig
 from semisfl.runs.loop import run_rounds
 from tests import toy
 from tests.fleet.test_every_fleet import FLEETS

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from semisfl.config import NetworkConfig
 from semisfl.net import chunks
 from semisfl.net.client.full_round import OnRequest
 from semisfl.net.frames import Frame
+from semisfl.run_settings import NetworkConfig
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import Client, Proxy, network, tiny, until
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from semisfl.config import ConfigError, StopConfig
+from semisfl.config import ConfigError
 from semisfl.net.messages import Terms
 from semisfl.rows import RoundRow
+from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.limits import Standing, met, told
