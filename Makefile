@@ -8,7 +8,7 @@ OLDEST_PYTHON ?= python3.11
 OLDEST := .venv-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
-.PHONY: help demo test test-slow test-kernels test-oldest mutants chaos check bench clean
+.PHONY: help demo test test-slow test-kernels test-oldest mutants chaos check bench results clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
@@ -19,6 +19,7 @@ help:
 	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
+	@echo "make results    the paper's tables in docs/results.md, again from the runs in results/"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
 demo: $(VENV)/.installed
@@ -53,6 +54,9 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.network
 	$(BIN)/python -m benchmarks.training_clients
+
+results: $(VENV)/.installed
+	$(BIN)/semisfl reproduce all --no-run --into docs/results.md
 
 # torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local
 # index) then satisfies it, and is not passed over for the build with CUDA.

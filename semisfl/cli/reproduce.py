@@ -11,6 +11,7 @@ from rich.table import Table
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Quiet
 from semisfl.config import ConfigError
+from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
 from semisfl.paper.missing import Missing
 from semisfl.paper.records import Records
@@ -52,12 +53,29 @@ def reproduce(
         list[Path] | None,
         typer.Option("--from", help="Folder with finished runs; default: results, if it is there."),
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Write into the marked parts of this document instead, pictures into paper/ beside it.",
+        ),
+    ] = None,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Run nothing: write what is there.")
     ] = False,
     stand_ins: Annotated[
         bool, typer.Option("--stand-ins", help="Run on public stand-ins where there is one.")
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say how long what is missing would take here.")
+    ] = False,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Of `semisfl bench --json` on this machine; default: measured now and kept in --out.",
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     device: Device = "auto",
@@ -78,6 +96,9 @@ def reproduce(
     found = exhibits.choose(names or [])
     cells = chosen([cell for exhibit in found for cell in exhibit.cells], only or ())
     left = missing(cells, records, rounds=rounds, seeds=seeds, stand_ins=stand_ins)
+    if estimate:
+        _estimate(left, bench or out / "bench.json", bench is None, device, json_)
+        return
     if left and not no_run:
         if jobs > 1:
             complete = _in_processes(names or [], jobs, locals())
@@ -87,7 +108,9 @@ def reproduce(
             print("stopped; the same command continues")
             return
         records = Records(out, others)
-    if not worker:
+    if into is not None:
+        _write_into(into, found, records, rounds)
+    elif not worker:
         _write(found, records, rounds, out, json_)
 
 
@@ -112,6 +135,29 @@ def _in_processes(names: Sequence[str], jobs: int, given: dict[str, Any]) -> boo
     return in_processes(words, jobs)
 
 
+def _estimate(
+    left: Sequence[Missing], file: Path, measure: bool, device: str, as_json: bool
+) -> None:
+    from semisfl.paper import estimate
+
+    lines = estimate.estimate(left, file, measure=measure, device=device, say=console.say)
+    total = sum(line.seconds for line in lines)
+    if as_json:
+        told = [vars(line) | {"seconds": line.seconds} for line in lines]
+        print(json.dumps({"missing": told, "seconds": total}))
+        return
+    table = Table("preset", "method", "runs", "rounds", "s per round", "time", box=None)
+    for line in lines:
+        numbers = (line.runs, f"{line.rounds:,}", f"{line.per_round:.3g}")
+        time = console.clock(line.seconds)
+        table.add_row(line.preset, line.method, *map(str, numbers), time)
+    console.out.print(table)
+    print(
+        f"{len(left)} runs are missing: about {console.clock(total)} one after another, tests and "
+        "start-up not counted"
+    )
+
+
 def _write(
     found: Sequence[Exhibit], records: Records, rounds: int | None, out: Path, as_json: bool
 ) -> None:
@@ -133,6 +179,27 @@ def _write(
             print(f"# {exhibit.heading}\n\n{text}\nwritten: {', '.join(map(str, files))}\n")
     if as_json:
         print(json.dumps({"exhibits": told}))
+
+
+def _write_into(file: Path, found: Sequence[Exhibit], records: Records, rounds: int | None) -> None:
+    from semisfl.paper import document, drawn, written
+
+    text = file.read_text(encoding="utf-8")
+    exhibits = {exhibit.name: exhibit for exhibit in found}
+    names = [name for name in document.names_in(text, file) if name in exhibits]
+    pictures = file.parent / "paper"
+    pictures.mkdir(exist_ok=True)
+    drawable = console.can_draw()
+
+    def make(name: str) -> str:
+        exhibit = exhibits[name]
+        parts = [(part, written.measured(part, records, rounds)) for part in exhibit.parts]
+        if drawable:
+            drawn.draw(exhibit, parts, pictures, ("png",))
+        return written.exhibit(exhibit, parts, file.parent, f"paper/{name}.png", alone=False)
+
+    write_whole(file, document.filled(text, make, names).encode())
+    print(f"written into {file}: {', '.join(names) or 'nothing, as it has no part for these'}")
 
 
 def _as_json(exhibit: Exhibit, parts: "Parts") -> dict[str, Any]:

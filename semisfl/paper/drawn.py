@@ -27,16 +27,19 @@ PAPER: dict[str, Any] = {"marker": "D", "mfc": "white", "ms": 5}
 NONE: dict[str, Any] = {"marker": "x", "ms": 4}
 
 
-def draw(exhibit: Exhibit, parts: Parts, folder: Path) -> list[Path]:
+def draw(
+    exhibit: Exhibit, parts: Parts, folder: Path, suffixes: Sequence[str] = ("png", "svg")
+) -> list[Path]:
     """``folder/NAME.png`` and ``.svg``."""
     from matplotlib import rc_context  # heavy, and only wanted here
 
     # The same numbers give the same files, so that a record changes only where they do.
     with rc_context({"svg.hashsalt": exhibit.name}):
         made = picture(exhibit, parts)
-        files = [folder / f"{exhibit.name}.{suffix}" for suffix in ("png", "svg")]
-        made.savefig(files[0], dpi=110, metadata={"Software": None})
-        made.savefig(files[1], metadata={"Date": None})
+        files = [folder / f"{exhibit.name}.{suffix}" for suffix in suffixes]
+        for file in files:
+            stamp = "Software" if file.suffix == ".png" else "Date"
+            made.savefig(file, dpi=110, metadata={stamp: None})
     return files
 
 
@@ -154,6 +157,8 @@ def _points(axes: "Axes", place: float, one: Measured, colour: str, *, ours: boo
         mark = FEWER if _fewer(one) else HERE
         axes.errorbar([place], [one.spread.mean], yerr=one.spread.stderr, **look, **mark)
     if paper := one.result.cell.paper:
+        # Over a bar of its own colour it could not be seen.
+        look["color"] = colour if ours else "black"
         axes.errorbar([place], [paper.mean], yerr=paper.stderr, **look, **PAPER)
 
 

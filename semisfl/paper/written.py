@@ -56,18 +56,30 @@ def measured(part: Part, records: Records, rounds: int | None = None) -> list[Me
     return found
 
 
-def exhibit(one: Exhibit, parts: Parts, beside: Path, picture: str | None = None) -> str:
-    """The whole text, without a heading; links to runs go from the folder ``beside``."""
+def exhibit(
+    one: Exhibit,
+    parts: Parts,
+    beside: Path,
+    picture: str | None = None,
+    *,
+    alone: bool = True,
+) -> str:
+    """The whole text, without a heading; links to runs go from the folder ``beside``.
+
+    Unless it stands ``alone``, what is true of many tables is left to the document around it.
+    """
     lines: list[str] = []
     if one.parts[0].shown == "holders":
         lines += [*holders_table(one), ""]
     for part, cells in parts:
         if cells:
             lines += [*table(part, cells), ""]
-    lines += [*_behind(parts, beside), ""]
-    lines += _notes(one, [cell for _, cells in parts for cell in cells])
+    lines += _behind(parts, beside)
+    everything = [cell for _, cells in parts for cell in cells]
+    notes = [*one.notes, *_data_notes(everything), *(_general_notes(everything) if alone else ())]
+    lines += [f"- {note}" for note in notes]
     if picture is not None:
-        lines += ["", f"![{one.label or one.title}]({picture})"]
+        lines += [*([""] if notes else []), f"![{one.label or one.title}]({picture})"]
     return "\n".join(lines).strip() + "\n"
 
 
@@ -169,6 +181,7 @@ def _behind(parts: Parts, beside: Path) -> list[str]:
         f"| {' | '.join(headings)} |",
         "|---|" + "---|" * (len(headings) - 1),
         *(f"| {' | '.join(row)} |" for row in rows.values()),
+        "",
     ]
 
 
@@ -186,14 +199,15 @@ def _link(record: Record, beside: Path) -> str:
     return Path(os.path.relpath(record.path, beside.resolve())).as_posix()
 
 
-def _notes(one: Exhibit, cells: Sequence[Measured]) -> list[str]:
-    notes = list(one.notes)
-    if any(cell.result.rounds not in (None, cell.result.cell.rounds) for cell in cells):
-        notes.append(FEWER)
+def _data_notes(cells: Sequence[Measured]) -> list[str]:
     data = {set_title(cell.result.cell.preset): cell.result.data for cell in cells}
-    notes += [f"† {name} here: {called}." for name, called in data.items() if called]
+    return [f"† {name} here: {called}." for name, called in data.items() if called]
+
+
+def _general_notes(cells: Sequence[Measured]) -> list[str]:
+    fewer = any(cell.result.rounds not in (None, cell.result.cell.rounds) for cell in cells)
     methods = dict.fromkeys(cell.result.cell.method for cell in cells)
-    notes += [
+    notes = [
         f"\\* {METHODS.get(name, name)}: {note_of(name)}." for name in methods if note_of(name)
     ]
-    return [f"- {note}" for note in notes]
+    return [FEWER, *notes] if fewer else notes

@@ -23,6 +23,13 @@ from semisfl.runs.experiment import assemble
 WARMUP_ROUNDS = 2
 # A round at the paper's settings takes a CPU half a minute.
 FEWER_STEPS = {"svhn": ("clients.steps=5", "server.steps=10")}
+# A threshold of zero lets every client contribute, as it does late in training.
+ALL_CONTRIBUTE = tuple(
+    f"{name}.confidence_threshold=0" for name in ("semifl", "fedmatch", "fedswitch")
+)
+# Of the two short rounds from which a CPU's whole ones are worked out: local steps.
+SHORT, LONGER = 1, 4
+MOST_IMAGES = 50_000
 KINDS = {
     "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
     "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
@@ -145,15 +152,12 @@ def rounds_of_methods(
     for preset in names:
         shape = DATA[preset].shape
         for method in METHODS if not quick else ("semisfl", "supervised"):
-            # A threshold of zero lets every client contribute, as it does late in training.
-            easy = [
-                f"{name}.confidence_threshold=0" for name in ("semifl", "fedmatch", "fedswitch")
-            ]
             fewer = () if device.startswith("cuda") else FEWER_STEPS.get(preset, ())
-            options = settings(preset, f"method={method}", *easy, *fewer)
+            options = settings(preset, f"method={method}", *ALL_CONTRIBUTE, *fewer)
             timed = Timed(options, shape, device)
             seconds = median(timed.rounds(counted))
             row: dict[str, Any] = {"preset": preset, "method": method, "seconds_a_round": seconds}
+            row["steps"] = options.clients.steps
             if method == "semisfl":
                 row["tflops"] = round_operations(options, shape) / seconds / 1e12
                 row["start_up_seconds"] = timed.start_up
@@ -163,6 +167,38 @@ def rounds_of_methods(
             rows.append(row)
             del timed
     return rows
+
+
+def seconds_per_round(preset: str, method: str, device: str) -> float:
+    """Of a preset's own rounds. Of a CPU, which takes minutes for one, worked out from short ones."""
+    known = DATA[preset.split("+")[0]]
+    images = min(known.images or MOST_IMAGES, MOST_IMAGES)
+    whole = settings(preset, f"method={method}", *ALL_CONTRIBUTE)
+
+    def measured(options: Config, counted: int) -> float:
+        return median(Timed(options, known.shape, device, images).rounds(counted))
+
+    steps, supervised = whole.clients.steps, whole.server.steps
+    if device.startswith("cuda") or steps <= LONGER:
+        return measured(whole, 3)
+    few, more = (
+        measured(
+            settings(
+                preset,
+                *(f"method={method}", *ALL_CONTRIBUTE, f"clients.steps={count}"),
+                f"server.steps={max(1, supervised * count // steps)}",
+            ),
+            1,
+        )
+        for count in (SHORT, LONGER)
+    )
+    return extrapolated((SHORT, few), (LONGER, more), steps)
+
+
+def extrapolated(few: tuple[int, float], more: tuple[int, float], steps: int) -> float:
+    """The seconds of a round with ``steps``, on a line through two shorter ones that does not fall."""
+    slope = max(0.0, (more[1] - few[1]) / (more[0] - few[0]))
+    return more[1] + slope * (steps - more[0])
 
 
 def growth(device: str, preset: str, counted: int) -> list[dict[str, Any]]:
