@@ -38,7 +38,16 @@ def loaded(*words: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "words", [["show", "digits"], ["list"], ["--help"], ["run", "--help"], ["--version"]], ids=str
+    "words",
+    [
+        ["show", "digits"],
+        ["list"],
+        ["reproduce", "--list"],
+        ["--help"],
+        ["run", "--help"],
+        ["--version"],
+    ],
+    ids=str,
 )
 def test_answers_without_anything_heavy(words: list[str]) -> None:
     printed, heavy = loaded(*words)

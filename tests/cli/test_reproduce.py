@@ -1,0 +1,89 @@
+"""``semisfl reproduce``: what is missing is run once, whoever else does, and what is begun goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.paper.exhibits import EXHIBITS
+from semisfl.paper.missing import chosen, missing
+from semisfl.paper.records import Records
+from semisfl.rows import RoundRow
+from semisfl.runs import start
+
+TWO_ROUNDS = ["--rounds", "2", "--only", "supervised", "--device", "cpu"]
+
+
+def rows_of(run: Path) -> list[dict[str, float]]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "digits", *TWO_ROUNDS, "--seeds", "2", "--out", str(tmp_path), "--json"]
+    command = [sys.executable, "-m", "semisfl", *words, "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (exhibit,) = json.loads(done.stdout.splitlines()[-1])["exhibits"]
+    (cell,) = (cell for cell in exhibit["cells"] if cell["row"] == "Supervised-only")
+    assert cell["rounds"] == 2 and cell["here"]["stderr"] is not None
+    runs = [Path(run) for run in cell["runs"]]
+    assert len(runs) == 2 and sorted(path.name for path in tmp_path.glob("*-seed*")) == sorted(
+        run.name for run in runs
+    )
+    before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
+    assert [[row["round"] for row in rows_of(run)] for run in runs] == [[0, 1], [0, 1]]
+    assert main(words) == 0
+    assert {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs} == before
+    for suffix in ("md", "png", "svg"):
+        assert (tmp_path / f"digits.{suffix}").stat().st_size
+    assert "**" in (tmp_path / "digits.md").read_text(encoding="utf-8")
+
+
+def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
+    (left,) = missing(cells, Records(tmp_path), rounds=2)
+
+    class StopAfterOne:
+        def row(self, row: RoundRow) -> None:
+            run.experiment.stop.request()
+
+        def start(self, info: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    with start.begin(left.config, out=left.path, device="cpu") as run:
+        assert run.go([StopAfterOne()]).stopped
+    first = rows_of(left.path)
+    assert len(first) == 1
+    assert main(["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path), "--quiet"]) == 0
+    assert rows_of(left.path)[0] == first[0] and len(rows_of(left.path)) == 2
+
+
+def test_a_cell_that_another_process_works_on_is_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
+    (left,) = missing(cells, Records(tmp_path), rounds=2)
+    with start.begin(left.config, out=left.path, device="cpu"):
+        assert main(["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path)]) == 0
+        told = capsys.readouterr()
+    assert "is left to another process" in told.err
+    assert "unfinished (round 0 of 2)" in told.out
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["table9"], "'table9' is no table or figure"),
+        ([], "give the name of a table or figure, or --list"),
+        (["table1", "--only", "nobody"], "--only 'nobody' fits no cell"),
+        (["table1", "--from", str(tmp_path / "none")], "is no folder"),
+    ):
+        assert main(["reproduce", *words, "--out", str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
