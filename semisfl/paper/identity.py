@@ -10,7 +10,7 @@ from semisfl.config import Config
 # Where clients live, when a run ends, what it saves and how fast it is change none of its numbers
 # on purpose; seeds are averaged, and rounds are told apart beside the rest.
 LEFT_OUT = (
-    *("seed", "rounds", "stop", "fleet", "network"),
+    *("seed", "rounds", "sinks", "stop", "fleet", "network"),
     *("runtime.capture", "runtime.deterministic"),
     *("runtime.evaluate_every", "runtime.checkpoint_every"),
 )
