@@ -81,6 +81,9 @@ def test_a_finished_run(chromium: Browser, done: Path) -> None:
         said = page.shown("clients")
         assert "Who holds what" in said and "all 3 rounds are done" in said
         assert drawn(page, 2)
+        axis = "document.querySelector('#panel-clients .js-plotly-plot')._fullLayout.xaxis"
+        ticks = page.evaluate(f"{axis}._vals.map((tick) => [tick.x, tick.text])")
+        assert ticks == [[0, "server"], [1, "0"], [2, "1"], [3, "2"]], "each under its own column"
         assert "no device comes or goes" in page.shown("devices")
         assert "clients.total" in page.shown("settings")
         assert "rounds 0 to 2" in page.shown("log")

@@ -82,7 +82,7 @@ Watch.charts = (() => {
   // rows by columns of numbers, null where there is none
   function map(node, grid, columns, rows, x, y, unit, said) {
     const traces = (paint) => [{
-      type: "heatmap", z: grid, zmin: 0, x: columns.map(plain), y: rows.map((name) => plain(name)), xgap: columns.length > 80 ? 0 : 1,
+      type: "heatmap", z: grid, zmin: 0, x: columns.map(plain), y: rows.map(plain), xgap: columns.length > 80 ? 0 : 1,
       ygap: rows.length > 80 ? 0 : 1, hoverongaps: false,
       colorscale: [0, 1, 2, 3].map((step) => [step / 3, paint(`heat-${step}`)]),
       hovertemplate: `${plain(x)} %{x}<br>${plain(y)} %{y}<br>%{z:,.4~g} ${plain(unit)}<extra></extra>`,
@@ -91,9 +91,10 @@ Watch.charts = (() => {
     react(node, traces, {
       x, y,
       adjust(chosen) {
+        // By name: a number would be taken for the category that is called so.
         const some = (names, most) => {
-          const places = [...names.keys()].filter((place) => place % Math.ceil(names.length / most) === 0);
-          return { tickvals: places, ticktext: places.map((place) => plain(short(names[place]))) };
+          const kept = names.filter((_, place) => place % Math.ceil(names.length / most) === 0);
+          return { tickvals: kept.map(plain), ticktext: kept.map((name) => plain(short(name))) };
         };
         const fitting = Math.max(3, Math.floor((node.clientWidth - 180) / 48));
         Object.assign(chosen.xaxis, { type: "category", showgrid: false, tickangle: 0, ...some(columns, fitting) });

@@ -237,6 +237,8 @@ Watch.views = (() => {
     const none = el("p", { class: "message" }, "The clients of this run live in its own process: no device comes or goes.");
     const since = (time) => (time ? words.ago(Date.now() / 1000 - Date.parse(time) / 1000) : "–");
     const clock = (time) => (time ? String(time).slice(5).replace("T", " ").replace("Z", "") : "–");
+    // gRPC writes ipv6:%5B::1%5D:49152; only the brackets are ever written so.
+    const address = (peer) => String(peer ?? "–").replace("%5B", "[").replace("%5D", "]");
     const list = table({
       caption: "Devices that have a place. Bytes are those of whole rounds.", filter: "Find a device", sort: ["client", 1],
       columns: [
@@ -258,7 +260,7 @@ Watch.views = (() => {
         { key: "time", title: "Time", time: true, show: (row) => clock(row.time) },
         { key: "event", title: "Event", show: (row) => badge(row.event) },
         { key: "name", title: "Name", wrap: true },
-        { key: "peer", title: "Address", wrap: true },
+        { key: "peer", title: "Address", wrap: true, show: (row) => address(row.peer) },
         { key: "reason", title: "Why", wrap: true },
       ],
     });

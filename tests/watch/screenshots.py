@@ -1,0 +1,76 @@
+"""The pictures of the page in the documentation, from results of this repository.
+
+    python -m tests.watch.screenshots
+
+Needs Chromium and Pillow. The deployment is shown as it was when its files were copied, under way.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from PIL import Image
+
+from semisfl.data.partition import count
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import load_data
+from semisfl.watch.address import Address, serving
+from semisfl.watch.app import make_app
+from semisfl.watch.views import Runs
+from tests.watch.browser import Browser, browser
+
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+DRAWN_SECONDS = 2.0
+COLOURS = 256
+WIDE, PHONE = (1280, 860), (390, 844)
+PICTURES = (
+    ("overview", "compare", "overview", WIDE, False),
+    ("training", "compare", "training", WIDE, True),
+    ("clients", "demo", "clients", WIDE, False),
+    ("devices", "served", "devices", WIDE, False),
+    ("phone", "served", "overview", PHONE, True),
+)
+"""Name, folder, view, size, dark."""
+
+
+def folders(place: Path) -> None:
+    """Copies with what the results lack."""
+    shutil.copytree(RESULTS / "h200" / "compare", place / "compare")
+    demo = place / "demo" / "semisfl-seed0"
+    shutil.copytree(RESULTS / "demo" / "semisfl-seed0", demo)
+    data, partition = load_data(RunDirectory.open(demo).config())
+    holdings = count(partition, data.labels.numpy(), data.classes)
+    (demo / "holdings.json").write_text(holdings.as_json())
+    served = place / "served" / "cameras"
+    # Not with its times: a run of another machine is under way if it has just written.
+    shutil.copytree(RESULTS / "watch" / "served", served, copy_function=shutil.copyfile)
+    (served / "run.lock").write_text("process 4242 on train.example.org")
+
+
+def take(page: Browser, url: str, view: str, size: tuple[int, int], dark: bool, file: Path) -> None:
+    page.look(*size, dark=dark)
+    page.open(url)
+    page.until("document.body && document.body.dataset.shown")
+    page.shown(view)
+    time.sleep(DRAWN_SECONDS)
+    page.picture(file)
+    with Image.open(file) as image:
+        image.convert("RGB").quantize(COLOURS).save(file, optimize=True)
+
+
+def main(out: Path) -> None:
+    with tempfile.TemporaryDirectory() as temporary, browser() as page:
+        folders(Path(temporary))
+        for name, folder, view, size, dark in PICTURES:
+            app = make_app(Runs([Path(temporary) / folder]))
+            with serving(app, Address("127.0.0.1", 0)) as url:
+                take(page, url, view, size, dark, out / f"watch-{name}.png")
+                page.call("Page.navigate", url="about:blank")
+            print(out / f"watch-{name}.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
