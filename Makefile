@@ -54,6 +54,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.network
 	$(BIN)/python -m benchmarks.training_clients
+	$(BIN)/python -m benchmarks.inference
 
 results: $(VENV)/.installed
 	$(BIN)/semisfl reproduce all --no-run --into docs/results.md

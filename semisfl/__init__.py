@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from semisfl.runs.start import train as train
     from semisfl.tables.modules import layers_of as layers_of
     from semisfl.use.classifier import Classifier as Classifier
-    from semisfl.use.classifier import load as load
+    from semisfl.use.model_file import load as load
     from semisfl.use.predict import evaluate as evaluate
     from semisfl.use.predict import predict as predict
 
@@ -36,7 +36,7 @@ _HOMES = {
     "divide": "semisfl.runs.experiment",
     "evaluate": "semisfl.use.predict",
     "layers_of": "semisfl.tables.modules",
-    "load": "semisfl.use.classifier",
+    "load": "semisfl.use.model_file",
     "load_data": "semisfl.data.sources",
     "parse": "semisfl.config",
     "predict": "semisfl.use.predict",

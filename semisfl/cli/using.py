@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def open_model(path: Path, device: str) -> "Classifier":
     from semisfl.engine.hardware import Hardware
-    from semisfl.use.classifier import load
+    from semisfl.use.model_file import load
 
     return load(path).to(Hardware(device).device)
 
@@ -192,7 +192,7 @@ def export(
     """Write the model for other programs, checked against the original, with a MODEL_CARD.md."""
     from semisfl.use import export as exports
     from semisfl.use import real_images
-    from semisfl.use.classifier import find
+    from semisfl.use.model_file import find
 
     model = open_model(run, "cpu")
     images = real_images.to_check(model, check)

@@ -14,7 +14,8 @@ from torch import Tensor
 from semisfl.runs import checkpoint
 from semisfl.runs.portable import answering_weights
 from semisfl.use import model_card, onnx_file, parts
-from semisfl.use.classifier import Classifier, load
+from semisfl.use.classifier import Classifier
+from semisfl.use.model_file import load
 from semisfl.use.parts import INPUTS, NEEDS, OUTPUTS, Part
 
 Format = Literal["onnx", "torch", "safetensors"]

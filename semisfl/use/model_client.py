@@ -24,7 +24,8 @@ from semisfl.runs.checkpoint import CheckpointError
 from semisfl.tables.kinds import parse_layers
 from semisfl.use import onnx_file
 from semisfl.use import split_inference as said
-from semisfl.use.classifier import Pictures, Predictions, load, predictions
+from semisfl.use.classifier import Pictures, Predictions, predictions
+from semisfl.use.model_file import load
 
 log = logging.getLogger(__name__)
 

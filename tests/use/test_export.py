@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from semisfl import load
 from semisfl.cli.main import main
 from semisfl.use import export as exports
-from semisfl.use import parts
+from semisfl.use import onnx_file, parts
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import check, export
 from tests import toy
@@ -94,6 +94,7 @@ def test_int8_agrees(trained: Trained, tmp_path: Path, monkeypatch: pytest.Monke
     assert 0 < float((found - model.probabilities(pixels)).abs().max()) < 0.1
     kinds = {entry.data_type for entry in onnx.load(small.path).graph.initializer}
     assert onnx.TensorProto.INT8 in kinds
+    assert onnx_file.File(small.path).about()["identity"] == model.identity
 
 
 @pytest.mark.parametrize("to", ["torch", "safetensors"])

@@ -9,7 +9,8 @@ from semisfl.data.sources import Dataset
 from semisfl.runs import checkpoint, experiment
 from semisfl.runs.loop import Result
 from semisfl.runs.start import train
-from semisfl.use.classifier import Classifier, load
+from semisfl.use.classifier import Classifier
+from semisfl.use.model_file import load
 from tests import toy
 
 Trained = Callable[[str], tuple[Path, Result]]

@@ -1,0 +1,102 @@
+"""A model's file, and a run's: ``load("runs/first")``, ``load("best.safetensors")``."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from semisfl import lookup
+from semisfl.models import build, split
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.runs.portable import PARTS, Description
+from semisfl.tables.kinds import parse_layers
+from semisfl.use.classifier import Classifier
+
+SUFFIX = ".safetensors"
+
+
+def load(
+    path: str | os.PathLike[str], *, device: str = "cpu", model: nn.Sequential | None = None
+) -> Classifier:
+    """The model of a run (its best, else its latest) or of a ``.safetensors`` file.
+
+    ``model`` is needed for networks that were given to `train` as code that no layer table describes.
+    """
+    file = find(Path(path))
+    described, weights, digest = _model_in(file, checkpoint.read(file))
+    table = described.layers
+    if table is None and model is None:
+        raise ValueError(
+            f"{file}: its network was given as code that no layer table describes; give it again, "
+            "load(path, model=...)"
+        )
+    shape, classes, cut = described.shape, len(described.classes), described.cut
+    try:
+        if model is not None:
+            network = split(model, shape, cut, "none")
+        else:
+            assert table is not None
+            network = build(parse_layers(table), shape, classes, cut=cut, projector="none")
+        parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in weights)]
+        for part in parts:
+            own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
+            getattr(network, part).load_state_dict(own)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
+        ) from error
+    return Classifier(described, network, digest, file, parts).to(device)
+
+
+def find(path: Path) -> Path:
+    """The model's file: the one named, or a run's best, or its latest."""
+    if path.suffix == SUFFIX or path.is_file():
+        if not path.is_file():
+            raise CheckpointError(f"there is no file {path}")
+        return path
+    for name in ("best", "latest"):
+        if (path / f"{name}{SUFFIX}").is_file():
+            return path / f"{name}{SUFFIX}"
+    if (path / "config.toml").is_file():
+        raise CheckpointError(
+            f"{path} has no checkpoint yet; wait for its first, or go on with: "
+            f"semisfl run --resume {path}"
+        )
+    if lookup.data_set(str(path)):
+        raise ValueError(
+            f"{path} is a data set, no run; semisfl.load_data({str(path)!r}) loads its images"
+        )
+    raise ValueError(f"{path} is neither a run's directory nor a {SUFFIX} file of a model")
+
+
+def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
+    held = state.get("model") or _of_an_older_run(file, state)
+    try:
+        described, weights = Description.of(held["description"]), held["weights"]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} does not describe its model: {error!r}") from error
+    # A file of one half brings the digest of the whole.
+    whole = {"classes": list(described.classes), "weights": weights}
+    return described, weights, held.get("digest") or checkpoint.digest(whole)
+
+
+def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """What checkpoints did not hold once, from the run that one lies in: its configuration and its data."""
+    from semisfl.runs.directory import RunDirectory
+    from semisfl.runs.experiment import assemble
+
+    try:
+        config = RunDirectory.open(file.parent).config()
+        if config.fleet.kind == "network":
+            raise ValueError("it was a run over the network")
+        experiment = assemble(config, device="cpu")
+        experiment.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{file} was written by a version that did not put classes and normalisation into it, and its "
+            f"run cannot be put together again ({said}); train it anew"
+        ) from error
+    return experiment.model_state(None, 0)
