@@ -122,10 +122,21 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Only SemiSFL and Supervised-only, no growth.")
     ] = False,
+    client: Annotated[
+        bool, typer.Option("--client", help="How fast this device is as a client; nothing else.")
+    ] = False,
+    preset: Annotated[str, typer.Option(help="With --client: whose model and batch.")] = "cifar10",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --client: a profile to write, for plan and cost --profile."),
+    ] = None,
 ) -> None:
     """Seconds per round on this machine, where they go, and how they grow with the clients."""
     from semisfl.runs.bench import main
 
+    if client:
+        _bench_client(preset, device, out, as_json)
+        return
     result = main(device, quick)
     if as_json:
         print(json.dumps(result, indent=2))
@@ -158,3 +169,36 @@ def bench(
                 f"{row.get('peak_gib', 0):.2f}",
             )
         console.out.print(grown)
+
+
+def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> None:
+    from semisfl.catalog import DATA
+    from semisfl.presets import PRESETS
+    from semisfl.runs.bench import client_speed
+
+    if preset not in PRESETS.keys() & DATA.keys():
+        raise ValueError(f"--preset {preset!r} is not known; use one of {', '.join(PRESETS)}")
+    if out is not None and out.suffix != ".toml":
+        raise ValueError(f"--out {out} must end in .toml, as plan and cost --profile want it")
+    found = client_speed(preset, device)
+    if out is not None:
+        out.write_text(_as_profile(found), encoding="utf-8")
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(
+        f"{found['gflops']:.1f} GFLOP/s in iterations of {found['model']} with {found['batch']} images, "
+        f"{found['seconds_an_iteration']:.3f} s each, on {found['device']}"
+    )
+    if out is not None:
+        print(f"profile: {out}; use it with: semisfl plan {preset} --profile {out}")
+
+
+def _as_profile(found: dict[str, Any]) -> str:
+    about = f"measured with {found['model']}, batch {found['batch']}, on {found['device']}"
+    device = f'name = "this device", gflops = {found["gflops"]:.3f}, memory_gb = {found["memory_gb"]:.1f}'
+    return (
+        f'[measured]\nabout = "{about}"\n'
+        "# Of the server, which was not measured: assumed, as in jetson-mix.\n"
+        f"server_gflops = 11600\ndevices = [{{ {device} }}]\n"
+    )

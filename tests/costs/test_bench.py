@@ -1,0 +1,35 @@
+"""A device measures itself, and a plan believes it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.costs import profiles
+
+
+def test_a_measured_profile_is_one_that_plans_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    words = ["bench", "--client", "--preset", "digits", "--device", "cpu", "--json"]
+    assert main([*words, "--out", str(file)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # Four passes of the CNN's bottom for 32 images.
+    flops = 4 * 32 * 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
+    assert told["gflops"] * told["seconds_an_iteration"] == pytest.approx(flops / 1e9)
+    (device,) = profiles.load(str(file)).devices
+    assert device.gflops == pytest.approx(told["gflops"], rel=1e-3) and device.memory_gb > 0.1
+    plan = ["plan", "digits", "--profile", str(file), "--json", "--out", str(tmp_path / "p.png")]
+    assert main(plan) == 0
+    lines = json.loads(capsys.readouterr().out)["methods"]
+    semisfl = next(line for line in lines if line["method"] == "semisfl")
+    assert semisfl["computing"] == pytest.approx(10 * told["seconds_an_iteration"], rel=1e-3)
+
+
+def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--client", "--preset", "moon"]) == 2
+    assert "moon" in capsys.readouterr().err
+    assert main(["bench", "--client", "--out", "mine.txt"]) == 2
+    assert ".toml" in capsys.readouterr().err
