@@ -55,6 +55,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.network
 	$(BIN)/python -m benchmarks.training_clients
 	$(BIN)/python -m benchmarks.inference
+	$(BIN)/python -m benchmarks.virtual_clock
 
 results: $(VENV)/.installed
 	$(BIN)/semisfl reproduce all --no-run --into docs/results.md

@@ -18,13 +18,13 @@ from semisfl import config, lookup, models
 from semisfl.cli.main import main
 from semisfl.config import ConfigError
 from semisfl.costs.rounds import cost_of
-from semisfl.costs.traffic import sizes_of
 from semisfl.data import sources
 from semisfl.fleet.codec import codec_named
 from semisfl.runs.loop import run_rounds
 from semisfl.toml import commented_toml, to_toml
 from tests import toy
 from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
+from tests.sizes import sizes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 Install = Callable[[Path, Mapping[str, Mapping[str, str]]], None]

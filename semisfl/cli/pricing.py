@@ -11,6 +11,7 @@ from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, Preset, Settings, values_of
+from semisfl.costs import PAPER_DOWN, PAPER_UP
 
 if TYPE_CHECKING:
     from semisfl.config import Config
@@ -32,7 +33,7 @@ DeviceProfile = Annotated[
         help="How fast devices compute: jetson-mix, jetson-tx2, phone, wire-only, or a file.",
     ),
 ]
-PAPER_UP, PAPER_DOWN, LATENCY, PROFILE = "0.8-8", "10-20", 5.0, "jetson-mix"
+LATENCY, PROFILE = 5.0, "jetson-mix"
 
 
 def register(app: typer.Typer) -> None:

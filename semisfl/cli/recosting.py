@@ -12,8 +12,6 @@ from semisfl.cli import console
 from semisfl.cli.options import Json
 from semisfl.cli.pricing import (
     LATENCY,
-    PAPER_DOWN,
-    PAPER_UP,
     PROFILE,
     DeviceProfile,
     Downlink,
@@ -23,11 +21,12 @@ from semisfl.cli.pricing import (
     world_of,
 )
 from semisfl.cli.study import Target
+from semisfl.costs import PAPER_DOWN, PAPER_UP
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
-    from semisfl.costs.recorded import Crossed
     from semisfl.costs.recost import Replay
+    from semisfl.costs.traffic import Crossed
     from semisfl.runs.report import Group, Summary
 
 UNKNOWN = "–"

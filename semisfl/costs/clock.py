@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from semisfl import seeds
+from semisfl.costs import PAPER_DOWN as PAPER_DOWN
+from semisfl.costs import PAPER_UP as PAPER_UP
 from semisfl.costs.profiles import Device, Profile
 from semisfl.sections import ConfigError
 
 MEGABIT = 1e6 / 8
 """Bytes."""
-PAPER_UP, PAPER_DOWN = "0.8-8", "10-20"
-"""Mbit/s, its testbed's; between these, it says, they fluctuate."""
 
 
 @dataclass(frozen=True)

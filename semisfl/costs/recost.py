@@ -12,8 +12,8 @@ from semisfl import config as configs
 from semisfl.config import Config
 from semisfl.costs import about_images
 from semisfl.costs.clock import RoundTime, World, time_round
-from semisfl.costs.recorded import Crossed, crossed_in, recoded
 from semisfl.costs.rounds import Priced
+from semisfl.costs.traffic import Crossed, crossed_in, recoded
 from semisfl.rows import RoundRow
 from semisfl.run_settings import WireConfig
 from semisfl.runs.report import Run

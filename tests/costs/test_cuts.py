@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from semisfl import config, models
 from semisfl.config import Config
 from semisfl.costs.cuts import cut_of, every_cut
-from semisfl.costs.traffic import sizes_of
 from semisfl.tables.named import MODELS
 from tests import toy
+from tests.sizes import sizes_of
 
 CODECS = {
     "student_features": "int8",

@@ -11,8 +11,8 @@ import pytest
 from semisfl.catalog import METHODS
 from semisfl.config import Config
 from semisfl.costs.about_images import AboutImages
-from semisfl.costs.recorded import crossed_in, recoded
 from semisfl.costs.rounds import Priced
+from semisfl.costs.traffic import crossed_in, recoded
 from semisfl.rows import RoundRow
 from semisfl.runs.loop import run_rounds
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS

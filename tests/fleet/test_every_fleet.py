@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from semisfl.config import Config
-from semisfl.costs.traffic import sizes_of
 from semisfl.fleet.base import SplitRound, mean_state
 from semisfl.fleet.cluster import ClusterFleet
 from semisfl.fleet.setup import FleetSetup
@@ -25,6 +24,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from tests.fleet import rank_process
 from tests.net.harness import Network, network, tiny, toy_data, until
+from tests.sizes import sizes_of
 from tests.twin import PlainTwin, largest_difference
 
 

@@ -11,7 +11,6 @@ import semisfl
 from semisfl import config, lookup, models, presets
 from semisfl.catalog import DATA, METHODS
 from semisfl.costs.plan import method_costs
-from semisfl.costs.traffic import sizes_of
 from semisfl.data.partition import Partition
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.fedmatch import settings as fedmatch_settings
@@ -21,6 +20,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from tests import toy
+from tests.sizes import sizes_of
 
 ROUND_LOSSES = ("loss_supervised", "loss_semi")
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -454,6 +455,15 @@ def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch
 # --- too few, stopping, clocks --------------------------------------------------------------------
 
 
+def _by_client(row: dict[str, Any]) -> list[int]:
+    """Bytes of each client in a round."""
+    return [
+        sum(size for kind, size in group.items() if kind != "clients")
+        for group in row["bytes_by_client"]
+        for _ in group["clients"]
+    ]
+
+
 def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -472,10 +482,18 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
 
         helper = threading.Thread(target=come_back, daemon=True)
         helper.start()
-        run_rounds(net.experiment)
+        rows = run_rounds(net.experiment).rounds
         helper.join(5)
         assert_same(net.experiment, undisturbed)
+        on_the_wire = sum(net.fleet.stream_bytes())
     assert "round 1 is repeated" in caplog.text
+    # What the undone attempt sent has crossed: all three had both bottoms, two sent features.
+    crossed = [_by_client(row) for row in rows]
+    wasted = rows[1]["bytes_repeated"]
+    assert sum(map(sum, crossed)) == rows[1]["bytes_total"] + wasted < on_the_wire
+    usual = rows[0]["bytes_by_client"][0]
+    sent_before = usual["model_down"] + usual["teacher_down"]
+    assert wasted >= 3 * sent_before + 2 * usual["features_up"] // config.clients.steps
     assert "paused: 2 of the 3 clients needed are here; missing: plaintext:client-2" in caplog.text
     assert "going on: 3 clients are here" in caplog.text
 

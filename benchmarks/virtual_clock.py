@@ -1,0 +1,251 @@
+"""The virtual clock against real rounds: a server and devices on loopback, each behind a slow link.
+
+    python -m benchmarks.virtual_clock [--rounds N] [--json]
+
+Devices are `semisfl join` processes. Each reaches the server through a relay in a process of its own that
+lets so many bytes pass per second in each direction and holds every byte back for the latency. The clock is
+given these links, and what this machine computes as `semisfl bench --client` finds it while it is as busy as
+during the rounds. Links are so slow and the model so small that nearly all of the time is bytes: of computing
+on a machine that others use too, nobody knows beforehand how long it takes. The first round is not compared:
+processes then still allocate and compile.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from semisfl.config import Config, parse
+from semisfl.costs.clock import MEGABIT, Range, World
+from semisfl.costs.profiles import Device, Profile
+from semisfl.costs.recost import replay
+from semisfl.data import sources
+from semisfl.data.sources import Dataset
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.net.server.fleet import NetworkFleet
+from semisfl.runs import bench, start
+from semisfl.runs.report import read_run
+
+PROCESSES = multiprocessing.get_context("spawn")
+LINKS = ((0.8, 10.0), (2.0, 15.0), (8.0, 20.0))
+"""Mbit/s up and down of each device; the paper's limits and between them."""
+LATENCY = 0.02
+LAYERS = [
+    {"kind": "conv", "channels": 4, "kernel": 5},
+    *({"kind": "relu"}, {"kind": "flatten"}),
+    *({"kind": "linear", "features": 256}, {"kind": "relu"}, {"kind": "linear"}),
+]
+"""Long features and a wide layer, and little to compute."""
+IMAGES, LABELED, TESTED = 64, 20, 50
+PIECE = 1 << 12
+
+
+@dataclass(frozen=True)
+class Compared:
+    method: str
+    round: int
+    measured: float
+    virtual: float
+
+    @property
+    def error(self) -> float:
+        return self.virtual / self.measured - 1
+
+
+@dataclass(frozen=True)
+class GivenLinks(World):
+    """Every device's link as it is, in every round."""
+
+    links: tuple[tuple[float, float], ...] = LINKS
+
+    def rates(self, round_index: int, client: int) -> tuple[float, float]:
+        up, down = self.links[client]
+        return up * MEGABIT, down * MEGABIT
+
+
+def settings(method: str, rounds: int) -> Config:
+    return parse(
+        {
+            "method": method,
+            "rounds": rounds,
+            "data": {"name": "digits", "labeled": LABELED},
+            "clients": {"total": len(LINKS), "active": len(LINKS), "batch": 32, "steps": 3},
+            "model": {"layers": LAYERS, "projector": "linear"},
+            "server": {"batch": 8, "steps": 1},
+            "network": {"quorum": len(LINKS)},
+            "runtime": {"evaluate_every": 1000},
+            "fedswitch": {"iid_threshold": 99.0},
+        }
+    )
+
+
+def compare(method: str, rounds: int, speed: float) -> list[Compared]:
+    """Seconds of each round but the first, real and virtual; ``speed``: GFLOP/s of this machine."""
+    data = sources.load("digits")
+    few = replace(
+        data,
+        images=data.images[:LABELED],
+        labels=data.labels[:LABELED],
+        test_images=data.test_images[:TESTED],
+        test_labels=data.test_labels[:TESTED],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        with (
+            start.begin(
+                settings(method, rounds),
+                out=place / "run",
+                data=few,
+                device="cpu",
+                network=NetworkOptions("127.0.0.1:0", None, True),
+            ) as run,
+            ExitStack() as stack,
+        ):
+            fleet = run.experiment.fleet
+            assert isinstance(fleet, NetworkFleet)
+            for number, link in enumerate(LINKS):
+                name = f"device-{number}"
+                write_images(data, number, place / name)
+                port = stack.enter_context(relay(fleet.port, *link))
+                stack.enter_context(device(name, place / name, port))
+                # One after the other: the first to come is client 0, whose link is the first.
+                assert fleet.wait_for(number + 1, 120)
+            run.go()
+        profile = Profile(server_gflops=speed, devices=(Device(name="here", gflops=speed),))
+        world = GivenLinks(Range(1, 1), Range(1, 1), LATENCY, profile)
+        recorded = read_run(place / "run")
+        virtual = replay(recorded, world).seconds
+        return [
+            Compared(method, row.round, row.seconds_training or 0.0, seconds)
+            for row, seconds in zip(recorded.rows, virtual, strict=True)
+        ][1:]
+
+
+def write_images(data: Dataset, number: int, place: Path) -> None:
+    place.mkdir()
+    first = LABELED + number * IMAGES
+    for index in range(first, first + IMAGES):
+        Image.fromarray(data.images[index][0].numpy()).save(place / f"{index}.png")
+
+
+@contextmanager
+def device(name: str, images: Path, port: int) -> Iterator[None]:
+    options = ["--data", str(images), "--insecure-loopback", "--name", name, "--device", "cpu"]
+    command = [sys.executable, "-m", "semisfl", "join", f"127.0.0.1:{port}", *options]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# --- a slow link -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def relay(target: int, up: float, down: float) -> Iterator[int]:
+    """A process that carries bytes to port ``target`` and back, at Mbit/s; its own port."""
+    mine, its = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=_serve, args=(its, target, up, down), daemon=True)
+    process.start()
+    try:
+        yield int(mine.recv())
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(pipe: Pipe, target: int, up: float, down: float) -> None:
+    asyncio.run(_listen(pipe, target, up * MEGABIT, down * MEGABIT))
+
+
+async def _listen(pipe: Pipe, target: int, up: float, down: float) -> None:
+    async def accept(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, forth = await asyncio.open_connection("127.0.0.1", target)
+        await asyncio.gather(_carry(near, forth, up), _carry(far, back, down))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    pipe.send(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, rate: float) -> None:
+    """Piece after piece: each takes its bytes' time, and arrives the latency after that.
+
+    When it does is worked out from when it came, not from when this busy process got to it.
+    """
+    clock, free = asyncio.get_running_loop().time, 0.0
+    on_its_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+    deliver = asyncio.create_task(_deliver(on_its_way, sink))
+    piece = b"begin"
+    while piece:
+        try:
+            piece = await source.read(PIECE)
+        except ConnectionError:
+            piece = b""
+        free = max(free, clock()) + len(piece) / rate
+        on_its_way.put_nowait((free + LATENCY, piece))
+    await deliver
+
+
+async def _deliver(
+    on_its_way: "asyncio.Queue[tuple[float, bytes]]", sink: asyncio.StreamWriter
+) -> None:
+    clock = asyncio.get_running_loop().time
+    while True:
+        due, piece = await on_its_way.get()
+        if due > clock():
+            await asyncio.sleep(due - clock())
+        if not piece:
+            break
+        sink.write(piece)
+        await sink.drain()
+    sink.close()
+
+
+def measure(methods: Sequence[str], rounds: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    speed = bench.client_speed("digits", "cpu")["gflops"]
+    rows = [one for method in methods for one in compare(method, rounds, speed)]
+    return {
+        "links_mbps": LINKS,
+        "latency": LATENCY,
+        "gflops": speed,
+        "rounds": [asdict(one) | {"error": one.error} for one in rows],
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = measure(("semisfl", "fedswitch"), arguments.rounds)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    for row in found["rounds"]:
+        print(
+            f"{row['method']:10} round {row['round']}: {row['measured']:6.2f} s, virtual "
+            f"{row['virtual']:6.2f} s, {100 * row['error']:+.1f} %"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""What the parts of a model that is there weigh on the wire: costs are held to it."""
+
+from semisfl.engine.weights import batchnorms
+from semisfl.fleet.codec import codec_named, state_bytes
+from semisfl.methods.sizes import Sizes
+from semisfl.models import SplitModel
+from semisfl.run_settings import WireConfig
+
+
+def sizes_of(
+    model: SplitModel, batch: int, steps: int, wire: WireConfig | None = None, resent: bool = False
+) -> Sizes:
+    """Of what a round of so many steps sends; for a model that is there already."""
+    wire, rows = wire or WireConfig(), (batch, model.features)
+    bottom, top = (
+        state_bytes(part.state_dict(), wire.models) for part in (model.bottom, model.top)
+    )
+    layers = [*batchnorms(model.bottom), *batchnorms(model.top)]
+    statistics = sum(state_bytes(dict(layer.named_buffers()), wire.models) for layer in layers)
+    student, teacher, gradients = (
+        steps * codec_named(codec).size(rows)
+        for codec in (wire.student_features, wire.teacher_features, wire.gradients)
+    )
+    return Sizes(bottom, bottom + top, statistics, student, teacher, gradients, resent)
