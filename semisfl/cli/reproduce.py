@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -15,9 +15,6 @@ from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
 from semisfl.paper.missing import Missing
 from semisfl.paper.records import Records
-
-if TYPE_CHECKING:
-    from semisfl.paper.written import Parts
 
 RECORDS = Path("results")
 """Searched for finished runs where it is there and nothing else is named."""
@@ -101,11 +98,16 @@ def reproduce(
         return
     if left and not no_run:
         if jobs > 1:
-            complete = _in_processes(names or [], jobs, locals())
+            words = [*(names or []), f"--seeds={seeds}", f"--out={out}", f"--device={device}"]
+            words += [f"--rounds={rounds}"] if rounds else []
+            words += [f"--only={group}" for group in only or ()]
+            words += [f"--from={folder}" for folder in others]
+            complete = _in_processes([*words, *(["--stand-ins"] if stand_ins else [])], jobs)
         else:
             complete = _run(left, device, quiet or worker)
         if not complete:
-            print("stopped; the same command continues")
+            if not worker:
+                print("stopped; the same command continues")
             return
         records = Records(out, others)
     if into is not None:
@@ -122,17 +124,11 @@ def _run(left: Sequence[Missing], device: str, quiet: bool) -> bool:
     return carry_out(jobs, device=device, quiet=quiet, share=True)
 
 
-def _in_processes(names: Sequence[str], jobs: int, given: dict[str, Any]) -> bool:
+def _in_processes(words: Sequence[str], jobs: int) -> bool:
     """The same command once more per process; which cells are missing each finds for itself."""
     from semisfl.cli.jobs import in_processes
 
-    words = ["reproduce", *names, "--worker", f"--seeds={given['seeds']}", f"--out={given['out']}"]
-    words += [f"--device={given['device']}"]
-    words += [f"--rounds={given['rounds']}"] if given["rounds"] else []
-    words += [f"--only={group}" for group in given["only"] or ()]
-    words += [f"--from={folder}" for folder in given["others"]]
-    words += ["--stand-ins"] if given["stand_ins"] else []
-    return in_processes(words, jobs)
+    return in_processes(["reproduce", *words, "--worker"], jobs)
 
 
 def _estimate(
@@ -172,9 +168,9 @@ def _write(
         picture = pictures[0].name if pictures else None
         text = written.exhibit(exhibit, parts, out, picture)
         file = out / f"{exhibit.name}.md"
-        file.write_text(f"# {exhibit.heading}\n\n{text}", encoding="utf-8")
+        write_whole(file, f"# {exhibit.heading}\n\n{text}".encode())
         files = [file, *pictures]
-        told.append(_as_json(exhibit, parts) | {"files": [str(one) for one in files]})
+        told.append(written.as_json(exhibit, parts) | {"files": [str(one) for one in files]})
         if not as_json:
             print(f"# {exhibit.heading}\n\n{text}\nwritten: {', '.join(map(str, files))}\n")
     if as_json:
@@ -196,33 +192,11 @@ def _write_into(file: Path, found: Sequence[Exhibit], records: Records, rounds: 
         parts = [(part, written.measured(part, records, rounds)) for part in exhibit.parts]
         if drawable:
             drawn.draw(exhibit, parts, pictures, ("png",))
-        return written.exhibit(exhibit, parts, file.parent, f"paper/{name}.png", alone=False)
+        picture = f"paper/{name}.png" if (pictures / f"{name}.png").is_file() else None
+        return written.exhibit(exhibit, parts, file.parent, picture, alone=False)
 
     write_whole(file, document.filled(text, make, names).encode())
     print(f"written into {file}: {', '.join(names) or 'nothing, as it has no part for these'}")
-
-
-def _as_json(exhibit: Exhibit, parts: "Parts") -> dict[str, Any]:
-    return {
-        "name": exhibit.name,
-        "label": exhibit.label,
-        "title": exhibit.title,
-        "cells": [
-            {
-                "part": part.title,
-                "row": one.result.cell.row,
-                "column": one.result.cell.column,
-                "measure": part.measure,
-                "paper": vars(one.result.cell.paper) if one.result.cell.paper else None,
-                "here": vars(one.spread) if one.spread else None,
-                "rounds": one.result.rounds,
-                "data": one.result.data or None,
-                "runs": [str(record.path) for record in one.result.records],
-            }
-            for part, cells in parts
-            for one in cells
-        ],
-    }
 
 
 def _list(records: Records, as_json: bool) -> None:

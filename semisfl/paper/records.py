@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -80,15 +80,13 @@ class Records:
 
         A stand-in's count where the paper's own data has none.
         """
-        stand_in = STAND_INS.get(cell.preset)
         found = self._finished(cell, (), rounds)
-        if found.rounds is None and stand_in:
-            other = self._finished(cell, stand_in.changes, rounds)
-            if other.rounds is not None:
-                return Result(
-                    cell, other.rounds, other.records, stand_in.called, unfinished=other.unfinished
-                )
-        return found
+        stand_in = STAND_INS.get(cell.preset)
+        if found.rounds is not None or stand_in is None:
+            return found
+        other = self._finished(cell, stand_in.changes, rounds)
+        data = stand_in.called if other.rounds is not None else ""
+        return replace(other, data=data, unfinished=found.unfinished + other.unfinished)
 
     def _finished(self, cell: Cell, more: Sequence[str], rounds: int | None) -> Result:
         records = self.of(cell.config(more=more))

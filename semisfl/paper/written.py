@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from semisfl.lookup import note_of
 from semisfl.paper.grid import METHODS, Exhibit, Part, Value
@@ -211,3 +212,26 @@ def _general_notes(cells: Sequence[Measured]) -> list[str]:
         f"\\* {METHODS.get(name, name)}: {note_of(name)}." for name in methods if note_of(name)
     ]
     return [FEWER, *notes] if fewer else notes
+
+
+def as_json(one: Exhibit, parts: Parts) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "label": one.label,
+        "title": one.title,
+        "cells": [
+            {
+                "part": part.title,
+                "row": cell.result.cell.row,
+                "column": cell.result.cell.column,
+                "measure": part.measure,
+                "paper": vars(cell.result.cell.paper) if cell.result.cell.paper else None,
+                "here": vars(cell.spread) if cell.spread else None,
+                "rounds": cell.result.rounds,
+                "data": cell.result.data or None,
+                "runs": [str(record.path) for record in cell.result.records],
+            }
+            for part, cells in parts
+            for cell in cells
+        ],
+    }
