@@ -29,8 +29,10 @@ from semisfl.fleet.ranks import Ranks
 from semisfl.fleet.setup import FleetSetup
 from semisfl.runs.experiment import fleet_setup
 
-ACTIVE = {10: 20, 100: 5, 1000: 2}
+ACTIVE = {10: 10, 100: 3, 1000: 1}
 """Iterations that are timed, by how many clients are active; one more comes before."""
+BATCH = 4
+"""Images per client, so that a thousand of them fit into minutes."""
 
 
 def prepare(config: Config) -> FleetSetup:
@@ -60,7 +62,7 @@ def seconds(fleet: Fleet, setup: FleetSetup, steps: int) -> float:
 
 
 def measure(ranks: Ranks, active: int, steps: int) -> dict[str, Any]:
-    clients = [f"clients.total={active}", f"clients.active={active}"]
+    clients = [f"clients.total={active}", f"clients.active={active}", f"clients.batch={BATCH}"]
     setup = prepare(parse(override(presets.digits(), clients)))
     alone = seconds(LocalFleet(setup), setup, steps)
     fleet = ClusterFleet(setup, ranks)
@@ -97,7 +99,12 @@ def main() -> None:
             f"{row['times_faster']:>7.2f}x"
         )
     if arguments.json:
-        result = {"ranks": ranks.count, "threads_a_rank": torch.get_num_threads(), "rows": found}
+        result = {
+            "ranks": ranks.count,
+            "batch": BATCH,
+            "threads_a_rank": torch.get_num_threads(),
+            "rows": found,
+        }
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

@@ -19,11 +19,23 @@ from semisfl.runs import bench
 from semisfl.runs.experiment import assemble, divide
 from tests.twin import PlainTwin
 
+BATCHNORM = """[
+    {kind = "conv", channels = 32, padding = 1}, {kind = "batchnorm"}, {kind = "relu"}, {kind = "pool"},
+    {kind = "residual", body = [
+        {kind = "conv", channels = 32, padding = 1, bias = false}, {kind = "batchnorm"}, {kind = "relu"},
+        {kind = "conv", channels = 32, padding = 1, bias = false}, {kind = "batchnorm"},
+    ]},
+    {kind = "relu"}, {kind = "pool", size = 4}, {kind = "flatten"},
+    {kind = "linear", features = 128}, {kind = "relu"}, {kind = "linear"},
+]"""
+
 CASES: dict[str, tuple[str, ...]] = {
     # As the preset, images of 28 x 28 x 1.
     "digits": ("digits",),
     # The paper's CNN on images of CIFAR-10's size, its batches and active clients; fewer steps.
     "cnn-32x32x3": ("svhn", "clients.steps=4", "server.steps=4"),
+    # BatchNorm and a residual block at that size: each client has statistics of its own.
+    "bn-32x32x3": ("svhn", "clients.steps=4", "server.steps=4", f"model.layers={BATCHNORM}"),
 }
 
 
@@ -74,8 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--case", choices=CASES, action="append", help="default: all")
     arguments = parser.parse_args()
-    results = {name: measure(name, arguments.rounds) for name in CASES}
+    results = {name: measure(name, arguments.rounds) for name in arguments.case or CASES}
     if arguments.json:
         print(json.dumps(results, indent=2))
         return

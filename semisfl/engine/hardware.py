@@ -29,7 +29,9 @@ class Hardware:
             torch.backends.cudnn.benchmark = not config.deterministic
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(config.deterministic)
+        if torch.are_deterministic_algorithms_enabled() != config.deterministic:
+            # Only then: the call imports torch's compiler, which takes seconds.
+            torch.use_deterministic_algorithms(config.deterministic)
         self._fused = cuda and kernels.register_cuda()
         self.streams = Streams(self.device, self.arithmetic)
         self.graphs = Graphs(self.device, self.capture, self.step)

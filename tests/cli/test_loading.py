@@ -72,5 +72,17 @@ def test_a_report_for_a_machine_needs_no_torch(tmp_path: Path) -> None:
     assert json.loads(printed.splitlines()[-1])["results"]
 
 
+def test_a_run_starts_without_the_compiler_of_torch(tmp_path: Path) -> None:
+    """Importing it takes as long as torch itself does."""
+    short = ["rounds=1", "clients.steps=1", "server.steps=1", "clients.active=1"]
+    words = ["run", "digits", "--quiet", "--out", str(tmp_path / "run"), "--set", *short]
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *words], capture_output=True, text=True, check=True
+    )
+    modules = done.stderr.strip().splitlines()[-1]
+    assert "'torch._C'" in modules
+    assert "'torch._dynamo'" not in modules and "'torch._inductor'" not in modules
+
+
 def test_the_check_would_see_torch() -> None:
     assert "torch" in loaded("costs", "digits")[1]
