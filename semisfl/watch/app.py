@@ -17,7 +17,9 @@ from semisfl.watch.views import Plain, Runs
 
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 COOKIE = "semisfl-watch"
-SCRIPTS = ("tools.js", "charts.js", "tables.js", "views.js", "page.js")
+SCRIPTS = (
+    *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "details.js", "page.js"),
+)
 """In the order they are loaded."""
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 HEADERS = {

@@ -6,7 +6,6 @@ import platform
 import re
 import threading
 import time
-from array import array
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -17,43 +16,14 @@ from semisfl.rows import ACCURACY_OF, KEYS, RoundRow
 from semisfl.run_settings import StopConfig
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.report import flatten, read_config
+from semisfl.watch.coverage import Coverage
+from semisfl.watch.tail import Lines, text_from
 
 LATEST_EVENTS = 300
 """Of a fleet, kept to be shown; the others are counted."""
-LATEST_LOG = 64 * 1024
-"""Bytes of a log that are shown at first."""
-MOST_LOG = 256 * 1024
-"""Bytes of a log in one answer."""
 ELSEWHERE_SECONDS = 600.0
 """A run of another machine that wrote nothing for so long is not taken for running."""
 NESTED = {"coverage_by_client", "coverage_by_class", "bytes", "held_back", "stopped_by"}
-
-
-class Lines:
-    """The complete lines that were added to a file since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._inode = 0
-
-    def new(self) -> tuple[bool, list[bytes]]:
-        """Whether the file was begun anew, and its lines since."""
-        try:
-            with self._path.open("rb") as file:
-                status = self._path.stat()
-                anew = status.st_ino != self._inode or status.st_size < self._offset
-                if anew:
-                    self._offset, self._inode = 0, status.st_ino
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            anew = self._inode != 0
-            self._offset = self._inode = 0
-            return anew, []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return anew, whole.splitlines()
 
 
 class Followed:
@@ -78,8 +48,7 @@ class Followed:
         self.columns: dict[str, list[Any]] = {"round": []}
         """One list per metric, as long as there are rounds."""
         self.standing = Standing()
-        self.coverage: dict[int, Coverage] = {}
-        self._coverage_rows: list[tuple[array[int], array[float]]] = []
+        self.coverage = Coverage()
 
     def _forget_events(self) -> None:
         self.events: deque[dict[str, Any]] = deque(maxlen=LATEST_EVENTS)
@@ -127,14 +96,7 @@ class Followed:
             known = isinstance(value, int | float) and math.isfinite(value)
             self.columns.setdefault(key, [None] * done).append(value if known else None)
         self.standing = self.standing.then(row)
-        clients, shares = array("q"), array("d")
-        for name, share in (row.coverage_by_client or {}).items():
-            if name.isdigit():
-                self.coverage.setdefault(int(name), Coverage()).add(row.round, share)
-                if share is not None:
-                    clients.append(int(name))
-                    shares.append(share)
-        self._coverage_rows.append((clients, shares))
+        self.coverage.add(row.round, row.coverage_by_client or {})
 
     def _add_event(self, line: bytes) -> None:
         try:
@@ -214,19 +176,8 @@ class Followed:
         return latest
 
     def log(self, start: int) -> tuple[list[str], int]:
-        """Complete lines of its log from byte ``start`` on (-1: the latest), and where they end."""
-        try:
-            with (self.path / "run.log").open("rb") as file:
-                size = file.seek(0, 2)
-                tail = start < 0 or start > size
-                begin = max(0, size - LATEST_LOG) if tail else start
-                file.seek(begin)
-                data = file.read(MOST_LOG)
-        except OSError:
-            return [], 0
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.decode("utf-8", "replace").splitlines()
-        return (lines[1:] if tail and begin else lines), begin + len(whole)
+        """As `text_from`."""
+        return text_from(self.path / "run.log", start)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """One of its small files; empty if it is not there or damaged."""
@@ -238,46 +189,6 @@ class Followed:
 
     def settings(self) -> dict[str, str]:
         return {key: str(value) for key, value in flatten(self.config).items()}
-
-    def coverage_map(self, bins: int) -> tuple[list[int], list[list[float | None]]]:
-        """Mean coverage of each client that ever took part, in at most ``bins`` runs of rounds: the
-        first round of each, and a row per client of `coverage`, by number."""
-        width = max(1, math.ceil(len(self._coverage_rows) / bins))
-        sums: dict[int, dict[int, tuple[float, int]]] = {}
-        for place, (clients, shares) in enumerate(self._coverage_rows):
-            for client, share in zip(clients, shares, strict=True):
-                row = sums.setdefault(client, {})
-                total, count = row.get(place // width, (0.0, 0))
-                row[place // width] = (total + share, count + 1)
-        starts = [int(number) for number in self.columns["round"][::width]]
-        grid: list[list[float | None]] = []
-        for client in sorted(self.coverage):
-            row = sums.get(client, {})
-            grid.append(
-                [
-                    round(row[place][0] / row[place][1], 3) if place in row else None
-                    for place in range(len(starts))
-                ]
-            )
-        return starts, grid
-
-
-class Coverage:
-    """Of one client, over the rounds it was chosen for."""
-
-    def __init__(self) -> None:
-        self.rounds = self.missed = 0
-        self.total = 0.0
-        self.last: float | None = None
-        self.last_round = -1
-
-    def add(self, round_index: int, share: float | None) -> None:
-        if share is None:
-            self.missed += 1
-            return
-        self.rounds += 1
-        self.total += share
-        self.last, self.last_round = share, round_index
 
 
 def _locks() -> str:

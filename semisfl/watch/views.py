@@ -65,11 +65,11 @@ class Runs:
             holdings = followed.read_json("holdings.json")
             names = {client: name for name, client in _roster(followed).items()}
             held = [sum(counts) for counts in holdings.get("clients", [])]
-            numbers = sorted({*followed.coverage, *range(len(held)), *names})
-            starts, grid = followed.coverage_map(BINS)
+            numbers = sorted({*followed.coverage.clients, *range(len(held)), *names})
+            starts, grid = followed.coverage.map(followed.columns["round"], BINS)
             rows = []
             for number in numbers:
-                coverage = followed.coverage.get(number)
+                coverage = followed.coverage.clients.get(number)
                 rows.append(
                     {
                         "client": number,
@@ -89,7 +89,7 @@ class Runs:
                 "holdings": holdings,
                 "coverage": {
                     "rounds": [start + 1 for start in starts],
-                    "clients": sorted(followed.coverage),
+                    "clients": sorted(followed.coverage.clients),
                     "shares": grid,
                 },
             }

@@ -57,6 +57,7 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         (["--listen", "127.0.0.1:99999"], r"'127.0.0.1:99999' is not HOST:PORT"),
         (["--listen", "127.0.0.1"], "is not HOST:PORT"),
         (["--listen", "192.0.2.1:1"], "not a loopback address"),
+        (["--metrics", "nowhere"], "--metrics 'nowhere' is not HOST:PORT"),
         (["--watch", "0.0.0.0:0"], "--watch 0.0.0.0:0 is not a loopback address, so a token"),
     ):
         refused(capsys, [*words, *change], said)
@@ -161,13 +162,21 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(labeled: Path) -> No
     assert "ended as stop.gigabytes = 1e-09 is met" in out and "after 1 rounds; saved in out" in out
     assert "ended after round 0: stop.gigabytes = 1e-09 is met" in err
     words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")
-    with served(*words, "--watch", "127.0.0.1:0") as (server, port):
+    more = ["--watch", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    with served(*words, *more) as (server, port):
         assert server.stderr is not None
         found = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", server.stderr.readline())
         assert found is not None
         with urlopen(found[1] + "api/runs", timeout=60) as answer:
             (told,) = json.load(answer)["runs"]
         assert (told["name"], told["state"], told["done"]) == ("out", "running", 1)
+        found = re.fullmatch(
+            r"metrics on (http://127.0.0.1:\d+/metrics)\n", server.stderr.readline()
+        )
+        assert found is not None
+        with urlopen(found[1], timeout=60) as answer:
+            metrics = answer.read().decode()
+        assert "semisfl_clients_enrolled 1.0" in metrics and "semisfl_refusals_total 0.0" in metrics
         assert joined(port, labeled).returncode == 0
         out, err = server.communicate(timeout=300)
     assert "after 2 rounds; saved in out" in out and "is met" not in out, err

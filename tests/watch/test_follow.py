@@ -135,10 +135,11 @@ def test_coverage_is_the_mean_over_a_columns_rounds(tmp_path: Path) -> None:
     directory.unlock()
     followed = Followed(directory.path)
     followed.look()
-    starts, grid = followed.coverage_map(bins=3)
+    starts, grid = followed.coverage.map(followed.columns["round"], bins=3)
     assert starts == [0, 2, 4]
     assert grid == [[0.1, 0.25, 0.4], [None, None, None]]
-    assert (followed.coverage[2].missed, followed.coverage[0].last_round) == (4, 4)
+    clients = followed.coverage.clients
+    assert (clients[2].missed, clients[0].last_round) == (4, 4)
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Files that grow, read from where the last look ended."""
+
+from pathlib import Path
+
+LATEST_LOG = 64 * 1024
+"""Bytes of a log that are shown at first."""
+MOST_LOG = 256 * 1024
+"""Bytes of a log in one answer."""
+
+
+class Lines:
+    """The complete lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+
+    def new(self) -> tuple[bool, list[bytes]]:
+        """Whether the file was begun anew, and its lines since."""
+        try:
+            with self._path.open("rb") as file:
+                status = self._path.stat()
+                anew = status.st_ino != self._inode or status.st_size < self._offset
+                if anew:
+                    self._offset, self._inode = 0, status.st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            anew = self._inode != 0
+            self._offset = self._inode = 0
+            return anew, []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return anew, whole.splitlines()
+
+
+def text_from(path: Path, start: int) -> tuple[list[str], int]:
+    """Complete lines of a file from byte ``start`` on (-1: the latest), and where they end."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            latest = start < 0 or start > size
+            begin = max(0, size - LATEST_LOG) if latest else start
+            file.seek(begin)
+            data = file.read(MOST_LOG)
+    except OSError:
+        return [], 0
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", "replace").splitlines()
+    return (lines[1:] if latest and begin else lines), begin + len(whole)
