@@ -421,7 +421,7 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: in
         if sent == kind and self.member.client == 1 and left[0]:
             left[0] -= 1
             name = max(tensors, key=lambda name: tensors[name].numel())
-            tensors = {**tensors, name: tensors[name].clone()}
+            tensors = {**tensors, name: tensors[name].clone(memory_format=torch.contiguous_format)}
             tensors[name].view(-1)[3] = value
         original(self, received, sent, fields, tensors, codecs, **how)
 
