@@ -1,7 +1,7 @@
 """``semisfl leakage``: how much of its clients' images a server could rebuild, before it is begun."""
 
 import json
-import sys
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def leakage(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(metavar="[RUN|PRESET|FILE.toml]", help="A run's directory, or a preset."),
@@ -76,7 +77,7 @@ def leakage(
             updates=updates,
             progress=(lambda line: None) if quiet else console.say,
         )
-    exposure.save(found, " ".join(["semisfl", *sys.argv[1:]]), out)
+    exposure.save(found, shlex.join(["semisfl", *context.obj]), out)
     picture.draw(measured, out / "leakage.png")
     if json_:
         print(json.dumps(found))

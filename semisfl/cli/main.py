@@ -70,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = fill_in_watch(given, watching.LISTEN)
     console.set_up_logging()
     try:
-        code = app(given or ["--help"], prog_name="semisfl", standalone_mode=False)
+        words = given or ["--help"]
+        code = app(words, prog_name="semisfl", standalone_mode=False, obj=words)
         return _fail("interrupted", code, False) if code == 130 else int(code or 0)
     except Stopped:
         console.say("stopped before the first round; nothing was begun")

@@ -56,7 +56,7 @@ def dying(phase: str, round_index: int, step: int) -> Callable[[Client, Frame], 
         if phase == "broadcast" and frame.kind == "split":
             client.die()
         if phase == "upload" and frame.kind == "gradients":
-            fleet.finish_round = client.die  # type: ignore[method-assign]
+            fleet.bottoms = client.die  # type: ignore[method-assign]
         due = 0 if frame.kind == "split" else frame.fields["step"] + 1
         if phase == "forward" and due == step:
             fleet.forward = client.die  # type: ignore[method-assign]

@@ -209,7 +209,9 @@ def test_committed_results_can_be_reported(
     runs = {Path(run) for result in told for run in result["runs"]}
     assert runs == {file.parent for file in folder.glob("*/config.toml")}
     for result in told:
-        assert result["accuracy"]["mean"] > 30 and not result["remark"]
+        assert result["accuracy"]["mean"] > 30
+        # `watch` holds a run that is not finished, for the page's pictures of one.
+        assert bool(result["remark"]) == (folder.name == "watch")
         assert result["label"].split()[0] == METHODS[result["method"]].title
     assert picture.read_bytes().startswith(PNG)
 
@@ -286,4 +288,5 @@ def test_the_results_page_says_what_the_files_hold() -> None:
         assert all(always <= one for one in found), pattern
         assert set.union(*found) - always == set(re.findall(r"`(\w+)`", keys)), pattern
     assert described == {file.parent for file in RESULTS.rglob("config.toml")}
-    assert all(report.read_run(path).finished for path in described)
+    unfinished = [path for path in described if not report.read_run(path).finished]
+    assert unfinished == [RESULTS / "watch" / "served"], "the page's picture of a run under way"
