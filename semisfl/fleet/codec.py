@@ -32,6 +32,19 @@ def has_rows(shape: Dimensions) -> bool:
     return len(shape) > 1 and prod(shape[1:]) > 1
 
 
+def scale_of(maximum: Tensor) -> Tensor:
+    """By which values of at most ``maximum`` are divided; 0: they are as good as zero; NaN: not finite."""
+    scale = torch.where(maximum < SMALLEST_SCALE, 0.0, maximum)
+    return torch.where(scale.isfinite(), scale, torch.nan)
+
+
+def quantised(values: Tensor, scale: Tensor, most: int) -> Tensor:
+    """Whole numbers from -``most`` to ``most``, as floats."""
+    whole = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
+    # Inf / Inf is NaN, which no whole number is; the NaN scale carries the news.
+    return whole.nan_to_num_(nan=0.0)
+
+
 class Codec(ABC):
     """One way for a tensor to cross."""
 
@@ -110,26 +123,23 @@ class RowScaled(Codec):
         if not has_rows(values.shape):
             return (values,)
         maximum = values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True)
-        scale = torch.where(maximum < SMALLEST_SCALE, 0.0, maximum)
-        scale = torch.where(scale.isfinite(), scale, torch.nan)
-        quantised = (values / torch.where(scale > 0, scale, torch.inf)).mul_(127).round_()
-        # Inf / Inf is NaN, and NaN to int8 is undefined; the row's NaN scale carries the news.
-        return quantised.nan_to_num_(nan=0.0).to(torch.int8), scale.flatten()
+        scale = scale_of(maximum)
+        return quantised(values, scale, 127).to(torch.int8), scale.flatten()
 
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         if len(parts) == 1:
             return parts[0].to(dtype)
-        quantised, scale = parts
-        scale = scale.reshape(-1, *(1 for _ in quantised.shape[1:]))
-        return quantised.to(torch.float32).div_(127).mul_(scale).to(dtype)
+        whole, scale = parts
+        scale = scale.reshape(-1, *(1 for _ in whole.shape[1:]))
+        return whole.to(torch.float32).div_(127).mul_(scale).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if len(parts) == 1:
             return True
-        quantised, scale = parts
-        rows = quantised.flatten(1)
+        whole, scale = parts
+        rows = whole.flatten(1)
         # In int8, |-128| overflows to itself: an extreme of -128 fails both comparisons below.
         extreme = torch.maximum(rows.amax(1), rows.amin(1).neg())
         holds = (extreme == 127) & (rows.amin(1) > -128) & (scale >= SMALLEST_SCALE)

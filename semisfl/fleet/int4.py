@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semisfl.fleet.codec import SMALLEST_SCALE, Codec, Dimensions, Layout, has_rows
+from semisfl.fleet.codec import (
+    SMALLEST_SCALE,
+    Codec,
+    Dimensions,
+    Layout,
+    has_rows,
+    quantised,
+    scale_of,
+)
 
 LARGEST_SCALE = torch.finfo(torch.bfloat16).max
 """A float may be larger, and would be rounded to Inf."""
@@ -43,12 +51,9 @@ class GroupScaled(Codec):
         rows = values.flatten(1)
         grouped = self._grouped(rows)
         maximum = grouped.abs().amax(dim=2, keepdim=True)
-        scale = torch.where(maximum < SMALLEST_SCALE, 0.0, maximum)
-        scale = torch.where(scale.isfinite(), scale.clamp(max=LARGEST_SCALE), torch.nan)
-        scale = scale.to(torch.bfloat16)
-        divisor = torch.where(scale > 0, scale.to(torch.float32), torch.inf)
+        scale = scale_of(maximum).clamp(max=LARGEST_SCALE).to(torch.bfloat16)
         # bf16 may round the maximum down: up to 7.03 sevenths of it, which are 7 all the same.
-        whole = (grouped / divisor).mul_(7).round_().nan_to_num_(nan=0.0)
+        whole = quantised(grouped, scale.to(torch.float32), 7)
         return self._packed(whole.flatten(1)[:, : rows.shape[1]]), scale.squeeze(2)
 
     def decode(
