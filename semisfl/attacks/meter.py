@@ -106,12 +106,21 @@ def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) 
     return torch.no_grad()(lambda rows: codec.roundtrip(outgoing.guarded(rows, 1)))
 
 
-def measure(scene: Scene, cut: int, name: str, defence: Policy | str, quick: bool) -> Measured:
-    """Every attack on features, at one cut with one defence."""
+def averaged(sent: inversion.Sent, uses: int) -> inversion.Sent:
+    """What a server has of features that it was sent so often, each time with other noise."""
+    if uses == 1:
+        return sent
+    return lambda rows: torch.stack([sent(rows) for _ in range(uses)]).mean(0)
+
+
+def measure(
+    scene: Scene, cut: int, name: str, defence: Policy | str, quick: bool, uses: int = 1
+) -> Measured:
+    """Every attack on features, at one cut with one defence, after so many uses of each image."""
     rows = layers_of(scene.model)
     bottom = nn.Sequential(*(layer for _, layer in rows[:cut]), nn.Flatten()).eval()
     top = nn.Sequential(*(layer for _, layer in rows[cut:])).eval()
-    sent = guard_of(defence, scene.config, scene.device_seed("guard", name, cut))
+    sent = averaged(guard_of(defence, scene.config, scene.device_seed("guard", name, cut)), uses)
 
     def features(images: Tensor) -> Tensor:
         return torch.cat(
@@ -143,6 +152,7 @@ def measure(scene: Scene, cut: int, name: str, defence: Policy | str, quick: boo
         "cut": rows[cut - 1][0],
         "layers": cut,
         "defence": name,
+        "uses": uses,
         "features": public.shape[1],
         "bytes_per_image": codec.size((64, public.shape[1])) / 64,
         "accuracy": scene.accuracy,

@@ -36,6 +36,12 @@ def leakage(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that a preset is trained for.")] = 3,
+    uses: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Times that the server was sent each image's features, and averages them."
+        ),
+    ] = 1,
     public: Annotated[
         str | None,
         typer.Option(help="Images that the attacker has; default: the server's own to test with."),
@@ -76,6 +82,7 @@ def leakage(
             quick=effort == "quick",
             updates=updates,
             progress=(lambda line: None) if quiet else console.say,
+            uses=uses,
         )
     exposure.save(found, shlex.join(["semisfl", *context.obj]), out)
     picture.draw(measured, out / "leakage.png")

@@ -99,18 +99,19 @@ def measure_all(
     quick: bool,
     updates: bool,
     progress: Callable[[str], None],
+    uses: int = 1,
 ) -> tuple[dict[str, Any], list[Measured]]:
     """Everything as plain values, and what to draw of it."""
     measured = []
     for cut in cuts:
         for name, defence in defences.items():
             progress(f"cut after layer {cut}, defence {name}")
-            measured.append(meter.measure(scene, cut, name, defence, quick))
+            measured.append(meter.measure(scene, cut, name, defence, quick, uses))
     if updates:
         progress("gradient inversion of updates")
     clients = scene.config.clients
     fewest = min(len(shard) for shard in scene.shards)
-    uses = -(-clients.steps * clients.batch // max(1, fewest))
+    drawn = -(-clients.steps * clients.batch // max(1, fewest))
     found = {
         "method": scene.config.method,
         "seed": scene.config.seed,
@@ -120,7 +121,7 @@ def measure_all(
         "features": [item.row for item in measured],
         "updates": meter.measure_updates(scene, quick) if updates else [],
         "guarantees": {
-            name: guarantee(policy, uses * scene.config.rounds, scene.config.rounds)
+            name: guarantee(policy, drawn * scene.config.rounds, scene.config.rounds)
             for name, policy in defences.items()
             if isinstance(policy, Policy)
         },

@@ -86,9 +86,20 @@ def test_class_mix_and_membership_against_chance(
     assert abs(without_content.row["membership_auc"] - 0.5) < 0.08
 
 
-def test_noise_lowers_what_a_decoder_finds(scene: Scene, undefended: Measured) -> None:
+def test_noise_lowers_what_a_decoder_finds_and_many_uses_raise_it(
+    scene: Scene, undefended: Measured
+) -> None:
     noisy = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True)
-    assert noisy.row["decoder"]["ssim"] < undefended.row["decoder"]["ssim"] - 0.1
+    often = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True, uses=16)
+    clear, once, mean = (row.row["decoder"]["ssim"] for row in (undefended, noisy, often))
+    assert once < clear - 0.1 and once + 0.05 < mean < clear
+    assert (noisy.row["uses"], often.row["uses"]) == (1, 16)
+
+
+def test_the_mean_of_k_uses_has_noise_smaller_by_the_root_of_k() -> None:
+    draws = torch.Generator().manual_seed(0)
+    sent = meter.averaged(lambda rows: rows + torch.randn(rows.shape, generator=draws), 25)
+    assert abs(float(sent(torch.zeros(400, 50)).std()) - 0.2) < 0.005
 
 
 def test_an_update_on_one_image_gives_it_away_and_the_mean_of_many_less(scene: Scene) -> None:
