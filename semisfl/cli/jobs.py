@@ -52,7 +52,7 @@ def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] 
 
 def _trainer(signals: StopSignals, device: str, quiet: bool) -> Callable[[Job], bool]:
     def train(job: Job) -> bool:
-        title = f"{job.config.method} seed {job.config.seed}"
+        title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
         if job.status == "unfinished":
             result = training.carry_on(
                 job.path, signals, settings=job.changed, device=device, quiet=quiet, title=title

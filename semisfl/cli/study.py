@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -13,8 +13,9 @@ from rich.table import Table
 from semisfl.cli import console, watching
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
 from semisfl.lookup import note_of, title_of
-from semisfl.runs import plots, report
+from semisfl.runs import plots, report, sweeps
 from semisfl.runs.report import Group, Summary
+from semisfl.runs.sweeps import Sweep, Swept
 
 Target = Annotated[
     float | None,
@@ -36,6 +37,13 @@ def compare(
     ] = "supervised,semisfl",
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method: seed, seed + 1, ...")] = 3,
     settings: Settings = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="Every run at each of these values; given twice: at all pairs of them.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")
     ] = None,
@@ -64,7 +72,8 @@ def compare(
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
     chosen = comparison.choose_methods(methods)
-    jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder)
+    swept = [Sweep.parse(text) for text in sweep or ()]
+    jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder, swept)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
     if pool := pool_for(engine, jobs_, device):
@@ -75,7 +84,8 @@ def compare(
         print("stopped; the same command continues")
         return
     results = comparison.results(jobs, target)
-    _tell(results, target, folder / "compare.png", plots.ACCURACY, json_)
+    keys = [one.key for one in swept]
+    _tell(results, target, folder / "compare.png", plots.ACCURACY, keys, json_)
 
 
 def report_(
@@ -91,14 +101,18 @@ def report_(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Draw curves and a table from run directories. Runs that differ only in seed are averaged."""
+    """Draw curves and a table from run directories. Runs that differ only in seed are averaged.
+
+    Where runs of a method differ in one or two settings, also accuracy over the first of them.
+    """
     if html is not None:
         watching.write_html(runs, html)
         return
     groups = report.group_runs(report.find_runs(runs))
     place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
-    _tell(results, target, place, plots.ACCURACY + plots.TRAINING, json_)
+    keys = sweeps.keys_swept(groups)
+    _tell(results, target, place, plots.ACCURACY + plots.TRAINING, keys, json_)
 
 
 def _tell(
@@ -106,24 +120,34 @@ def _tell(
     target: float | None,
     place: Path,
     panels: Sequence[plots.Panel],
+    keys: Sequence[str],
     as_json: bool,
 ) -> None:
     summaries = [summary for _, summary in results]
     notes = [note_of(summary.method) for summary in summaries]
+    swept = Swept.of(results, keys) if keys else None
     if not as_json:  # at once: drawing takes seconds
         _print_results(summaries, notes, target)
+        if swept:
+            _print_swept(swept)
     picture = place if console.can_draw() else None
+    over = place.with_name(f"{place.stem}-sweep.png") if picture and swept else None
     if picture:
         plots.draw([group for group, _ in results], picture, panels)
+    if swept and over:
+        sweeps.draw(swept, over)
     if as_json:
         told = [
             report.as_json(summary) | {"note": note}
             for summary, note in zip(summaries, notes, strict=True)
         ]
         drawn = str(picture) if picture else None
-        print(json.dumps({"results": told, "target": target, "picture": drawn}))
+        whole: dict[str, Any] = {"results": told, "target": target, "picture": drawn}
+        if swept:
+            whole["sweep"] = sweeps.as_json(swept) | {"picture": str(over) if over else None}
+        print(json.dumps(whole))
     elif picture:
-        print(f"curves: {picture}")
+        print(f"curves: {picture}" + (f"; over {keys[0]}: {over}" if over else ""))
 
 
 def _print_results(
@@ -161,6 +185,21 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
     table = _table(f"to reach {target:g} %", ("seeds that did", "rounds", "sent", "time"))
     for summary, name in zip(summaries, names, strict=True):
         table.add_row(name, *_target_cells(summary))
+    console.out.print(table)
+
+
+def _print_swept(swept: Swept) -> None:
+    several = any(
+        point.stderr is not None for line in swept.lines for point in line.points.values()
+    )
+    table = _table(
+        f"test accuracy over {swept.key}" + (", mean ± standard error" if several else ""),
+        swept.values,
+    )
+    for line in swept.lines:
+        cells = (line.points.get(value) for value in swept.values)
+        mark = "*" if note_of(line.method) else ""
+        table.add_row(line.label + mark, *(str(cell) if cell else UNKNOWN for cell in cells))
     console.out.print(table)
 
 

@@ -14,6 +14,7 @@ from semisfl import lookup
 from semisfl.config import Config, ConfigError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
+from semisfl.runs.sweeps import Sweep, cells
 
 Status = Literal["new", "unfinished", "finished"]
 
@@ -54,18 +55,39 @@ def choose_methods(names: str) -> list[str]:
     return chosen
 
 
-def list_jobs(values: dict[str, Any], methods: Sequence[str], seeds: int, out: Path) -> list[Job]:
+def list_jobs(
+    values: dict[str, Any],
+    methods: Sequence[str],
+    seeds: int,
+    out: Path,
+    sweeps: Sequence[Sweep] = (),
+) -> list[Job]:
     """The runs of a comparison, seed by seed so that an early end still compares like with like."""
     rows = {name: lookup.method(name) for name in methods}
     first = configs.parse(values, others=rows.values()).seed
     jobs = []
     for seed in range(first, first + seeds):
-        for method, row in rows.items():
-            changed = {**values, "method": method, "seed": seed}
-            config = configs.parse(changed, others=rows.values())
-            path = out / f"{_as_file_name(row.name)}-seed{seed}"
-            jobs.append(Job.of(config, path))
+        for cell in cells(sweeps):
+            changed = configs.override(values, cell.assignments)
+            for method, row in rows.items():
+                config = configs.parse(
+                    {**changed, "method": method, "seed": seed}, others=rows.values()
+                )
+                parts = (_as_file_name(row.name), cell.file_name, f"seed{seed}")
+                jobs.append(Job.of(config, out / "-".join(part for part in parts if part)))
+    _refuse_the_same_twice(jobs)
     return jobs
+
+
+def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
+    """Values that mean the same (10 and 10.0) would be counted as two seeds."""
+    seen: dict[str, Path] = {}
+    for job in jobs:
+        other = seen.setdefault(job.config.model_dump_json(), job.path)
+        if other is not job.path:
+            raise ConfigError(
+                f"{other.name} and {job.path.name} would be the same run; give --sweep each value once"
+            )
 
 
 def _as_file_name(method: str) -> str:

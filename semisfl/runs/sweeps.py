@@ -1,0 +1,196 @@
+"""The same runs at several values of a setting: which cells there are, and what they show together."""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semisfl.lookup import title_of
+from semisfl.runs.report import Group, Spread, Summary, flatten
+from semisfl.sections import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_SWEPT = {
+    "method": "use --methods",
+    "seed": "use --seeds",
+    "sinks": "it changes nothing of what a run computes",
+}
+MOST_KEYS = 2
+"""Of runs that differ in more, nobody knows which were swept."""
+LOGARITHMIC_FROM = 8.0
+"""Between the smallest and the largest value, as a ratio."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A setting and the values it takes, as text."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Sweep":
+        key, equals, values = text.partition("=")
+        chosen = tuple(dict.fromkeys(part.strip() for part in values.split(",") if part.strip()))
+        if not equals or not key.strip() or not chosen:
+            raise ConfigError(
+                f"--sweep {text!r} is not KEY=V1,V2,..., e.g. --sweep data.labeled=10,20,40"
+            )
+        if why := NOT_SWEPT.get(key.strip()):
+            raise ConfigError(f"--sweep {text!r}: {key.strip()} cannot be swept; {why}")
+        return cls(key.strip(), chosen)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of each setting that is swept."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def assignments(self) -> list[str]:
+        """As ``--set`` has them."""
+        return [f"{key}={value}" for key, value in self.settings]
+
+    @property
+    def file_name(self) -> str:
+        """Part of a run directory's name; empty where nothing is swept."""
+        named = "-".join(f"{key}-{value}" for key, value in self.settings)
+        return re.sub(r"[^A-Za-z0-9._+-]", "_", named)
+
+
+def cells(sweeps: Sequence[Sweep]) -> list[Cell]:
+    """The grid of all values; one cell without settings where nothing is swept."""
+    if len({sweep.key for sweep in sweeps}) < len(sweeps):
+        raise ConfigError("--sweep names a key twice; give all its values at once")
+    pairs = [[(sweep.key, value) for value in sweep.values] for sweep in sweeps]
+    return [Cell(settings) for settings in itertools.product(*pairs)]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Accuracies over one setting's values; everything else about their runs is alike."""
+
+    label: str
+    method: str
+    points: dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Results by the value of a setting."""
+
+    key: str
+    values: list[str]
+    lines: list[Line]
+
+    @classmethod
+    def of(cls, results: Sequence[tuple[Group, Summary]], keys: Sequence[str]) -> "Swept":
+        """Over the first of ``keys``; the others tell lines apart."""
+        first, *others = keys
+        lines: dict[str, Line] = {}
+        for group, summary in results:
+            config = _flat(group)
+            apart = (f"{key}={_value(config, key)}" for key in others)
+            label = " ".join([title_of(group.method), *apart])
+            line = lines.setdefault(label, Line(label, group.method, {}))
+            line.points[_value(config, first)] = summary.accuracy
+        values = {value for line in lines.values() for value in line.points}
+        return cls(first, sorted(values, key=_order), list(lines.values()))
+
+
+def as_json(swept: Swept) -> dict[str, Any]:
+    lines = [
+        {
+            "label": line.label,
+            "method": line.method,
+            "accuracy": {value: vars(spread) for value, spread in line.points.items()},
+        }
+        for line in swept.lines
+    ]
+    return {"key": swept.key, "values": swept.values, "lines": lines}
+
+
+def keys_swept(groups: Sequence[Group]) -> list[str]:
+    """The settings in which runs of one method differ, if few enough to be what was swept."""
+    configs = [_flat(group) for group in groups]
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for config in configs:
+        by_method.setdefault(config["method"], []).append(config)
+    differing = dict.fromkeys(
+        key
+        for alike in by_method.values()
+        for key in dict.fromkeys(name for config in alike for name in config)
+        if len({_value(config, key) for config in alike}) > 1
+    )
+    return list(differing) if len(differing) <= MOST_KEYS else []
+
+
+def _flat(group: Group) -> dict[str, Any]:
+    config = group.runs[0].config
+    return flatten({key: value for key, value in config.items() if key not in ("seed", "sinks")})
+
+
+def _value(config: Mapping[str, Any], key: str) -> str:
+    return str(config.get(key, "none"))
+
+
+def _number(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _order(value: str) -> tuple[bool, float, str]:
+    """Numbers by size, then words."""
+    number = _number(value)
+    return (number is None, number or 0.0, value)
+
+
+def draw(swept: Swept, path: Path) -> None:
+    picture(swept).savefig(path, dpi=120)
+
+
+def picture(swept: Swept) -> "Figure":
+    """Accuracy over the values: means, with bars of one standard error where there are several seeds."""
+    from matplotlib.figure import Figure  # heavy, and only wanted here
+
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    numbers = [_number(value) for value in swept.values]
+    known = [number for number in numbers if number is not None]
+    scaled = len(known) == len(numbers)
+    places = known if scaled else [float(place) for place in range(len(numbers))]
+    for line in swept.lines:
+        there = [
+            (place, line.points[value])
+            for place, value in zip(places, swept.values, strict=True)
+            if value in line.points
+        ]
+        axes.errorbar(
+            [place for place, _ in there],
+            [spread.mean for _, spread in there],
+            [spread.stderr or 0.0 for _, spread in there],
+            marker="o",
+            markersize=4,
+            lw=1.5,
+            capsize=3,
+            label=line.label,
+        )
+    if scaled and min(places) > 0 and max(places) >= LOGARITHMIC_FROM * min(places):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(places, swept.values)
+    axes.set_xlabel(swept.key)
+    axes.set_ylabel("test accuracy (%)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
