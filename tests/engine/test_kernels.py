@@ -123,7 +123,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
 
 @pytest.mark.parametrize("count", [7, 1500])
 def test_contrast(count: int) -> None:
-    from semisfl.engine.kernels.contrast import fused_contrast
+    from semisfl.engine.kernels.clustering import fused_contrast
 
     z = F.normalize(random(9, 8, dtype=torch.float32), dim=1).requires_grad_()
     references = References(

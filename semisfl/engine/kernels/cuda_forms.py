@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semisfl.engine.kernels.contrast import fused_contrast
+from semisfl.engine.kernels.clustering import fused_contrast
 from semisfl.engine.kernels.convolution import FEW, stacked_convolution
 from semisfl.engine.kernels.images import normalized_row
 from semisfl.engine.kernels.plain import OPERATIONS
