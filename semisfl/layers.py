@@ -1,12 +1,14 @@
-"""Layers that models are made of: repeatable dropout, residual blocks, fused convolution and pooling."""
+"""Layers that models are made of: repeatable dropout, residual blocks, and those that are computed as one."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from semisfl.engine.kernels import conv_relu_pool, stacked_conv_relu_pool
+from semisfl.engine.kernels import conv_relu_pool, norm_relu_pool
 
 
 class Dropout(nn.Module):
@@ -36,26 +38,12 @@ def use_generator(module: nn.Module, generator: torch.Generator) -> None:
 
 
 class Layers(nn.Sequential):
-    """A Sequential that does convolution, ReLU and max-pooling as one operation."""
+    """A Sequential that does convolution, BatchNorm, ReLU and max-pooling in fewer operations."""
 
     def forward(self, x: Tensor) -> Tensor:
-        for part in self.parts():
-            x = part.on(x) if isinstance(part, ConvBlock) else part(x)
+        for part in parts_of(self):
+            x = part(x) if isinstance(part, nn.Module) else part.on(x)
         return x
-
-    def parts(self) -> list["nn.Module | ConvBlock"]:
-        """The layers, those that are computed as one taken together."""
-        layers = list(self)
-        parts: list[nn.Module | ConvBlock] = []
-        while layers:
-            layer = layers.pop(0)
-            if not _plain_conv(layer) or not layers or type(layers[0]) is not nn.ReLU:
-                parts.append(layer)
-                continue
-            layers.pop(0)
-            pool = layers.pop(0) if layers and _plain_pool(layers[0]) else None
-            parts.append(ConvBlock(layer, 2 if pool else 1))
-        return parts
 
 
 def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -89,17 +77,6 @@ class ConvBlock(NamedTuple):
     conv: nn.Conv2d
     pool: int
 
-    @property
-    def simple(self) -> bool:
-        """Whether the fused convolution does this."""
-        conv = self.conv
-        return (
-            conv.stride == conv.dilation == (1, 1)
-            and conv.groups == 1
-            and not isinstance(conv.padding, str)
-            and all(pad < size for pad, size in zip(conv.padding, conv.kernel_size, strict=True))
-        )
-
     def on(self, x: Tensor) -> Tensor:
         conv = self.conv
         out: Tensor = conv_relu_pool(
@@ -114,40 +91,90 @@ class ConvBlock(NamedTuple):
         )
         return out
 
-    def stacked(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """With weights [clients, ...] that take the place of ``conv``'s, equal shares of ``x`` for each."""
-        out: Tensor = stacked_conv_relu_pool(x, weight, bias, self.conv.padding, self.pool)
+
+class NormBlock(NamedTuple):
+    """max_pool(relu(norm(conv(x)))); which of the others there are besides BatchNorm, ``layers`` says."""
+
+    layers: tuple[nn.Module, ...]
+    conv: nn.Conv2d | None
+    norm: nn.BatchNorm1d | nn.BatchNorm2d
+    relu: bool
+    pool: int
+
+    def on(self, x: Tensor) -> Tensor:
+        # On a CPU nothing is gained. A cumulative average (no momentum) is seldom, and not fused.
+        norm, conv = self.norm, self.conv
+        if not x.is_cuda or norm.momentum is None:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+        bias = None
+        if conv is not None:
+            # Its bias would cost a pass over memory of its own.
+            bias = conv.bias
+            x = F.conv2d(
+                x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups
+            )
+        assert norm.running_mean is not None and norm.running_var is not None
+        if norm.training and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        out: Tensor = norm_relu_pool(
+            x,
+            None if bias is None else bias.unsqueeze(0),
+            norm.weight.unsqueeze(0),
+            norm.bias.unsqueeze(0),
+            norm.running_mean.unsqueeze(0),
+            norm.running_var.unsqueeze(0),
+            norm.training,
+            norm.momentum,
+            norm.eps,
+            self.relu,
+            self.pool,
+        )
         return out
 
 
-def conv_blocks(bottom: nn.Module) -> list[ConvBlock]:
-    """What ``bottom`` consists of; `NotFused` if that is more than the fused convolution does."""
-    parts = bottom.parts() if type(bottom) is Layers else [bottom]
-    if type(parts[-1]) is nn.Flatten:
-        parts.pop()
-    blocks = []
-    for part in parts:
-        if not isinstance(part, ConvBlock):
-            lonely = ", which no ReLU follows at once" if _plain_conv(part) else ""
-            what = "a residual block" if isinstance(part, Residual) else part
-            raise NotFused(f"{what}{lonely}")
-        if not part.simple:
-            raise NotFused(str(part.conv))
-        blocks.append(part)
-    return blocks
+Part = nn.Module | ConvBlock | NormBlock
 
 
-class NotFused(Exception):
-    """A layer that the fused convolution does not do."""
+def parts_of(sequence: Iterable[nn.Module]) -> list[Part]:
+    """The layers, those that are computed as one taken together."""
+    layers = list(sequence)
+    parts: list[Part] = []
+    while layers:
+        first = layers.pop(0)
+        if plain_conv(first) and layers and type(layers[0]) is nn.ReLU and first.bias is not None:
+            layers.pop(0)
+            parts.append(ConvBlock(first, 2 if _taken_pool(layers) else 1))
+            continue
+        conv = first if plain_conv(first) and layers and plain_norm(layers[0]) else None
+        norm = layers.pop(0) if conv is not None else first
+        if not plain_norm(norm):
+            parts.append(first)
+            continue
+        relu = [layers.pop(0)] if layers and type(layers[0]) is nn.ReLU else []
+        pool = _taken_pool(layers) if relu else []
+        together = (*([conv] if conv is not None else []), norm, *relu, *pool)
+        parts.append(NormBlock(together, conv, norm, bool(relu), 2 if pool else 1))
+    return parts
 
 
-def _plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+def _taken_pool(layers: list[nn.Module]) -> list[nn.Module]:
+    return [layers.pop(0)] if layers and _plain_pool(layers[0]) else []
+
+
+def plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
     return (
         type(layer) is nn.Conv2d
-        and layer.bias is not None
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
     )
+
+
+def plain_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
+    if not isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return False
+    return layer.affine and layer.track_running_stats
 
 
 def _plain_pool(layer: nn.Module) -> bool:

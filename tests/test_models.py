@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from semisfl import models, seeds
 from semisfl.engine.weights import batchnorms
-from semisfl.layers import Dropout, NotFused, Residual, conv_blocks, use_generator
+from semisfl.layers import ConvBlock, Dropout, NormBlock, Residual, parts_of, use_generator
 from semisfl.models import Shape, SplitModel, build, parameter_count, split
 from tests.twin import bn_model
 
@@ -288,11 +288,6 @@ def test_a_cut_inside_a_residual_block_is_refused(cut: str, block: str) -> None:
         split(residual_model(), (1, 16, 16), "row")
 
 
-def test_the_reason_why_residual_blocks_are_not_stacked_is_one_line() -> None:
-    with pytest.raises(NotFused, match=r"^a residual block$"):
-        conv_blocks(split(residual_model(), (1, 16, 16), "block").bottom[1:])
-
-
 def test_own_sequential_is_split_where_asked() -> None:
     model = split(bn_model(), (1, 16, 16), cut=3, projector="linear", projection=7)
     assert len(batchnorms(model.bottom)) == 1 and len(batchnorms(model.top)) == 2
@@ -315,14 +310,28 @@ def test_the_head_of_an_early_cut_fits_in_memory() -> None:
     ]
 
 
-def test_which_bottoms_are_computed_for_all_clients_at_once() -> None:
-    shape = (3, 32, 32)
-    assert [b.pool for b in conv_blocks(build("alexnet", shape, 10).bottom)] == [2, 2, 1, 1, 2]
-    assert [b.pool for b in conv_blocks(build("cnn", shape, 10).bottom)] == [2, 2]
-    with pytest.raises(NotFused, match="no ReLU follows"):  # but a BatchNorm
-        conv_blocks(build("vgg13", shape, 10).bottom)
-    with pytest.raises(NotFused, match="Flatten"):
-        conv_blocks(build("alexnet", shape, 10, cut="fc1").bottom)
+def test_which_layers_are_computed_as_one() -> None:
+    def kinds(name: str) -> list[object]:
+        parts = parts_of(build(name, (3, 32, 32), 10).bottom)
+        return [
+            part.pool
+            if isinstance(part, ConvBlock)
+            else (part.conv is not None, part.relu, part.pool)
+            if isinstance(part, NormBlock)
+            else type(part)
+            for part in parts
+        ]
+
+    assert kinds("alexnet") == [2, 2, 1, 1, 2, nn.Flatten]
+    assert kinds("cnn") == [2, 2, nn.Flatten]
+    one, pooled = (True, True, 1), (True, True, 2)
+    padded = [one, one, nn.MaxPool2d]  # its fourth pooling
+    assert kinds("vgg13") == [*[one, pooled] * 3, *padded, one, pooled, nn.Flatten]
+    assert kinds("wrn-28-2")[:3] == [one, Residual, Residual]
+
+
+def test_layers_taken_together_are_those_layers() -> None:
+    """With what is not fused, or only in part."""
     others = (
         nn.Conv2d(3, 4, 3, stride=2),
         nn.Conv2d(3, 6, 3, groups=3),
@@ -332,11 +341,10 @@ def test_which_bottoms_are_computed_for_all_clients_at_once() -> None:
         nn.Conv2d(3, 4, 3, padding_mode="reflect", padding=1),
         nn.Conv2d(3, 4, 3, bias=False),
     )
+    shape = (3, 32, 32)
     for conv in others:
         layers = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
         layers(torch.zeros(1, *shape))
         model = split(layers, shape)
-        with pytest.raises(NotFused, match="Conv2d"):
-            conv_blocks(model.bottom)
         images = torch.randn(2, *shape)
         torch.testing.assert_close(model(images), layers(images))

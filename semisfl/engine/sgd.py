@@ -49,7 +49,10 @@ class SGD:
             self._momenta.append(self._momentum)
             largest = max(ALIGNMENT, *(p.numel() for p in self._copies))
             self._zeros = torch.zeros(largest, device=self.lr.device, dtype=self._weights.dtype)
-        self._plain_momenta = [torch.zeros_like(p) for p in self._plain if config.momentum > 0]
+        self._plain_rows = self._plain
+        if any(hasattr(p, "slots") for p in self._plain):
+            self._plain_rows = [row for p in self._plain for row in _slots(p, p) if row is not None]
+        self._plain_momenta = [torch.zeros_like(p) for p in self._plain_rows if config.momentum > 0]
         self._momenta += self._plain_momenta
 
     @property
@@ -170,11 +173,15 @@ class SGD:
     @torch.no_grad()
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
         """As `torch.optim.SGD` does; around small models its bookkeeping costs more than the step."""
+        if self._plain_rows is not self._plain:
+            gradients = [
+                row for p, g in zip(self._plain, gradients, strict=True) for row in _slots(p, g)
+            ]
         used = [gradient is not None for gradient in gradients]
-        parameters = list(compress(self._plain, used))
+        parameters = list(compress(self._plain_rows, used))
         given = [
             g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for p, g in zip(self._plain, gradients, strict=True)
+            for p, g in zip(self._plain_rows, gradients, strict=True)
             if g is not None
         ]
         momenta = list(compress(self._plain_momenta, used))
@@ -182,6 +189,13 @@ class SGD:
             (fused_step if _fused_sgd is not None else foreach_step)(
                 parameters, given, momenta, self.lr, self.config
             )
+
+
+def _slots(parameter: Tensor, value: Tensor | None) -> Sequence[Tensor | None]:
+    """``value`` of each slot, if ``parameter`` is that of a stack: a step wants values without gaps."""
+    if not hasattr(parameter, "slots"):
+        return (value,)
+    return (None,) * len(parameter) if value is None else value.detach().unbind()
 
 
 def fused_step(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from semisfl.engine.stacked_layers import NotStacked, Pass, Rows, stacked
 from semisfl.engine.weights import State, Weights, clone
-from semisfl.layers import ConvBlock, NotFused, conv_blocks
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ def in_turn(calls: Sequence[Call]) -> list[Any]:
 class Stack:
     """``slots`` copies of ``template``; weight ``name`` of slot i is ``tensors[name][i]``.
 
-    ``dtype`` is what their layers compute in (`Weights`). Working copies of a template that
-    consists of convolutions are computed for all slots at once; ``parameters`` then are those of
-    the template with one row per slot.
+    ``dtype`` is what their layers compute in (`Weights`). On a GPU, working copies of a template
+    made of known layers are computed for all slots at once; ``parameters`` then are those of the
+    template with one row per slot. ``together`` says so, or not, whatever the device.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Stack:
         slots: int,
         trainable: bool = True,
         dtype: torch.dtype = torch.float32,
+        together: bool | None = None,
     ) -> None:
         self.modules = [clone(template).requires_grad_(trainable) for _ in range(slots)]
         self._weights = Weights(nn.ModuleList(self.modules), dtype)
@@ -48,33 +49,42 @@ class Stack:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
                     module.get_buffer(name).data = self.tensors[name][slot]
-        self._blocks = self._fused_blocks(say=trainable)
+        stacked_parameters = [
+            self.stacked(row).requires_grad_(trainable)
+            for row in zip(*(module.parameters() for module in self.modules), strict=True)
+        ]
+        if together is None:
+            together = self._weights.work is not None and self._weights.work.is_cuda
+        self._pass = self._together(stacked_parameters, say=trainable) if together else None
         self.parameters: list[Tensor] = (
-            [
-                self.stacked(row).requires_grad_(trainable)
-                for row in zip(*(module.parameters() for module in self.modules), strict=True)
-            ]
-            if self._blocks
+            stacked_parameters
+            if self._pass is not None
             else [parameter for module in self.modules for parameter in module.parameters()]
         )
 
-    def _fused_blocks(self, say: bool) -> list[ConvBlock]:
-        """Layers that are computed for all slots at once; none where that cannot be."""
-        if self._weights.work is None or not self._weights.work.is_cuda:
-            return []
+    def _together(self, parameters: Sequence[Tensor], say: bool) -> Pass | None:
+        """The pass of all slots at once; none where that cannot be."""
+        first = self.modules[0]
+        rows: Rows = {
+            **{id(own): rows for own, rows in zip(first.parameters(), parameters, strict=True)},
+            **{id(own): self.tensors[name] for name, own in first.named_buffers()},
+        }
         try:
-            return conv_blocks(self.modules[0])
-        except NotFused as layer:
+            return stacked(self.modules, rows)
+        except NotStacked as layer:
             if say:
-                log.warning("clients' bottoms are computed one by one, slower, due to %s", layer)
-            return []
+                log.warning("clients' models are computed one by one, slower, due to %s", layer)
+            return None
 
     @staticmethod
     def stacked(slots: Sequence[nn.Parameter]) -> Tensor:
-        """One parameter of every slot as one tensor, which knows its home."""
+        """One parameter of every slot as one tensor, which knows its home if it is a working copy."""
         rows = _rows([parameter.detach() for parameter in slots])
-        home = slots[0].home  # type: ignore[attr-defined]
-        rows.home = home._replace(rows=len(slots), stride=rows.stride(0))  # type: ignore[attr-defined]
+        home = getattr(slots[0], "home", None)
+        if home is None:
+            rows.slots = len(slots)  # type: ignore[attr-defined]
+        else:
+            rows.home = home._replace(rows=len(slots), stride=rows.stride(0))  # type: ignore[attr-defined]
         return rows
 
     def load(self, state: State, slot: int | None = None) -> None:
@@ -107,28 +117,27 @@ class Stack:
 
     def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:
         """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
-        if self._blocks:
-            weights = iter(self.parameters)
-            for block in self._blocks:
-                x = block.stacked(x, next(weights), next(weights))
-            return x.flatten(1)
-        shares = x.chunk(len(self.modules))
-        calls = [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
-        outputs = parallel(calls)
+        if self._pass is not None:
+            outputs = [self._pass(x)]
+        else:
+            shares = x.chunk(len(self.modules))
+            outputs = parallel([partial(m, s) for m, s in zip(self.modules, shares, strict=True)])
         # Kept for `gradients`, which a GPU does not use: there they would only hold memory.
         self._outputs = [] if x.is_cuda else outputs
-        return torch.cat(outputs)
+        return outputs[0] if self._pass is not None else torch.cat(outputs)
 
     def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
         """Of `parameters`, from the gradient of what the last call on a CPU returned."""
+        outputs, self._outputs = self._outputs, []
+        if self._pass is not None:
+            return list(torch.autograd.grad(outputs[0], self.parameters, given, allow_unused=True))
         rows = given.chunk(len(self.modules))
         calls = [
             partial(
                 torch.autograd.grad, output, list(module.parameters()), share, allow_unused=True
             )
-            for output, module, share in zip(self._outputs, self.modules, rows, strict=True)
+            for output, module, share in zip(outputs, self.modules, rows, strict=True)
         ]
-        self._outputs = []
         return [gradient for slot in parallel(calls) for gradient in slot]
 
 

@@ -14,6 +14,7 @@ from semisfl.config import Config
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
+from semisfl.engine.stack import Stack
 from semisfl.engine.weights import clone
 from semisfl.run_settings import OptimizerConfig
 from semisfl.runs import checkpoint
@@ -134,12 +135,11 @@ def test_every_method_runs_captured(method: str, caplog: pytest.LogCaptureFixtur
     assert "cannot be captured" not in caplog.text
 
 
-def test_a_stack_computes_what_each_of_its_modules_does() -> None:
-    from semisfl.engine.stack import Stack
-
-    bottom = models.build("alexnet", (3, 32, 32), 10, seed=1).bottom.cuda()
+@pytest.mark.parametrize("name", ["alexnet", "vgg13", "resnet18", "wrn-28-2"])
+def test_a_stack_computes_what_each_of_its_modules_does(name: str) -> None:
+    bottom = models.build(name, (3, 32, 32), 10, seed=1).bottom.cuda()
     stack = Stack(bottom, 3, dtype=torch.bfloat16)
-    assert len(stack.parameters) == 10  # one for all slots
+    assert len(stack.parameters) == len(list(bottom.parameters()))  # one for all slots
     with torch.no_grad():
         for slot, module in enumerate(stack.modules):
             stack.load({k: v * (1 + slot / 4) for k, v in bottom.state_dict().items()}, slot)
@@ -189,11 +189,23 @@ def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
         torch.testing.assert_close(early, plain, rtol=1e-3, atol=1e-4)
 
 
-def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
+def test_a_bottom_with_batchnorm_is_computed_for_all_clients_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = settings("runtime.precision=bf16", "optimizer.lr=0.05")
     result = train(options, data=toy_data(side=16), model=bn_model(), device="cuda")
+    assert result.accuracy > 0
+    assert "one by one" not in caplog.text
+    assert "cannot be captured" not in caplog.text
+
+
+def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = settings("runtime.precision=bf16", "optimizer.lr=0.05")
+    model = bn_model()
+    model[1] = nn.GroupNorm(2, 6)
+    result = train(options, data=toy_data(side=16), model=model, device="cuda")
     assert result.accuracy > 0
     assert "one by one" in caplog.text
     assert "cannot be captured" not in caplog.text

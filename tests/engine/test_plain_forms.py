@@ -94,6 +94,71 @@ def check_stacked_conv_relu_pool() -> None:
         )
 
 
+def check_stacked_conv() -> None:
+    for stride, padding, dilation, groups, biased in (
+        ((1, 1), (1, 0), (1, 1), 1, True),
+        ((2, 1), (0, 2), (1, 2), 2, False),
+    ):
+        options = stride, padding, dilation, groups
+        weight, bias = random(2, 6, 4 // groups, 3, 2), random(2, 6)
+
+        def mine(x: Tensor, w: Tensor, *b: Tensor, o: tuple = options) -> Tensor:
+            return kernels.stacked_conv(x, w, *(b or [None]), *o)
+
+        def plain(x: Tensor, w: Tensor, *b: Tensor, o: tuple = options) -> Tensor:
+            rows = [
+                F.conv2d(x[i : i + 1], w[i // 2], b[0][i // 2] if b else None, *o) for i in range(4)
+            ]
+            return torch.cat(rows)
+
+        same_with_gradients(mine, plain, random(4, 4, 7, 8), weight, *([bias] if biased else []))
+
+
+def check_norm_relu_pool() -> None:
+    """By hand, in the mean and deviation of each client's own images; what is kept for later, too."""
+    for training, relu, pool, shape in (
+        (True, True, 2, (6, 5, 7, 6)),
+        (True, False, 1, (6, 5)),
+        (False, True, 1, (6, 5, 3, 3)),
+    ):
+        start = [random(2, 5, seed=seed) for seed in (1, 2)]
+        kept = [start[0].clone(), start[1].abs() + 0.5]
+        before = [tensor.clone() for tensor in kept]
+        view = (2, 1, 5, *[1] * (len(shape) - 2))
+        over = (1, *range(3, len(shape) + 1))
+
+        def mine(
+            x: Tensor, s: Tensor, w: Tensor, b: Tensor, how: tuple = (training, relu, pool)
+        ) -> Tensor:
+            training, relu, pool = how
+            return kernels.norm_relu_pool(x, s, w, b, *kept, training, 0.1, 1e-3, relu, pool)  # noqa: B023
+
+        def plain(
+            x: Tensor, s: Tensor, w: Tensor, b: Tensor, how: tuple = (training, relu, pool)
+        ) -> Tensor:
+            training, relu, pool = how
+            each = x.unflatten(0, (2, 3)) + s.view(view)  # noqa: B023
+            mean, variance = (
+                (each.mean(over, keepdim=True), each.var(over, correction=0, keepdim=True))  # noqa: B023
+                if training
+                else (tensor.view(view) for tensor in before)  # noqa: B023
+            )
+            out = (each - mean) / (variance + 1e-3).sqrt() * w.view(view) + b.view(view)  # noqa: B023
+            out = out.flatten(0, 1)
+            out = F.relu(out) if relu else out
+            return F.max_pool2d(out, 2) if pool == 2 else out
+
+        x, shift = random(*shape), random(2, 5, seed=3)
+        same_with_gradients(mine, plain, x, shift, random(2, 5, seed=4), random(2, 5, seed=5))
+        if training:
+            each = (x.detach().unflatten(0, (2, 3)) + shift.detach().view(view)).double()
+            now = each.mean(over), each.var(over, correction=1)
+            for got, old, new in zip(kept, before, now, strict=True):
+                torch.testing.assert_close(got.double(), 0.9 * old.double() + 0.1 * new)
+        else:
+            assert all(map(torch.equal, kept, before))
+
+
 def check_contrast() -> None:
     """Three anchors, four keys: one of another label, one not a positive, one absent, one masked."""
     z, keys = F.normalize(random(3, 4), dim=1), F.normalize(random(4, 4, seed=1), dim=1)

@@ -1,6 +1,7 @@
 """The in-process fleet by itself: a split round step by step, and its bytes to the last one."""
 
 import copy
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -88,8 +89,12 @@ def do_round(
 # --- what happens to the weights ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", ["cnn", "bn", "dropout"])
-def test_a_round_is_what_separate_clients_would_do(name: str) -> None:
+def test_a_round_is_what_separate_clients_would_do(
+    name: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.fleet.local.Stack", partial(Stack, together=together))
     model, chosen = split_model(name), settings()
     fleet = make_fleet(model, chosen)
     bottoms = [copy.deepcopy(model.bottom).train() for _ in ACTIVE]
@@ -106,7 +111,11 @@ def test_a_round_is_what_separate_clients_would_do(name: str) -> None:
         strong = fleet.batches.get("strong").split(BATCH)
         outputs = [bottom(images) for bottom, images in zip(bottoms, strong, strict=True)]
         features = fleet.forward()
-        torch.testing.assert_close(features.student.detach(), torch.cat(outputs), atol=1e-5, rtol=0)
+        # BatchNorm of five rows enlarges what one large product rounds differently from small ones.
+        rtol = 2e-5 if together else 0.0
+        torch.testing.assert_close(
+            features.student.detach(), torch.cat(outputs), atol=1e-5, rtol=rtol
+        )
         gradients = pull(*features.student.shape, step)
         for output, rows, sgd in zip(outputs, gradients.split(BATCH), sgds, strict=True):
             sgd.zero_grad()

@@ -11,8 +11,10 @@ from semisfl.engine.kernels.plain import bias_relu_pool as bias_relu_pool
 from semisfl.engine.kernels.plain import contrast as contrast
 from semisfl.engine.kernels.plain import conv_relu_pool as conv_relu_pool
 from semisfl.engine.kernels.plain import ema_step as ema_step
+from semisfl.engine.kernels.plain import norm_relu_pool as norm_relu_pool
 from semisfl.engine.kernels.plain import normalized_row as normalized_row
 from semisfl.engine.kernels.plain import sgd_step as sgd_step
+from semisfl.engine.kernels.plain import stacked_conv as stacked_conv
 from semisfl.engine.kernels.plain import stacked_conv_relu_pool as stacked_conv_relu_pool
 
 log = logging.getLogger(__name__)

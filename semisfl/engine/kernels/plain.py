@@ -73,6 +73,61 @@ def stacked_conv_relu_pool(
 
 
 @_operation(
+    "stacked_conv(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, "
+    "int[2] dilation, int groups) -> Tensor"
+)
+def stacked_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """conv2d, client by client; ``weight``, ``bias`` and the rows of ``x`` as in `stacked_conv_relu_pool`."""
+    biases = [None] * len(weight) if bias is None else list(bias)
+    return torch.cat(
+        [
+            F.conv2d(rows, own, its_bias, stride, padding, dilation, groups)
+            for rows, own, its_bias in zip(x.chunk(len(weight)), weight, biases, strict=True)
+        ]
+    )
+
+
+@_operation(
+    "norm_relu_pool(Tensor x, Tensor? shift, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
+    "Tensor(b!) running_var, bool training, float momentum, float eps, bool relu, int pool) -> Tensor"
+)
+def norm_relu_pool(
+    x: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    pool: int,
+) -> Tensor:
+    """max_pool2d(relu(batch_norm(x + shift)), pool), client by client, each with its own statistics.
+
+    Everything but ``x`` is [clients, channels]; the rows of ``x`` belong to the clients in equal
+    shares. ``shift`` is what a convolution before did not add: its bias.
+    """
+    parts = []
+    for client, rows in enumerate(x.chunk(len(weight))):
+        if shift is not None:
+            rows = rows + shift[client].view(-1, *[1] * (x.dim() - 2)).to(x.dtype)
+        mean, var, scale, offset = (t[client] for t in (running_mean, running_var, weight, bias))
+        parts.append(F.batch_norm(rows, mean, var, scale, offset, training, momentum, eps))
+    out = F.relu(torch.cat(parts)) if relu else torch.cat(parts)
+    return F.max_pool2d(out, 2) if pool == 2 else out
+
+
+@_operation(
     "contrast(Tensor projections, Tensor labels, Tensor keys, Tensor key_labels, Tensor positive, "
     "Tensor present, float temperature, Tensor? mask=None) -> Tensor"
 )
