@@ -45,6 +45,15 @@ def quantised(values: Tensor, scale: Tensor, most: int) -> Tensor:
     return whole.nan_to_num_(nan=0.0)
 
 
+def restored(whole: Tensor, scale: Tensor, most: int) -> Tensor:
+    """What `quantised` made whole numbers of, up to their rounding; ``whole``, as floats, is used up.
+
+    A GPU multiplies by the reciprocal of a number, which is another last bit than a CPU's division and
+    would not give the maximum back; by a tensor it divides.
+    """
+    return whole.div_(scale.new_full((), most)).mul_(scale)
+
+
 class Codec(ABC):
     """One way for a tensor to cross."""
 
@@ -133,7 +142,7 @@ class RowScaled(Codec):
             return parts[0].to(dtype)
         whole, scale = parts
         scale = scale.reshape(-1, *(1 for _ in whole.shape[1:]))
-        return whole.to(torch.float32).div_(127).mul_(scale).to(dtype)
+        return restored(whole.to(torch.float32), scale, 127).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if len(parts) == 1:

@@ -15,6 +15,7 @@ from semisfl.fleet.codec import (
     Layout,
     has_rows,
     quantised,
+    restored,
     scale_of,
 )
 
@@ -64,7 +65,7 @@ class GroupScaled(Codec):
         packed, scale = parts
         length = prod(shape[1:])
         grouped = self._grouped(self._unpacked(packed)[:, :length].to(torch.float32))
-        values = grouped.div_(7).mul_(scale.to(torch.float32).unsqueeze(2))
+        values = restored(grouped, scale.to(torch.float32).unsqueeze(2), 7)
         return values.flatten(1)[:, :length].reshape(tuple(shape)).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
