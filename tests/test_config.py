@@ -47,7 +47,7 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("wire.models=zip", "wire.models: codec = 'zip' is not known; use one of fp32, fp16"),
         (
             "semisfl.queue=double",
-            "semisfl.queue = 'double' is not known; use 'two_level' or 'single'",
+            "semisfl.queue = 'double' is not known; use 'two_level', 'single' or 'balanced'",
         ),
         ("data.partition.alpha=0", "data.partition.alpha = 0: should be greater than 0"),
         ("clients=4", "clients = 4"),

@@ -82,7 +82,7 @@ def test_the_parser_sees_imports() -> None:
 # Who may import what of the package, from the bottom up.
 SETTINGS = (
     *("seeds", "sections", "catalog", "lookup", "run_settings", "config", "policy"),
-    *("presets", "rows", "stopping"),
+    *("label_settings", "presets", "rows", "stopping"),
 )
 ALLOWED = {
     "seeds": (),
@@ -91,6 +91,7 @@ ALLOWED = {
     "lookup": ("catalog", "sections"),
     "policy": ("sections",),
     "run_settings": ("tables.kinds", "catalog", "lookup", "sections"),
+    "label_settings": ("sections",),
     "config": ("run_settings", "catalog", "lookup", "sections", "policy"),
     "files": (),
     "tables.kinds": (),
@@ -102,7 +103,7 @@ ALLOWED = {
     "layers": ("engine.kernels",),
     "models": ("layers", "tables", "seeds", "config", "run_settings"),
     "data": ("data", "seeds", "run_settings", "files", "catalog", "lookup", "engine.kernels"),
-    "algorithm": ("algorithm", "config", "run_settings", "engine"),
+    "algorithm": ("algorithm", "config", "run_settings", "label_settings", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "tables", "data", *SETTINGS),
     # `fleet.codec` says how many bytes a tensor is, `fleet.aggregate` makes one state of several;
     # the engines themselves stay out of sight.
@@ -179,6 +180,7 @@ def test_the_core_needs_little() -> None:
             "data",
             "config",
             "run_settings",
+            "label_settings",
             "presets",
             "seeds",
             "toml",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -105,29 +105,39 @@ class LabeledImages:
             self.normalized(images[first : first + batch]) for first in range(0, len(images), batch)
         )
 
-    def start(self, round_index: int, steps: int, view: View, views: int = 2) -> None:
+    def class_mix(self, classes: int) -> Tensor:
+        """The share of each class; one without an image has that of half an image."""
+        counts = torch.bincount(self._labels, minlength=classes).float().clamp(min=0.5)
+        return counts / counts.sum()
+
+    def start(
+        self, round_index: int, steps: int, view: View | Literal["both"], views: int = 2
+    ) -> None:
+        self._shown = tuple(_kinds(view, views))
         self._batches.start_from((round_index, steps, view, views), self._make)
         self._hardware.streams.while_busy(
             lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make)
         )
 
-    def _make(self, round_index: int, steps: int, view: View, views: int) -> Views:
+    def _make(
+        self, round_index: int, steps: int, view: View | Literal["both"], views: int
+    ) -> Views:
         seed, batch = self._config.seed, self._config.server.batch
         rng = seeds.generator(seed, "labeled", round_index)
         indices = draw_batches(rng, len(self), steps, batch, least=LABELED_POOL_STEPS * batch)
         images = self._batches.images
         size = (images.shape[2], images.shape[3])
         plans = {
-            f"view{number}": draw_view(
+            name: draw_view(
                 self._batches.augmentation,
-                view,
+                kind,
                 indices,
                 size,
                 seed,
-                f"labeled-view{number}",
+                f"labeled-{name}",
                 round_index,
             )
-            for number in range(1, views + 1)
+            for name, kind in _kinds(view, views).items()
         }
         return plans, {"labels": self._labels[torch.from_numpy(indices).to(self._labels.device)]}
 
@@ -138,14 +148,17 @@ class LabeledImages:
         return pair
 
     def next_two(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Two views and the labels."""
-        triple = (
-            self._batches.get("view1"),
-            self._batches.get("view2"),
-            self._batches.extra("labels"),
-        )
+        """Two views and the labels; of "both", the first is strong ones and then as many weak ones."""
+        first, second, *weak = (self._batches.get(name) for name in self._shown)
+        triple = torch.cat([first, *weak]) if weak else first, second, self._batches.extra("labels")
         self._batches.advance()
         return triple
+
+
+def _kinds(view: View | Literal["both"], views: int) -> dict[str, View]:
+    """What a step shows of each image."""
+    kinds: list[View] = [*["strong"] * views, "weak"] if view == "both" else [view] * views  # type: ignore[list-item]
+    return {f"view{number}": kind for number, kind in enumerate(kinds, 1)}
 
 
 class Meter:

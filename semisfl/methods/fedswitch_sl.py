@@ -66,7 +66,7 @@ class FedSwitchSL:
     def round(self, round_index: int) -> MethodRow:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
         lr = learning_rate(config.optimizer, round_index, config.rounds)
-        steps = self.controller.supervised_steps
+        steps = self.controller.steps_in(round_index)
         loss_supervised = self.supervised.run(round_index, steps, lr)
         loss_semi, reported = 0.0, {}
         if round_index >= config.server.pretrain_rounds:

@@ -1,7 +1,8 @@
 """SemiSFL: split federated learning with clustering regularisation (the paper's Algorithm 1).
 
 Names: ``student`` w = (w_c, w_s, w_p) = (.bottom, .top, .projector), ``teacher`` w~. Where the
-paper and its published code differ, the configuration says which is followed.
+paper and its published code differ, the configuration says which is followed. `Labelling`,
+`ServerMomentum`, `sharpness` and `prototypes` go beyond both, and are plain unless set.
 """
 
 from collections.abc import Mapping
@@ -9,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from semisfl import seeds
+from semisfl.algorithm import sharpness
 from semisfl.algorithm.controller import Controller
-from semisfl.algorithm.losses import consistency, contrastive, pseudo_label
+from semisfl.algorithm.labelling import Labelling
+from semisfl.algorithm.losses import contrastive
+from semisfl.algorithm.momentum import ServerMomentum
+from semisfl.algorithm.prototypes import prototypes
 from semisfl.algorithm.queue import QUEUES
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
@@ -37,8 +41,21 @@ class SemiSFL:
         self.dropout = ServerDropout(setup)
         queue_seed = seeds.derive(config.seed, "queue")
         self.queue = QUEUES[settings.queue](
-            settings.queue_size, self.student.keys, setup.hardware.device, queue_seed
+            settings.queue_size,
+            self.student.keys,
+            setup.hardware.device,
+            queue_seed,
+            setup.classes,
         )
+        self.labelling = Labelling(
+            settings.labels,
+            settings.confidence_threshold,
+            settings.confidence_rule,
+            setup.labeled.class_mix(setup.classes),
+            config.clients.total,
+            config.clients.active,
+        )
+        self.momentum = ServerMomentum(self.student.bottom, settings.server_momentum)
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
@@ -58,7 +75,7 @@ class SemiSFL:
         """Round h: lines 3 to 23 of Algorithm 1."""
         config, clients = self.config, self.config.clients
         lr = learning_rate(config.optimizer, round_index, config.rounds)
-        supervised_steps = self.controller.supervised_steps
+        supervised_steps = self.controller.steps_in(round_index)
         self.dropout.start(round_index)
 
         # Lines 3-6: supervised training on the server.
@@ -75,11 +92,12 @@ class SemiSFL:
             # Lines 8-17: cross-entity semi-supervised training.
             self.server_sgd.restart(lr)
             self.influence.start_round()
+            self.labelling.start_round(round_index, self.active)
             for _ in range(clients.steps):
                 self.cross_entity_step()
             self.influence.tell(self.active, self.fleet.held_back)
             # Lines 18-21: the mean of the bottoms.
-            self.student.bottom.load_state_dict(self.fleet.finish_round())
+            self.student.bottom.load_state_dict(self.momentum.after(self.fleet.finish_round()))
             self.queue.end_round()
 
         # Lines 22-23: the next round's supervised steps.
@@ -115,16 +133,17 @@ class SemiSFL:
         student.train()
         with self.overlap:
             features = student.bottom(for_student)
-            loss = F.cross_entropy(student.top(features).float(), labels)  # H
+            shown = _for_each_view(labels, for_student)
+            loss = sharpness.cross_entropy(student.top, features, shown, settings.sharpness)  # H
         with torch.no_grad():
             keys = teacher.project(teacher.bottom(for_teacher))
         self.overlap.join()
         references = self.queue.push_labeled(keys, labels)
         parts = {}
         if settings.supervised_contrast:
-            mask = None if settings.own_key else _own_key(len(labels), references.keys)
+            mask = None if settings.own_key else _own_key(labels, shown, references.keys)
             contrast = contrastive(
-                student.project(features), labels, references, settings.temperature, mask
+                student.project(features), shown, references, settings.temperature, mask
             )  # T, Eq. (3)
             loss, parts = loss + contrast, {"loss_supervised_contrast": contrast}
         self.supervised_sgd.descend(loss)  # Line 4
@@ -137,25 +156,25 @@ class SemiSFL:
         features = self.influence.limited(self.fleet.forward(), self.active)  # Line 11
         student.train()
         with self.overlap, torch.no_grad():  # Line 12: q-hat and z~
-            labels, confident = pseudo_label(
-                teacher.top(features.teacher),
-                settings.confidence_threshold,
-                settings.confidence_rule,
+            given = self.labelling.label(
+                teacher.top(features.teacher), features.clients, self.active
             )
             keys = teacher.project(features.teacher)
         logits = student.top(features.student)
         projections = student.project(features.student)
         self.overlap.join()
         labels, confident = self.influence.believed(
-            features, self.active, logits, labels, confident
+            features, self.active, logits, given.labels, given.confident
         )
-        loss = consistency(logits, labels, confident)  # H, Eq. (1)
+        loss = self.labelling.loss(logits, given, labels, confident)  # H, Eq. (1)
         parts = {"loss_consistency": loss}
         if settings.clustering:
             in_turn = settings.server_pass == "in_turn"
             mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
             positives = self.influence.as_positives(features, labels, confident)
             references = self.queue.push_pseudo(keys, labels, positives)
+            if settings.clustering_against == "prototypes":
+                references = prototypes(references, self.setup.classes)
             clustering = contrastive(
                 projections, labels, references, settings.temperature, mask
             )  # C, Eq. (5)
@@ -176,6 +195,14 @@ class SemiSFL:
             "teacher": self.ema.state_dict(),
             "queue": self.queue.state_dict(),
             "controller": self.controller.state_dict(),
+            **{name: part for name, part in self._beyond().items() if part},
+        }
+
+    def _beyond(self) -> dict[str, dict[str, Tensor]]:
+        """What only settings beyond the paper remember."""
+        return {
+            "labelling": self.labelling.state_dict(),
+            "momentum": self.momentum.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -183,9 +210,18 @@ class SemiSFL:
         self.ema.load_state_dict(state["teacher"])
         self.queue.load_state_dict(state["queue"])
         self.controller.load_state_dict(state["controller"])
+        self.labelling.load_state_dict(state.get("labelling", {}))
+        self.momentum.load_state_dict(state.get("momentum", {}))
         self.meter.clear()  # a round that was given up half-way leaves its sums behind
 
 
-def _own_key(rows: int, references: Tensor) -> Tensor:
+def _for_each_view(labels: Tensor, images: Tensor) -> Tensor:
+    """Labels of ``images``, which may be several views one after the other."""
+    views = len(images) // len(labels)
+    return labels.repeat(views) if views > 1 else labels
+
+
+def _own_key(labels: Tensor, shown: Tensor, references: Tensor) -> Tensor:
     """Mask of each anchor's own teacher key, as A(j) in the paper leaves j out."""
-    return torch.eye(rows, len(references), dtype=torch.bool, device=references.device)
+    own = torch.eye(len(labels), len(references), dtype=torch.bool, device=references.device)
+    return own.repeat(len(shown) // len(labels), 1)

@@ -1,0 +1,124 @@
+"""SemiSFL's settings beyond the paper: off unless set, and a run with all of them is a run like any other."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from semisfl import presets
+from semisfl.config import ConfigError
+from semisfl.methods.semisfl import SemiSFL
+from semisfl.runs import checkpoint
+from semisfl.runs.experiment import Experiment
+from tests import toy
+from tests.leaving import leave
+
+EVERYTHING = (
+    "semisfl.labels.threshold=client_class",
+    "semisfl.labels.align=client",
+    "semisfl.labels.adjust=0.5",
+    "semisfl.labels.below=soft",
+    "semisfl.labels.warmup=1",
+    "semisfl.labels.least=0.2",
+    "semisfl.confidence_threshold=0.6",
+    "semisfl.queue=balanced",
+    "semisfl.clustering_against=prototypes",
+    "semisfl.server_momentum=0.5",
+    "semisfl.sharpness=0.05",
+    "semisfl.labeled_view=both",
+    "controller.warm_rounds=2",
+    "controller.warm_steps=7",
+)
+
+
+def method_of(experiment: Experiment) -> SemiSFL:
+    method = experiment.method
+    assert isinstance(method, SemiSFL)
+    return method
+
+
+def test_nothing_of_it_is_on_in_a_preset_or_in_a_checkpoint() -> None:
+    for name in (*presets.PRESETS, "cifar10+as_in_paper", "cifar10+as_published_code"):
+        config = presets.preset(name)
+        assert not config.semisfl.labels.adapts
+        assert config.semisfl.server_momentum == config.semisfl.sharpness == 0
+        assert config.semisfl.clustering_against == "keys" and config.semisfl.queue != "balanced"
+        assert config.controller.warm_rounds == 0
+    method = method_of(toy.assemble("semisfl"))
+    method.round(0)
+    assert set(method.state_dict()) == {"student", "teacher", "queue", "controller"}
+
+
+@pytest.mark.parametrize("changed", EVERYTHING[:4] + EVERYTHING[7:12])
+def test_each_of_them_changes_what_is_learnt(changed: str) -> None:
+    """So that a setting that is read by nothing is found."""
+    common = (
+        "semisfl.labels.least=0.1",
+        "semisfl.labels.warmup=0",
+        "semisfl.confidence_threshold=0.3",
+    )
+    plain, other = (method_of(toy.assemble("semisfl", *common, *more)) for more in ((), (changed,)))
+    for round_index in range(2):
+        plain.round(round_index)
+        other.round(round_index)
+    before, after = (
+        torch.cat([tensor.flatten().double() for tensor in method.student.state_dict().values()])
+        for method in (plain, other)
+    )
+    assert not torch.equal(before, after)
+
+
+def test_resume_with_all_of_them_is_bit_identical(tmp_path: Path) -> None:
+    straight, before, after = (
+        toy.assemble("semisfl", *EVERYTHING, batchnorm=True, dropout=True) for _ in range(3)
+    )
+    for round_index in range(4):
+        straight.method.round(round_index)
+    for round_index in range(2):
+        before.method.round(round_index)
+    checkpoint.write(tmp_path / "latest.safetensors", before.method.state_dict())
+    after.method.load_state_dict(checkpoint.read(tmp_path / "latest.safetensors"))
+    for round_index in range(2, 4):
+        after.method.round(round_index)
+    assert checkpoint.digest(after.method.state_dict()) == checkpoint.digest(
+        straight.method.state_dict()
+    )
+    assert {"labelling", "momentum"} <= set(straight.method.state_dict())
+
+
+def test_a_client_that_leaves_keeps_its_own_means() -> None:
+    experiment = toy.assemble("semisfl", *EVERYTHING, "clients.active=3")
+    method = method_of(experiment)
+    leave(experiment.fleet, (1,), lambda features: None)
+    method.round(0)
+    steps = method.labelling.state_dict()["client_steps"].tolist()
+    assert steps[0] == steps[2] == 4 and steps[1] < 4
+
+
+def test_a_warm_start_has_more_supervised_steps() -> None:
+    method = method_of(toy.assemble("semisfl", *EVERYTHING))
+    assert [method.round(index).supervised_steps for index in range(3)] == [7, 7, 5]
+
+
+@pytest.mark.parametrize("setting", ["queue=balanced", "clustering_against=prototypes"])
+def test_what_does_not_know_when_keys_came_serves_nobody_in_turn(setting: str) -> None:
+    with pytest.raises(ConfigError, match="server_pass = 'in_turn' asks; set that to joint"):
+        toy.values("semisfl", f"semisfl.{setting}", "semisfl.server_pass=in_turn")
+
+
+def test_both_views_are_the_strong_and_the_weak_one_of_the_same_images() -> None:
+    shown = {}
+    for view in ("strong", "weak", "both"):
+        experiment = toy.assemble("semisfl", f"semisfl.labeled_view={view}")
+        labeled = method_of(experiment).labeled
+        labeled.start(0, 2, view)  # type: ignore[arg-type]
+        shown[view] = labeled.next_two()
+    first, second, labels = shown["both"]
+    assert len(first) == 2 * len(labels) == 2 * len(second)
+    assert torch.equal(first[: len(labels)], shown["strong"][0])
+    assert torch.equal(second, shown["strong"][1]) and torch.equal(labels, shown["strong"][2])
+    # A weak view of its own: not cut out, not recoloured, of the same images.
+    assert not torch.equal(first[len(labels) :], shown["weak"][0])
+    assert (
+        float((first[len(labels) :].mean((2, 3)) - shown["weak"][0].mean((2, 3))).abs().max()) < 0.2
+    )
