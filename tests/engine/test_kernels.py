@@ -113,6 +113,69 @@ def test_a_convolution_does_not_hide_nan() -> None:
         assert stacked_convolution(x, weight, random(1, 16), (1, 1), pool).isnan().any()
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "clients", "relu", "pool", "shifted"),
+    [
+        ((6, 5, 4, 6), 2, True, 2, True),
+        ((6, 5, 7, 9), 3, True, 2, False),  # an odd last row and column
+        ((4, 130, 5, 3), 1, True, 1, True),
+        ((4, 16, 9, 8), 2, False, 1, False),
+        ((12, 70), 2, True, 1, True),
+        ((6, 3, 11), 1, False, 1, True),
+        ((2, 2, 70, 70), 2, True, 2, True),  # several programs share a sum
+    ],
+)
+def test_batchnorm_of_several_clients(
+    shape: tuple[int, ...], clients: int, relu: bool, pool: int, shifted: bool, training: bool
+) -> None:
+    from semisfl.engine.kernels.normalisation import fused_norm
+
+    x = random(*shape) * 2 + 30  # far from 0: sums of squares alone would lose all digits
+    x = (channels_last(*shape).copy_(x) if x.dim() == 4 else x).requires_grad_()
+    # As in a stack, clients' weights lie further apart than they are long.
+    rows = [random(clients, shape[1] + 3, dtype=torch.float32)[:, :-3] for _ in range(5)]
+    shift, weight, bias, mean, variance = rows
+    mean, variance = mean + (0 if training else 30), variance.abs() + 0.5
+    leaves = [t.detach().requires_grad_() for t in (shift, weight, bias)]
+    start = leaves[0].to(DTYPE) if shifted else None
+    kept, plain_kept = [mean.clone(), variance.clone()], [mean.clone(), variance.clone()]
+    how = (training, 0.1, 1e-5, relu, pool)
+    mine = fused_norm(x, start, *leaves[1:], *kept, *how)
+    exact = x.double(), None if start is None else start.double(), *(t.double() for t in leaves[1:])
+    plain = OPERATIONS["norm_relu_pool"](*exact, *(p := [t.double() for t in plain_kept]), *how)
+    near(mine, plain)
+    for got, wanted in zip(kept, p, strict=True):
+        near(got, wanted)
+    upstream = torch.randn_like(mine)
+    of = [x, *leaves[not shifted :]]
+    got = torch.autograd.grad(mine, of, upstream)
+    wanted = torch.autograd.grad(plain, of, upstream.double())
+    for tensor, a, b in zip(of, got, wanted, strict=True):
+        if training and tensor is leaves[0]:
+            assert not a.any() and b.abs().max() < 1e-6  # what is added to all, the mean takes away
+        else:
+            near(a, b)
+
+
+def test_batchnorm_does_not_hide_nan() -> None:
+    from semisfl.engine.kernels.normalisation import fused_norm
+
+    x = channels_last(2, 3, 4, 4)
+    x[0, 0, 1, 1] = float("nan")
+    for pool in (1, 2):
+        rows = [torch.ones(1, 3, device=DEVICE) for _ in range(4)]
+        assert fused_norm(x, None, *rows, False, 0.1, 1e-5, True, pool).isnan().any()
+
+
+def test_batchnorm_of_one_value_is_refused() -> None:
+    from semisfl.engine.kernels.normalisation import fused_norm
+
+    rows = [torch.ones(2, 3, device=DEVICE) for _ in range(4)]
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        fused_norm(random(2, 3), None, *rows, True, 0.1, 1e-5, True, 1)
+
+
 def test_what_cannot_be_counted_is_refused() -> None:
     from semisfl.engine.kernels.pooling import check_size
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from semisfl.engine.kernels.clustering import fused_contrast
 from semisfl.engine.kernels.convolution import FEW, stacked_convolution
 from semisfl.engine.kernels.images import normalized_row
+from semisfl.engine.kernels.normalisation import fused_norm
 from semisfl.engine.kernels.plain import OPERATIONS
 from semisfl.engine.kernels.pooling import bias_relu
 from semisfl.engine.kernels.update import fused_ema, fused_sgd
@@ -63,6 +64,7 @@ FORMS: dict[str, Callable[..., Any]] = {
     "bias_relu_pool": bias_relu,
     "conv_relu_pool": _conv_relu_pool,
     "stacked_conv_relu_pool": stacked_convolution,
+    "norm_relu_pool": fused_norm,
     "contrast": _contrast,
     "normalized_row": normalized_row,
     "sgd_step": fused_sgd,
