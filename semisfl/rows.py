@@ -35,6 +35,8 @@ class RoundRow(MethodRow):
     accuracy: float | None = None
     accuracies: dict[str, float] = field(default_factory=dict)
     """By tested model; in a file one key per model, ``accuracy_<model>``."""
+    test_accuracy: float | None = None
+    """In a run's last round, where rounds are judged on other images than the test set's."""
     held_back: dict[str, str] | None = None
     bytes: dict[str, int] | None = None
     bytes_total: int | None = None

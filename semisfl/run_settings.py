@@ -52,6 +52,13 @@ class DataConfig(Section):
         None,
         description="where simulated clients' images are from, as name; none: what name has left",
     )
+    validation: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the training images set aside first, on which rounds are judged; the test "
+        "set is then read once, at the end; none: rounds are judged on the test set",
+    )
     size: int | None = Field(
         None, ge=8, description="resize images to this side; none: as they are"
     )
@@ -221,9 +228,7 @@ class FleetConfig(Section):
 class StopConfig(Section):
     """A run ends after the first round in which one of these is met, and can go on beyond it."""
 
-    target: float | None = Field(
-        None, gt=0, le=100, description="end at this test accuracy, in percent"
-    )
+    target: float | None = Field(None, gt=0, le=100, description="end at this accuracy, in percent")
     patience: int | None = Field(
         None, ge=1, description="end after so many tests in a row without a better accuracy"
     )

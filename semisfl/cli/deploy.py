@@ -101,7 +101,8 @@ def serve(
         print(ending)
     if not result.stopped:
         print(
-            f"accuracy {result.accuracy:.1f} % after {len(result.rounds)} rounds; saved in {place}"
+            f"{training.judged(options)} {result.accuracy:.1f} % after {len(result.rounds)} rounds"
+            f"{training.at_the_end(result)}; saved in {place}"
         )
 
 

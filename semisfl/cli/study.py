@@ -14,12 +14,12 @@ from semisfl.cli import console, watching
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
 from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report, sweeps
-from semisfl.runs.report import Group, Summary
+from semisfl.runs.report import Group, Summary, accuracy_of
 from semisfl.runs.sweeps import Sweep, Swept
 
 Target = Annotated[
     float | None,
-    typer.Option(help="Also: what it took to reach this test accuracy, in percent."),
+    typer.Option(help="Also: what it took to reach this accuracy, in percent."),
 ]
 
 UNKNOWN = "–"
@@ -166,23 +166,35 @@ def _print_results(
 
 def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: float | None) -> None:
     several = any(len(summary.runs) > 1 for summary in summaries)
+    kinds = {summary.judged_on for summary in summaries}
+    validated = "validation" in kinds
+    judged = accuracy_of(kinds)
     table = _table(
-        "test accuracy" + (", mean ± standard error" if several else ""),
-        ("seeds", "rounds", "accuracy %", "best %", "sent", "time"),
+        judged + (", mean ± standard error" if several else ""),
+        (
+            *("seeds", "rounds", "accuracy %", "best %"),
+            *(("on",) if len(kinds) > 1 else ()),
+            *(("test %",) if validated else ()),
+            *("sent", "time"),
+        ),
     )
     for summary, name in zip(summaries, names, strict=True):
+        at_the_end = UNKNOWN if summary.test is None else str(summary.test)
         table.add_row(
             name,
             str(len(summary.runs)),
             str(summary.rounds),
             str(summary.accuracy),
             str(summary.best),
+            *((summary.judged_on,) if len(kinds) > 1 else ()),
+            *((at_the_end,) if validated else ()),
             *_cost_cells(summary.bytes, summary.seconds),
         )
     console.out.print(table)
     if target is None:
         return
-    table = _table(f"to reach {target:g} %", ("seeds that did", "rounds", "sent", "time"))
+    reached = f"to reach {target:g} %" + (f" {judged}" if validated else "")
+    table = _table(reached, ("seeds that did", "rounds", "sent", "time"))
     for summary, name in zip(summaries, names, strict=True):
         table.add_row(name, *_target_cells(summary))
     console.out.print(table)
@@ -193,7 +205,7 @@ def _print_swept(swept: Swept) -> None:
         point.stderr is not None for line in swept.lines for point in line.points.values()
     )
     table = _table(
-        f"test accuracy over {swept.key}" + (", mean ± standard error" if several else ""),
+        f"{swept.accuracy} over {swept.key}" + (", mean ± standard error" if several else ""),
         swept.values,
     )
     for line in swept.lines:

@@ -84,6 +84,7 @@ def _tell(result: Any, as_json: bool) -> None:
     config = RunDirectory.open(result.directory).config()
     done = len(result.rounds)
     tested = any("accuracy" in row for row in result.rounds)
+    judged = "test" if config.data.validation is None else "validation"
     if as_json:
         print(
             json.dumps(
@@ -96,6 +97,8 @@ def _tell(result: Any, as_json: bool) -> None:
                     "stopped_by": result.stopped_by,
                     "accuracy": result.accuracy if tested else None,
                     "best": result.best if tested else None,
+                    "judged_on": judged,
+                    "test_accuracy": result.test_accuracy,
                     "bytes": result.rounds[-1]["bytes_total"] if done else 0,
                     "seconds": sum(row["seconds"] for row in result.rounds),
                 }
@@ -105,8 +108,8 @@ def _tell(result: Any, as_json: bool) -> None:
     if tested:
         sent = console.amount(result.rounds[-1]["bytes_total"])
         print(
-            f"{config.method}: accuracy {result.accuracy:.1f} % after {done} of {config.rounds} rounds "
-            f"(best {result.best:.1f} %), {sent} sent, "
+            f"{config.method}: {training.judged(config)} {result.accuracy:.1f} % after {done} of {config.rounds} rounds "
+            f"(best {result.best:.1f} %){training.at_the_end(result)}, {sent} sent, "
             f"{console.clock(sum(row['seconds'] for row in result.rounds))} min"
         )
     resume = f"semisfl run --resume {result.directory}"

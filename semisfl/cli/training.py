@@ -76,6 +76,17 @@ def rounds(
     return result
 
 
+def judged(config: Config) -> str:
+    """What to call a run's accuracy."""
+    return "accuracy" if config.data.validation is None else "validation accuracy"
+
+
+def at_the_end(result: Result) -> str:
+    """What the test set said, where rounds were not judged by it."""
+    found = result.test_accuracy
+    return "" if found is None else f", test accuracy {found:.1f} %"
+
+
 def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
     """Of a run that did not get to its last round: why, and how to go on."""
     if result.stopped:

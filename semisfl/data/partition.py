@@ -8,13 +8,15 @@ the clients'), with two declared divergences:
   exactly as many labels as asked for;
 - the published code lets a client end up with nothing; here such a client takes one image from
   the largest one.
+
+Before all that, a share of the images can be set aside for validation: nobody trains on them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from semisfl.data.sources import Dataset
 
 Kind = Literal["iid", "dirichlet"]
+NONE = np.empty(0, np.int64)
+UNKNOWN, SET_ASIDE = -1, -2
+"""In the place of a label."""
 LONGEST_NAME = 32
 """Letters of a class's name in a picture."""
 
@@ -38,6 +43,31 @@ class Partition:
 
     labeled: np.ndarray
     clients: tuple[np.ndarray, ...]
+    validation: np.ndarray = field(default_factory=NONE.copy)
+    """Nobody's; rounds are judged on them. Empty: on the test set."""
+
+
+def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
+    """Rows for validation: of every class its share of the images with a label, at least one of each.
+
+    What a client's folder holds, or was loaded for clients alone, is not among them. They depend on
+    ``seed`` and ``share`` alone, so that runs which differ in the rest are judged on the same images.
+    """
+    labels = dataset.labels.numpy().copy()
+    labels[len(labels) if dataset.served is None else dataset.served :] = UNKNOWN
+    labels[np.concatenate([NONE, *(dataset.clients or {}).values()])] = UNKNOWN
+    classes = dataset.classes
+    counts = np.bincount(labels[labels >= 0], minlength=len(classes))
+    wanted = round(share * int(counts.sum()))
+    taken = _apportion(counts, max(wanted, int(np.count_nonzero(counts))))
+    for name, count, take in zip(classes, counts, taken, strict=True):
+        if count and take == count:
+            raise ValueError(
+                f"data.validation = {share:g} leaves no image of class {name} to train on (it has {count}); "
+                "use a smaller share, or none"
+            )
+    rows = _by_class(labels, len(classes), seed, "validation")
+    return np.sort(np.concatenate([part[:take] for part, take in zip(rows, taken, strict=True)]))
 
 
 def split(
@@ -50,8 +80,11 @@ def split(
     seed: int,
     classes: int,
     served: int | None = None,
+    validation: np.ndarray = NONE,
 ) -> Partition:
     """Deal images to the server and the clients; images of unknown label (-1) to clients only.
+
+    Those of ``validation`` are dealt to nobody.
 
     With ``served``, the images before it are the server's alone, labelled or unused, and the clients
     are dealt the others.
@@ -59,14 +92,16 @@ def split(
     The labelled images depend on ``seed`` and ``labeled`` alone, not on the number of clients or
     the skew, so that runs which differ in those share their labels.
     """
-    labels = np.asarray(labels).astype(np.int64)
+    labels = np.array(labels, dtype=np.int64)
+    labels[validation] = SET_ASIDE
     places = np.arange(len(labels))
     mine = labels if served is None else np.where(places < served, labels, -1)
     by_class = _stratified(mine, labeled, classes, seed)
     rests = [rest for _, rest in by_class]
     if served is not None:
         rests = _by_class(np.where(places < served, -1, labels), classes, seed)
-    elsewhere = len(labels) - (labeled if served is None else served)
+    elsewhere = int(np.count_nonzero((labels != SET_ASIDE) & (places >= (served or 0))))
+    elsewhere -= labeled if served is None else 0
     _check_clients(elsewhere, labeled, clients, classes)
     shares = _shares(kind, alpha, clients, classes, seed)
     hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -78,7 +113,7 @@ def split(
             hands[client].append(part)
 
     unknown = seeds.generator(seed, "partition", "unknown").permutation(
-        np.flatnonzero((labels < 0) & (places >= (served or 0)))
+        np.flatnonzero((labels == UNKNOWN) & (places >= (served or 0)))
     )
     for hand, part in zip(hands, np.array_split(unknown, clients), strict=True):
         hand.append(part)
@@ -88,10 +123,13 @@ def split(
     return Partition(
         labeled=np.sort(np.concatenate([chosen for chosen, _ in by_class])),
         clients=tuple(np.sort(hand) for hand in held),
+        validation=validation,
     )
 
 
-def by_folder(dataset: Dataset, labeled: int, seed: int) -> Partition:
+def by_folder(
+    dataset: Dataset, labeled: int, seed: int, validation: np.ndarray = NONE
+) -> Partition:
     """Clients as the folders say; the server's labels are drawn from what no client holds.
 
     Clients come in the order of ``dataset.clients``. Labelled images beyond ``labeled`` stay
@@ -103,10 +141,10 @@ def by_folder(dataset: Dataset, labeled: int, seed: int) -> Partition:
         )
     labels = dataset.labels.numpy().copy()
     held = tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in dataset.clients.values())
-    labels[np.concatenate(held)] = -1
+    labels[np.concatenate([*held, validation])] = UNKNOWN
     served = _stratified(labels, labeled, len(dataset.classes), seed)
     mine = [part for part, _ in served]
-    return Partition(labeled=np.sort(np.concatenate([np.empty(0, np.int64), *mine])), clients=held)
+    return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation)
 
 
 def _check_clients(left: int, labeled: int, clients: int, classes: int) -> None:
@@ -167,9 +205,11 @@ def _stratified(
     return [(part[:take], part[take:]) for part, take in zip(rows, seats, strict=True)]
 
 
-def _by_class(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
+def _by_class(
+    labels: np.ndarray, classes: int, seed: int, purpose: str = "shuffle"
+) -> list[np.ndarray]:
     """The rows of each class, in seeded order."""
-    shuffles = (seeds.generator(seed, "partition", "shuffle", label) for label in range(classes))
+    shuffles = (seeds.generator(seed, "partition", purpose, label) for label in range(classes))
     return [
         shuffle.permutation(np.flatnonzero(labels == label))
         for label, shuffle in enumerate(shuffles)

@@ -44,18 +44,28 @@ class Experiment:
     normalizer: Normalizer
     test_images: Tensor
     test_labels: Tensor
+    validation: tuple[Tensor, Tensor] | None
+    """Images set aside and their labels, on which rounds are judged; None: on the test images."""
     description: Description
     holdings: Holdings
 
     def evaluate(self) -> dict[str, float]:
-        """Test accuracy in percent of each tested model; raises `Stopped` between two batches."""
+        """Accuracy in percent of each tested model on what rounds are judged by."""
+        return self._accuracies(*(self.validation or (self.test_images, self.test_labels)))
+
+    def test(self) -> dict[str, float]:
+        """The same on the test images, whatever rounds are judged by."""
+        return self._accuracies(self.test_images, self.test_labels)
+
+    def _accuracies(self, images: Tensor, labels: Tensor) -> dict[str, float]:
+        """Raises `Stopped` between two batches."""
         accuracies = {}
         for name, model in self.method.tested().items():
             with self.hardware.arithmetic():
-                answers = outputs(model, self.test_images, self._prepare, self.stop.check)
+                answers = outputs(model, images, self._prepare, self.stop.check)
                 chosen = [logits.argmax(1) for logits in answers]
-            hits = (torch.cat(chosen) == self.test_labels).sum()
-            accuracies[name] = 100 * float(hits) / len(self.test_labels)
+            hits = (torch.cat(chosen) == labels).sum()
+            accuracies[name] = 100 * float(hits) / len(labels)
         return accuracies
 
     def _prepare(self, images: Tensor) -> Tensor:
@@ -69,11 +79,14 @@ class Experiment:
             "traffic": self.fleet.traffic.state_dict(),
         }
 
-    def model_state(self, accuracy: float | None, tested_after: int) -> dict[str, Any]:
+    def model_state(
+        self, accuracy: float | None, tested_after: int, test_accuracy: float | None = None
+    ) -> dict[str, Any]:
         """The network that the run is judged by, with all that using it takes."""
         described = replace(
             self.description,
             accuracy=accuracy,
+            test_accuracy=test_accuracy,
             tested_after=tested_after,
             sent=self.fleet.traffic.by_kind(),
         )
@@ -116,7 +129,10 @@ def load_images(name: str, config: Config, like: Dataset | None = None) -> Datas
 
 
 def divide(config: Config, data: Dataset) -> Partition:
-    """Labelled images for the server, the others for the clients."""
+    """Images set aside for validation, labelled ones for the server, the others for the clients."""
+    validation = partitions.NONE
+    if config.data.validation is not None:
+        validation = partitions.set_aside(data, config.data.validation, config.seed)
     if config.fleet.kind == "network":
         if config.data.unlabeled is not None:
             raise ConfigError(
@@ -124,15 +140,15 @@ def divide(config: Config, data: Dataset) -> Partition:
                 "own images: leave it out"
             )
         # The clients have images of their own: all that is here is the server's.
-        known = np.flatnonzero(data.labels.numpy() >= 0)
+        known = np.setdiff1d(np.flatnonzero(data.labels.numpy() >= 0), validation)
         if not known.size:
             raise ConfigError(
                 f"{data.name} holds no labelled images; it needs train/<class>/* and test/<class>/*"
             )
-        return Partition(known, ())
+        return Partition(known, (), validation)
     kind = config.data.partition.kind
     if kind == "folders" or data.clients is not None:
-        return partitions.by_folder(data, labeled=config.data.labeled, seed=config.seed)
+        return partitions.by_folder(data, config.data.labeled, config.seed, validation)
     return partitions.split(
         data.labels.numpy(),
         labeled=config.data.labeled,
@@ -142,6 +158,7 @@ def divide(config: Config, data: Dataset) -> Partition:
         seed=config.seed,
         classes=len(data.classes),
         served=data.served,
+        validation=validation,
     )
 
 
@@ -220,6 +237,11 @@ def assemble(
         data, loaded = load_data(config)
         partition = partition or loaded
     partition = partition or divide(config, data)
+    if config.data.validation is not None and not len(partition.validation):
+        raise ConfigError(
+            f"data.validation = {config.data.validation:g}, but the partition given sets no image aside; "
+            "give it a validation, or leave the setting out"
+        )
     setup = fleet_setup(config, data, partition, hardware, model, network, stop)
     split_model, classes = setup.model, setup.classes
     chosen = torch.from_numpy(partition.labeled)
@@ -248,6 +270,16 @@ def assemble(
         setup.normalizer,
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
+        _set_aside(data, partition, hardware),
         describe(config, data, partition, next(iter(method.tested())), model),
         partitions.count(partition, data.labels.numpy(), data.classes),
     )
+
+
+def _set_aside(
+    data: Dataset, partition: Partition, hardware: Hardware
+) -> tuple[Tensor, Tensor] | None:
+    if not len(partition.validation):
+        return None
+    rows = torch.from_numpy(partition.validation)
+    return data.images[rows].to(hardware.device), data.labels[rows].to(hardware.device)

@@ -31,6 +31,8 @@ class Result:
     accuracy: float
     """Of the method's tested model after the last round, in percent."""
     best: float
+    test_accuracy: float | None
+    """On the test set, where rounds were judged on validation images and the run is at its end."""
     model: nn.Module
     rounds: list[dict[str, Any]] = field(repr=False)
     stopped: bool = False
@@ -154,7 +156,21 @@ class _Rounds:
                 self.next,
                 fault,
             )
-        return replace(row, stopped_by=self._limit_after(row))
+        row = replace(row, stopped_by=self._limit_after(row))
+        # 5. What rounds were not judged by is read once, at the end.
+        at_end = self._is_last or row.stopped_by is not None
+        return self._tested(row) if at_end and experiment.validation is not None else row
+
+    def _tested(self, row: RoundRow) -> RoundRow:
+        begun = time.perf_counter()
+        accuracies = self._experiment.test()
+        taken = time.perf_counter() - begun
+        return replace(
+            row,
+            test_accuracy=next(iter(accuracies.values()), None),
+            seconds=(row.seconds or 0.0) + taken,
+            seconds_testing=(row.seconds_testing or 0.0) + taken,
+        )
 
     def keep(self, row: RoundRow) -> None:
         """The round is done: its line, and checkpoints from good states only."""
@@ -187,6 +203,7 @@ class _Rounds:
         return Result(
             accuracy=tested[-1] if tested else float("nan"),
             best=self._best,
+            test_accuracy=self._history[-1].get("test_accuracy") if self._history else None,
             model=next(iter(self._experiment.method.tested().values())),
             rounds=self._history,
             stopped=stopped,
@@ -213,7 +230,9 @@ class _Rounds:
             "round": self.next,
             "best": self._best,
             **self._experiment.state_dict(),
-            "model": self._experiment.model_state(accuracy, rounds),
+            "model": self._experiment.model_state(
+                accuracy, rounds, tested.get("test_accuracy") if tested else None
+            ),
         }
 
     def _undo(self, why: str) -> None:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from semisfl.rows import RoundRow
-from semisfl.runs.report import Group, Spread
+from semisfl.runs.report import Group, Spread, accuracy_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,12 +45,9 @@ class Panel:
     columns: tuple[str, ...]
 
 
-ACCURACY = tuple(
-    Panel("test accuracy (%)", axis, ("accuracy",)) for axis in ("round", "GB sent", "seconds")
-)
-COSTS = tuple(
-    Panel("test accuracy (%)", axis, ("accuracy",)) for axis in ("virtual hours", "GB sent")
-)
+# Their title is what the runs were judged on.
+ACCURACY = tuple(Panel("", axis, ("accuracy",)) for axis in ("round", "GB sent", "seconds"))
+COSTS = tuple(Panel("", axis, ("accuracy",)) for axis in ("virtual hours", "GB sent"))
 TRAINING = (
     Panel("losses", "round", ("loss_supervised", "loss_semi")),
     Panel("supervised steps per round, K_s", "round", ("supervised_steps",)),
@@ -123,7 +120,8 @@ def _draw_panel(axes: "Axes", panel: Panel, groups: Sequence[Group]) -> None:
     if panel in TRAINING:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(panel.axis)
-    axes.set_title(panel.title, fontsize=10)
+    judged = accuracy_of(group.judged_on for group in groups)
+    axes.set_title(panel.title or f"{judged} (%)", fontsize=10)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:

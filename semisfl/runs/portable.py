@@ -44,8 +44,12 @@ class Description:
     settings: dict[str, Any]
     """The run's, without where on its machine the data lay."""
     version: str
+    judged_on: str = "test"
+    """Whether ``accuracy`` is that on the test set's images or on ``validation`` images."""
     accuracy: float | None = None
-    """On the ``tested_on`` test images, in percent; None: not tested yet."""
+    """On the ``tested_on`` images, in percent; None: not tested yet."""
+    test_accuracy: float | None = None
+    """On the test set, which a run judged on validation images reads at its end alone."""
     tested_after: int = 0
     """So many rounds."""
     sent: dict[str, int] = field(default_factory=dict)
@@ -81,7 +85,8 @@ def describe(
         data=data.name,
         labeled=len(partition.labeled),
         unlabeled=sum(map(len, partition.clients)) if partition.clients else None,
-        tested_on=len(data.test_labels),
+        tested_on=len(partition.validation) or len(data.test_labels),
+        judged_on="validation" if len(partition.validation) else "test",
         settings=settings,
         version=__version__,
     )

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -75,6 +75,10 @@ class Group:
     def method(self) -> str:
         return str(self.runs[0].config["method"])
 
+    @property
+    def judged_on(self) -> str:
+        return judged_on(self.runs[0].config)
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -94,7 +98,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ToTarget:
-    """What it took to reach a test accuracy: means over the runs that did."""
+    """What it took to reach an accuracy: means over the runs that did."""
 
     reached: int
     rounds: float | None
@@ -112,8 +116,12 @@ class Summary:
     left_out: list[Path]
     remark: str
     rounds: int
+    judged_on: str
+    """Of which images ``accuracy`` and ``best`` are: ``test`` or ``validation``."""
     accuracy: Spread
     best: Spread
+    test: Spread | None
+    """On the test set after the last round; None: a run judged on validation images is not at its end."""
     bytes: float | None
     seconds: float | None
     """None: older files may not say."""
@@ -128,6 +136,17 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
+
+
+def judged_on(config: Mapping[str, Any]) -> str:
+    """On which images a run's ``accuracy`` is measured."""
+    return "validation" if config.get("data", {}).get("validation") is not None else "test"
+
+
+def accuracy_of(kinds: Iterable[str]) -> str:
+    """What to call an accuracy that is measured on these images."""
+    known = set(kinds)
+    return f"{known.pop()} accuracy" if len(known) == 1 else "accuracy"
 
 
 def read_run(path: Path) -> Run:
@@ -261,12 +280,24 @@ def summarise(group: Group, target: float | None = None) -> Summary:
         left_out=[run.path for run in group.left_out],
         remark=group.remark,
         rounds=max(run.rows[-1].round + 1 for run in group.runs),
+        judged_on=group.judged_on,
         accuracy=Spread.of([accuracies[-1] for accuracies in tested]),
+        test=_at_the_end(group),
         best=Spread.of([max(accuracies) for accuracies in tested]),
         bytes=_mean([run.rows[-1].bytes_total for run in group.runs]),
         seconds=_mean([_total_seconds(run.rows) for run in group.runs]),
         to_target=_to_target(group, target) if target is not None else None,
     )
+
+
+def _at_the_end(group: Group) -> Spread | None:
+    last = [run.tested[-1] for run in group.runs]
+    if group.judged_on == "test":
+        found = [row.accuracy for row in last]
+    else:
+        found = [row.test_accuracy for row in last]
+    known = [accuracy for accuracy in found if accuracy is not None]
+    return Spread.of(known) if len(known) == len(last) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -302,8 +333,10 @@ def as_json(summary: Summary) -> dict[str, Any]:
     return {
         "label": summary.label,
         "method": summary.method,
+        "judged_on": summary.judged_on,
         "accuracy": vars(summary.accuracy),
         "best": vars(summary.best),
+        "test": vars(summary.test) if summary.test is not None else None,
         "rounds": summary.rounds,
         "bytes": summary.bytes,
         "seconds": summary.seconds,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semisfl.lookup import title_of
-from semisfl.runs.report import Group, Spread, Summary, flatten
+from semisfl.runs.report import Group, Spread, Summary, accuracy_of, flatten
 from semisfl.sections import ConfigError
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Swept:
     key: str
     values: list[str]
     lines: list[Line]
+    accuracy: str
+    """What the accuracies are called."""
 
     @classmethod
     def of(cls, results: Sequence[tuple[Group, Summary]], keys: Sequence[str]) -> "Swept":
@@ -101,7 +103,8 @@ class Swept:
             line = lines.setdefault(label, Line(label, group.method, {}))
             line.points[_value(config, first)] = summary.accuracy
         values = {value for line in lines.values() for value in line.points}
-        return cls(first, sorted(values, key=_order), list(lines.values()))
+        called = accuracy_of(summary.judged_on for _, summary in results)
+        return cls(first, sorted(values, key=_order), list(lines.values()), called)
 
 
 def as_json(swept: Swept) -> dict[str, Any]:
@@ -189,7 +192,7 @@ def picture(swept: Swept) -> "Figure":
         axes.minorticks_off()
     axes.set_xticks(places, swept.values)
     axes.set_xlabel(swept.key)
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(f"{swept.accuracy} (%)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)

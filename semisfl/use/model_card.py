@@ -78,11 +78,17 @@ def _quality(about: Description) -> str:
     if about.accuracy is None:
         return "It was not tested."
     return (
-        f"{about.accuracy:.1f} % of {about.tested_on:,} test images of `{about.data}`, which were not trained "
-        f"on, after {about.tested_after} rounds. Where the best of several rounds was chosen on these same "
+        f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
+        f"trained on, after {about.tested_after} rounds.{_at_the_end(about)} Where the best of several rounds was chosen on these same "
         "images, expect a little less on others. `semisfl evaluate` tells precision, recall and calibration "
         "on images of your own."
     )
+
+
+def _at_the_end(about: Description) -> str:
+    if about.test_accuracy is None:
+        return ""
+    return f" {about.test_accuracy:.1f} % of the test images, which were read once, at the end."
 
 
 def _leakage(about: Description) -> str:

@@ -88,7 +88,9 @@ class Exporter:
         yield _gauge("semisfl_contributing", "devices in the last round", row.contributing)
         yield _gauge("semisfl_mask_ratio", "pseudo-labels not kept", row.mask_rate)
         accuracy = GaugeMetricFamily(
-            "semisfl_accuracy_ratio", "test accuracy of the last test", labels=["model"]
+            "semisfl_accuracy_ratio",
+            "accuracy of the last test; of validation images with data.validation",
+            labels=["model"],
         )
         for model, percent in self._accuracy.items():
             accuracy.add_metric([model], percent / 100)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.lookup import title_of
-from semisfl.runs.report import alike_but_for_seed, runs_inside
+from semisfl.runs.report import alike_but_for_seed, judged_on, runs_inside
 from semisfl.watch.follow import Followed
 
 BINS = 60
@@ -174,6 +174,7 @@ def _summary(followed: Followed) -> Plain:
         "problem": followed.problem,
         "done": followed.done,
         "rounds": followed.rounds,
+        "judged_on": judged_on(config),
         "accuracy": standing.accuracy,
         "best": standing.best,
         "bytes": standing.bytes,

@@ -23,7 +23,7 @@ PATIENCE = 200.0
 SETTINGS = {
     "clients": {"total": 3, "active": 3, "batch": 4, "steps": 2},
     "server": {"batch": 4, "steps": 2},
-    "data": {"labeled": 8},
+    "data": {"labeled": 8, "validation": 0.2},
     "runtime": {"checkpoint_every": 1},
 }
 

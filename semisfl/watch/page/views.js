@@ -69,7 +69,7 @@ Watch.severalRuns = (() => {
         { key: "seconds", title: "Time", number: true, show: (run) => words.time(run.seconds) },
       ],
     });
-    const accuracy = card("Test accuracy", null, chart, legend);
+    const accuracy = card("", null, chart, legend);
     accuracy.firstChild.append(el("div", { class: "choice", role: "group", "aria-label": "Accuracy over" }, choices));
     const problems = el("ul", { class: "log" });
     panel.append(el("div", { class: "stack" }, numbers, accuracy, card("Runs", null, runs.node, problems)));
@@ -90,7 +90,10 @@ Watch.severalRuns = (() => {
     function draw() {
       if (before === (before = signature(axis))) return;
       const lines = drawable().map((one) => lineOf(one, "accuracy", axis));
-      charts.lines(chart, lines, AXES[axis].title, "accuracy, %", { title: "Test accuracy" });
+      const kinds = [...new Set(data.listing.runs.map((run) => run.judged_on))];
+      const title = kinds.length > 1 ? "Accuracy" : kinds[0] === "validation" ? "Validation accuracy" : "Test accuracy";
+      accuracy.querySelector("h2").textContent = title;
+      charts.lines(chart, lines, AXES[axis].title, "accuracy, %", { title });
       legendOf(legend);
     }
 

@@ -1,0 +1,186 @@
+"""Validation images: who holds them, what is judged on them, and when the test set is read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from semisfl import load
+from semisfl.cli.main import main
+from semisfl.config import Config, ConfigError
+from semisfl.data.elsewhere import join
+from semisfl.data.partition import Partition, set_aside
+from semisfl.data.sources import Dataset
+from semisfl.runs.experiment import Experiment, divide
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.start import resume, train
+from semisfl.use.model_card import card
+from tests import toy
+
+SETTINGS = ("data.validation=0.2", "rounds=3", "clients.steps=2", "server.steps=2")
+
+
+def config(*more: str) -> Config:
+    return toy.values("semisfl", "data.partition.kind=iid", *SETTINGS, *more)
+
+
+def everything(partition: Partition) -> np.ndarray:
+    return np.concatenate([partition.validation, partition.labeled, *partition.clients])
+
+
+# --- who holds what ------------------------------------------------------------------------------------
+
+
+def test_every_image_has_one_holder_and_every_class_its_share() -> None:
+    data = toy.dataset()
+    partition = divide(config(), data)
+    assert sorted(everything(partition)) == list(range(200))
+    assert np.bincount(data.labels[partition.validation]).tolist() == [10, 10, 10, 10]
+
+
+def test_runs_that_differ_in_labels_and_clients_are_judged_on_the_same() -> None:
+    data = toy.dataset()
+    chosen = divide(config(), data).validation
+    other = config("data.labeled=40", "clients.total=7", "data.partition.kind=dirichlet")
+    assert np.array_equal(divide(other, data).validation, chosen)
+    assert not np.array_equal(divide(config("seed=1"), data).validation, chosen)
+
+
+def test_without_it_nothing_is_set_aside() -> None:
+    assert divide(config("data.validation=none"), toy.dataset()).validation.size == 0
+
+
+def test_what_clients_hold_by_folder_or_place_is_theirs() -> None:
+    data = toy.dataset()
+    held = {name: np.arange(start, start + 30) for name, start in (("a", 100), ("b", 130))}
+    partition = divide(config("clients.total=2"), replace(data, clients=held))
+    assert partition.validation.size == 28 and partition.validation.max() not in range(100, 160)
+    assert [part.tolist() for part in partition.clients] == [list(v) for v in held.values()]
+    assert not np.intersect1d(partition.validation, partition.labeled).size
+    both = join(data, toy.dataset(seed=9))
+    partition = divide(config(), both)
+    assert partition.validation.max() < 200 == both.served
+    assert sum(map(len, partition.clients)) == 200
+
+
+def test_a_servers_images_over_a_network_are_its_own() -> None:
+    partition = divide(config("fleet.kind=network"), toy.dataset())
+    assert sorted(everything(partition)) == list(range(200))
+    assert (len(partition.validation), partition.clients) == (40, ())
+
+
+def test_what_leaves_nothing_to_train_on_is_refused() -> None:
+    data = toy.dataset()
+    few = replace(
+        data,
+        labels=torch.where(data.labels == 3, 0, data.labels).index_fill(0, torch.tensor([7]), 3),
+    )
+    with pytest.raises(
+        ValueError, match=r"0.2 leaves no image of class colour3 .*it has 1.*smaller"
+    ):
+        set_aside(few, 0.2, 0)
+    with pytest.raises(ConfigError, match="the partition given sets no image aside"):
+        train(config(), data=data, partition=toy.partition(data), model=toy.network(), device="cpu")
+
+
+# --- what is judged ------------------------------------------------------------------------------------
+
+
+def numbers(rows: list[dict[str, Any]], *without: str) -> list[dict[str, Any]]:
+    left_out = ("seconds", *without)
+    return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in rows]
+
+
+def run(out: Path, *more: str) -> Any:
+    return train(config(*more), data=toy.dataset(), model=toy.network(), out=out, device="cpu")
+
+
+def share_right(model: torch.nn.Module, data: Dataset, rows: np.ndarray | None) -> float:
+    images, labels = (
+        (data.test_images, data.test_labels)
+        if rows is None
+        else (data.images[rows], data.labels[rows])
+    )
+    mean, std = (torch.tensor(one).view(1, -1, 1, 1) for one in (data.mean, data.std))
+    with torch.no_grad():
+        chosen = model.eval()((images.float() / 255 - mean) / std).argmax(1)
+    return 100 * float((chosen == labels).float().mean())
+
+
+def test_rounds_are_judged_on_validation_images_and_the_test_set_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    whole = Experiment._accuracies
+
+    def counted(self: Experiment, images: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        read.append(len(images))
+        return whole(self, images, labels)
+
+    monkeypatch.setattr(Experiment, "_accuracies", counted)
+    result = run(tmp_path / "r")
+    assert read == [40, 40, 40, 120]
+    data = toy.dataset()
+    chosen = divide(config(), data).validation
+    assert result.accuracy == pytest.approx(share_right(result.model, data, chosen))
+    assert result.test_accuracy == pytest.approx(share_right(result.model, data, None))
+    assert ["test_accuracy" in row for row in result.rounds] == [False, False, True]
+    described = card(load(tmp_path / "r" / "latest.safetensors"))
+    assert f"{result.accuracy:.1f} % of 40 validation images" in " ".join(described.split())
+    assert f"{result.test_accuracy:.1f} % of the test images, which were read once" in described
+
+
+def test_a_run_that_a_limit_ended_is_tested_and_goes_on_exactly(tmp_path: Path) -> None:
+    straight = run(tmp_path / "straight")
+    ended = run(tmp_path / "ended", "stop.hours=1e-9")
+    assert len(ended.rounds) == 1 and ended.test_accuracy is not None
+    beyond = resume(
+        tmp_path / "ended",
+        settings=["stop.hours=none"],
+        data=toy.dataset(),
+        model=toy.network(),
+        device="cpu",
+    )
+    assert beyond.test_accuracy == straight.test_accuracy
+    first = ("test_accuracy", "stopped_by")
+    assert numbers(beyond.rounds[:1], *first) == numbers(straight.rounds[:1])
+    assert numbers(beyond.rounds[1:]) == numbers(straight.rounds[1:])
+
+
+def test_judging_changes_nothing_of_the_training() -> None:
+    plain = run_rounds(toy.assemble("semisfl", "rounds=2")).rounds
+    judged = toy.assemble("semisfl", "rounds=2")
+    judged.validation = (judged.test_images[:9], judged.test_labels[:9])
+    found = run_rounds(judged).rounds
+    assert numbers(found, "accuracy", "test_acc") == numbers(plain, "accuracy")
+    assert found[-1]["test_accuracy"] == plain[-1]["accuracy"]
+
+
+# --- reports -------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_which_of_the_two_it_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = run(tmp_path / "runs" / "judged")
+    picture = ["--out", str(tmp_path / "out.png")]
+    assert main(["report", str(tmp_path / "runs"), *picture]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("validation accuracy") and " test % " in said
+    (line,) = [one.split() for one in said.splitlines() if "SemiSFL" in one]
+    assert line[3:6] == [
+        f"{judged.accuracy:.1f}",
+        f"{judged.best:.1f}",
+        f"{judged.test_accuracy:.1f}",
+    ]
+    plain = run(tmp_path / "runs" / "plain", "data.validation=none")
+    assert main(["report", str(tmp_path / "runs"), *picture, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["results"]
+    assert {one["judged_on"]: one["test"]["mean"] for one in told} == {
+        "validation": judged.test_accuracy,
+        "test": plain.accuracy,
+    }
