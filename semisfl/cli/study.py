@@ -16,6 +16,7 @@ from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report, sweeps
 from semisfl.runs.report import Group, Summary, accuracy_of
 from semisfl.runs.sweeps import Sweep, Swept
+from semisfl.runs.variants import PLAIN, read_variants
 
 Target = Annotated[
     float | None,
@@ -42,6 +43,13 @@ def compare(
         typer.Option(
             metavar="KEY=V1,V2,...",
             help="Every run at each of these values; given twice: at all pairs of them.",
+        ),
+    ] = None,
+    variants: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help='Every run with each group of settings there: name = ["key=value", ...].',
         ),
     ] = None,
     out: Annotated[
@@ -73,7 +81,9 @@ def compare(
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
     chosen = comparison.choose_methods(methods)
     swept = [Sweep.parse(text) for text in sweep or ()]
-    jobs = comparison.list_jobs(values_of(preset, settings), chosen, seeds, folder, swept)
+    groups = read_variants(variants) if variants else [PLAIN]
+    values = values_of(preset, settings)
+    jobs = comparison.list_jobs(values, chosen, seeds, folder, swept, groups)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
     if pool := pool_for(engine, jobs_, device):

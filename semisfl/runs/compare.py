@@ -4,8 +4,9 @@ What an earlier call finished is not done again. `carry_out` is the one place wh
 executed: it is given the jobs, and a function that trains one of them.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from semisfl.config import Config, ConfigError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 from semisfl.runs.sweeps import Sweep, cells
+from semisfl.runs.variants import PLAIN, Variant
 
 Status = Literal["new", "unfinished", "finished"]
 
@@ -26,14 +28,16 @@ class Job:
     config: Config
     path: Path
     status: Status
+    label: str = ""
+    """What a table calls it and its like; empty: by what tells their settings apart."""
 
     @classmethod
-    def of(cls, config: Config, path: Path) -> "Job":
-        return cls(config, path, _status(config, path))
+    def of(cls, config: Config, path: Path, label: str = "") -> "Job":
+        return cls(config, path, _status(config, path), label)
 
     def again(self) -> "Job":
         """As it is now: another process may have begun or finished it."""
-        return self.of(self.config, self.path)
+        return self.of(self.config, self.path, self.label)
 
     @property
     def changed(self) -> list[str]:
@@ -61,20 +65,24 @@ def list_jobs(
     seeds: int,
     out: Path,
     sweeps: Sequence[Sweep] = (),
+    variants: Sequence[Variant] = (PLAIN,),
 ) -> list[Job]:
     """The runs of a comparison, seed by seed so that an early end still compares like with like."""
     rows = {name: lookup.method(name) for name in methods}
     first = configs.parse(values, others=rows.values()).seed
     jobs = []
-    for seed in range(first, first + seeds):
-        for cell in cells(sweeps):
-            changed = configs.override(values, cell.assignments)
-            for method, row in rows.items():
-                config = configs.parse(
-                    {**changed, "method": method, "seed": seed}, others=rows.values()
-                )
-                parts = (_as_file_name(row.name), cell.file_name, f"seed{seed}")
-                jobs.append(Job.of(config, out / "-".join(part for part in parts if part)))
+    for seed, cell, variant in itertools.product(
+        range(first, first + seeds), cells(sweeps), variants
+    ):
+        changed = configs.override(values, [*variant.assignments, *cell.assignments])
+        for method, row in rows.items():
+            config = configs.parse(
+                {**changed, "method": method, "seed": seed}, others=rows.values()
+            )
+            parts = (_as_file_name(row.name), variant.name, cell.file_name, f"seed{seed}")
+            path = out / "-".join(part for part in parts if part)
+            label = " ".join([row.title, variant.name, *cell.assignments]) if variant.name else ""
+            jobs.append(Job.of(config, path, label))
     _refuse_the_same_twice(jobs)
     return jobs
 
@@ -86,7 +94,8 @@ def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
         other = seen.setdefault(job.config.model_dump_json(), job.path)
         if other is not job.path:
             raise ConfigError(
-                f"{other.name} and {job.path.name} would be the same run; give --sweep each value once"
+                f"{other.name} and {job.path.name} would be the same run; "
+                "give --sweep each value, and --variants each group of settings, once"
             )
 
 
@@ -129,5 +138,9 @@ def carry_out(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
 
 def results(jobs: Sequence[Job], target: float | None = None) -> list[tuple[Group, Summary]]:
     """The runs of each method, summed up, in the order they were asked for."""
-    groups = group_runs(find_runs([job.path for job in jobs]))
+    labels = {job.path.resolve(): job.label for job in jobs}
+    groups = [
+        replace(group, label=labels[group.runs[0].path.resolve()] or group.label)
+        for group in group_runs(find_runs([job.path for job in jobs]))
+    ]
     return [(group, summarise(group, target)) for group in groups]

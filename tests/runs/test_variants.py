@@ -1,0 +1,82 @@
+"""Groups of settings from a file: which runs they are, what a table calls them, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl import config, presets
+from semisfl.rows import RoundRow
+from semisfl.runs import compare
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.sweeps import Sweep
+from semisfl.runs.variants import Variant, read_variants
+
+ROOT = Path(__file__).parents[2]
+VALUES: dict[str, Any] = {"rounds": 1, "seed": 5}
+VARIANTS = [Variant("plain"), Variant("faster", ("optimizer.lr=0.05", "optimizer.lr_min=0.01"))]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "variants.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def fake_training(job: compare.Job) -> bool:
+    directory = RunDirectory.create(job.path, job.config)
+    accuracy = 100 * job.config.optimizer.lr + job.config.seed
+    directory.record.row(RoundRow(round=0, accuracy=accuracy, bytes_total=9, seconds=1.0))
+    return True
+
+
+def test_every_variant_has_every_seed_and_its_own_name(tmp_path: Path) -> None:
+    jobs = compare.list_jobs(VALUES, ["semisfl"], 2, tmp_path, variants=VARIANTS)
+    assert [(job.path.name, job.config.optimizer.lr) for job in jobs] == [
+        ("semisfl-plain-seed5", 0.02),
+        ("semisfl-faster-seed5", 0.05),
+        ("semisfl-plain-seed6", 0.02),
+        ("semisfl-faster-seed6", 0.05),
+    ]
+    assert compare.carry_out(jobs, fake_training)
+    summaries = [summary for _, summary in compare.results(jobs)]
+    assert [(s.label, s.accuracy.mean) for s in summaries] == [
+        ("SemiSFL plain", 7.5),
+        ("SemiSFL faster", 10.5),
+    ]
+
+
+def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
+    sweep = Sweep.parse("optimizer.momentum=0,0.5")
+    jobs = compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [sweep], VARIANTS)
+    assert len({job.label for job in jobs}) == len({job.path for job in jobs}) == 4
+    assert jobs[0].label == "SemiSFL plain optimizer.momentum=0"
+
+
+def test_the_same_settings_under_two_names_are_refused(tmp_path: Path) -> None:
+    twice = [Variant("one"), Variant("other", ("optimizer.lr=0.02",))]
+    with pytest.raises(config.ConfigError, match="would be the same run"):
+        compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, variants=twice)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no variant"),
+        ('"a/b" = []', "'a/b' names run directories"),
+        ("quick = 'rounds=1'", 'is not a list of "key=value"'),
+        ("[quick]\nrounds = 1", 'is not a list of "key=value"'),
+        ("quick = ['seed=1']", "sets seed; use --seeds"),
+        ("quick = ['method = semifl']", "sets method; use --methods"),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(config.ConfigError) as error:
+        read_variants(written(tmp_path, text))
+    assert said in str(error.value)
+
+
+def test_the_variants_that_are_tried_for_the_frontier_are_settings(tmp_path: Path) -> None:
+    found = read_variants(ROOT / "results" / "frontier" / "variants.toml")
+    jobs = compare.list_jobs(presets.values_of("cifar10"), ["semisfl"], 1, tmp_path, variants=found)
+    assert len(jobs) == len(found) > 20 and found[0] == Variant("plain")
