@@ -1,14 +1,13 @@
 """Layers that models are made of: repeatable dropout, residual blocks, and those that are computed as one."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import NamedTuple, TypeGuard
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from semisfl.engine.kernels import conv_relu_pool, norm_relu_pool
+from semisfl.engine.kernels import conv_norm_relu_pool, conv_relu_pool, norm_relu_pool
 
 
 class Dropout(nn.Module):
@@ -71,6 +70,11 @@ class Residual(nn.Module):
         return out
 
 
+def taken(conv: nn.Conv2d) -> tuple[Any, ...]:
+    """How a convolution is taken: what operations want to know of it besides its weights."""
+    return conv.stride, conv.padding, conv.dilation, conv.groups
+
+
 class ConvBlock(NamedTuple):
     """relu(max_pool(conv(x))), ``pool`` pixels wide."""
 
@@ -79,16 +83,7 @@ class ConvBlock(NamedTuple):
 
     def on(self, x: Tensor) -> Tensor:
         conv = self.conv
-        out: Tensor = conv_relu_pool(
-            x,
-            conv.weight,
-            conv.bias,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            conv.groups,
-            self.pool,
-        )
+        out: Tensor = conv_relu_pool(x, conv.weight, conv.bias, *taken(conv), self.pool)
         return out
 
 
@@ -103,34 +98,27 @@ class NormBlock(NamedTuple):
 
     def on(self, x: Tensor) -> Tensor:
         # On a CPU nothing is gained. A cumulative average (no momentum) is seldom, and not fused.
+        if x.is_cuda and self.norm.momentum is not None:
+            return self.stacked(x, lambda weight: weight.unsqueeze(0))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def stacked(self, x: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of several copies, equal shares of ``x`` for each; ``rows`` gives a weight of all of them."""
         norm, conv = self.norm, self.conv
-        if not x.is_cuda or norm.momentum is None:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-        bias = None
-        if conv is not None:
-            # Its bias would cost a pass over memory of its own.
-            bias = conv.bias
-            x = F.conv2d(
-                x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups
-            )
-        assert norm.running_mean is not None and norm.running_var is not None
         if norm.training and norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-        out: Tensor = norm_relu_pool(
-            x,
-            None if bias is None else bias.unsqueeze(0),
-            norm.weight.unsqueeze(0),
-            norm.bias.unsqueeze(0),
-            norm.running_mean.unsqueeze(0),
-            norm.running_var.unsqueeze(0),
-            norm.training,
-            norm.momentum,
-            norm.eps,
-            self.relu,
-            self.pool,
-        )
+            rows(norm.num_batches_tracked).add_(1)
+        assert norm.running_mean is not None and norm.running_var is not None
+        of_norm = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        how = (norm.training, norm.momentum, norm.eps, self.relu, self.pool)
+        after = (*(rows(weight) for weight in of_norm), *how)
+        out: Tensor
+        if conv is None:
+            out = norm_relu_pool(x, None, *after)
+        else:
+            bias = None if conv.bias is None else rows(conv.bias)
+            out = conv_norm_relu_pool(x, rows(conv.weight), bias, *taken(conv), *after)
         return out
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.engine.kernels import norm_relu_pool, stacked_conv, stacked_conv_relu_pool
+from semisfl.engine.kernels import stacked_conv, stacked_conv_relu_pool
 from semisfl.engine.weights import Module
 from semisfl.layers import (
     ConvBlock,
@@ -22,6 +22,7 @@ from semisfl.layers import (
     Residual,
     parts_of,
     plain_conv,
+    taken,
 )
 
 Pass = Callable[[Tensor], Tensor]
@@ -67,7 +68,8 @@ def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
     if isinstance(part, NormBlock):
         if part.norm.momentum is None:
             raise NotStacked(f"{part.norm}, which keeps a cumulative average")
-        return partial(_norm_block, part, rows)
+        block = part
+        return lambda x: block.stacked(x, lambda weight: rows[id(weight)])
     if type(part) in (nn.Sequential, Layers):
         return stacked(_same(part, copies), rows)
     if isinstance(part, Residual):
@@ -97,16 +99,8 @@ def _of(weight: Tensor | None, rows: Rows) -> Tensor | None:
     return None if weight is None else rows[id(weight)]
 
 
-def _conv(conv: nn.Conv2d, rows: Rows, x: Tensor, bias: bool = True) -> Tensor:
-    out: Tensor = stacked_conv(
-        x,
-        rows[id(conv.weight)],
-        _of(conv.bias if bias else None, rows),
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        conv.groups,
-    )
+def _conv(conv: nn.Conv2d, rows: Rows, x: Tensor) -> Tensor:
+    out: Tensor = stacked_conv(x, rows[id(conv.weight)], _of(conv.bias, rows), *taken(conv))
     return out
 
 
@@ -117,28 +111,6 @@ def _conv_block(block: ConvBlock, rows: Rows) -> Pass:
         return _in_turn([partial(_conv, conv, rows), pool, F.relu])
     weight, bias = rows[id(conv.weight)], _of(conv.bias, rows)
     return lambda x: stacked_conv_relu_pool(x, weight, bias, conv.padding, block.pool)
-
-
-def _norm_block(block: NormBlock, rows: Rows, x: Tensor) -> Tensor:
-    norm, shift = block.norm, None
-    if block.conv is not None:
-        # Its bias would cost a pass over memory of its own.
-        shift = _of(block.conv.bias, rows)
-        x = _conv(block.conv, rows, x, bias=False)
-    if norm.training and norm.num_batches_tracked is not None:
-        rows[id(norm.num_batches_tracked)].add_(1)
-    weights = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    out: Tensor = norm_relu_pool(
-        x,
-        shift,
-        *(_of(weight, rows) for weight in weights),
-        norm.training,
-        norm.momentum,
-        norm.eps,
-        block.relu,
-        block.pool,
-    )
-    return out
 
 
 def _linear(layer: nn.Linear, rows: Rows, x: Tensor) -> Tensor:

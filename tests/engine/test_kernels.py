@@ -103,6 +103,67 @@ def test_convolutions_of_several_clients(
         near(a, b)
 
 
+@pytest.mark.parametrize("gradient_of_images", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "out", "size", "kernel", "pad", "stride", "clients", "biased"),
+    [
+        (3, 20, (9, 8), (3, 3), (1, 1), (1, 1), 2, False),
+        (3, 16, (9, 8), (3, 3), (1, 1), (2, 2), 2, True),
+        (20, 33, (7, 6), (3, 3), (1, 1), (2, 2), 3, False),
+        (40, 24, (6, 9), (1, 1), (0, 0), (2, 2), 2, False),
+        (33, 17, (8, 5), (3, 2), (0, 1), (1, 3), 1, True),
+    ],
+)
+def test_convolutions_with_stride_and_nothing_after(
+    channels: int,
+    out: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    pad: tuple[int, int],
+    stride: tuple[int, int],
+    clients: int,
+    biased: bool,
+    gradient_of_images: bool,
+) -> None:
+    from semisfl.engine.kernels.convolution import Epilogue, fused_convolution
+
+    x = channels_last(clients * 2, channels, *size).requires_grad_(gradient_of_images)
+    entries = kernel[0] * kernel[1] * channels
+    # Channels-first here: whoever stacks weights of other tensors need not lay them out.
+    weight = (random(clients, out, channels, *kernel) / entries**0.5).requires_grad_()
+    bias = random(clients, out).requires_grad_()
+    mine = fused_convolution(x, weight, bias if biased else None, pad, stride, Epilogue())
+    plain = OPERATIONS["stacked_conv"](
+        x.float(), weight.float(), bias.float() if biased else None, stride, pad, (1, 1), 1
+    )
+    near(mine, plain)
+    upstream = torch.randn_like(mine)
+    leaves = [weight, *([bias] if biased else []), *([x] if gradient_of_images else [])]
+    got = torch.autograd.grad(mine, leaves, upstream)
+    wanted = torch.autograd.grad(plain, leaves, upstream.float())
+    for a, b in zip(got, wanted, strict=True):
+        near(a, b)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="cuDNN is on a GPU")
+@pytest.mark.parametrize(("kernel", "pad", "stride"), [(3, 1, 1), (3, 1, 2), (1, 0, 2), (5, 0, 1)])
+def test_cudnn_client_by_client(kernel: int, pad: int, stride: int) -> None:
+    from semisfl.engine.kernels.one_each import convolutions_in_turn
+
+    x = channels_last(6, 16, 11, 10).requires_grad_()
+    weight = (random(3, 24, kernel, kernel, 16).movedim(-1, 2) / 4 / kernel).requires_grad_()
+    mine = convolutions_in_turn(x, weight, (stride, stride), (pad, pad))
+    plain = OPERATIONS["stacked_conv"](
+        x.float(), weight.float(), None, (stride, stride), (pad, pad), (1, 1), 1
+    )
+    near(mine, plain)
+    upstream = torch.randn_like(mine)
+    got = torch.autograd.grad(mine, (x, weight), upstream)
+    wanted = torch.autograd.grad(plain, (x, weight), upstream.float())
+    for a, b in zip(got, wanted, strict=True):
+        near(a, b)
+
+
 def test_a_convolution_does_not_hide_nan() -> None:
     from semisfl.engine.kernels.convolution import stacked_convolution
 
@@ -156,6 +217,24 @@ def test_batchnorm_of_several_clients(
             assert not a.any() and b.abs().max() < 1e-6  # what is added to all, the mean takes away
         else:
             near(a, b)
+
+
+@pytest.mark.parametrize(("channels", "pool"), [(3, 2), (20, 1), (20, 2)])
+def test_a_convolution_that_normalises(channels: int, pool: int) -> None:
+    """As a teacher's does, by running statistics; some of them turn large values into small ones."""
+    from semisfl.engine.kernels.convolution import Epilogue, normed_convolution
+    from semisfl.engine.kernels.normalisation import settled
+
+    x, weight = channels_last(6, channels, 9, 8), random(3, 18, channels, 3, 3) / 4
+    rows = [random(3, 18, dtype=torch.float32) for _ in range(5)]
+    rows[4] = rows[4].abs() + 0.5
+    known = settled(x, x.new_empty(1), tuple(rows), eps=1e-3)  # type: ignore[arg-type]
+    mine = normed_convolution(x, weight, known, (1, 1), (1, 1), Epilogue(True, pool))
+    plain = OPERATIONS["conv_norm_relu_pool"](
+        x.float(), weight.float(), rows[0], (1, 1), (1, 1), (1, 1), 1, *rows[1:],
+        False, 0.1, 1e-3, True, pool,
+    )  # fmt: skip
+    near(mine, plain)
 
 
 def test_batchnorm_does_not_hide_nan() -> None:

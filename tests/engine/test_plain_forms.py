@@ -159,6 +159,25 @@ def check_norm_relu_pool() -> None:
             assert all(map(torch.equal, kept, before))
 
 
+def check_conv_norm_relu_pool() -> None:
+    """A convolution with its bias, then the rest; the bias itself has no gradient in training."""
+    x, kernel, shift = random(4, 4, 9, 8), random(2, 6, 2, 3, 3), random(2, 6)
+    how, running = ((2, 1), (1, 0), (1, 1), 2), [torch.zeros(2, 6), torch.ones(2, 6)]
+
+    def mine(x: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        kept = [tensor.clone() for tensor in running]
+        return kernels.conv_norm_relu_pool(x, k, shift, *how, w, b, *kept, True, 0.1, 1e-5, True, 2)
+
+    def plain(x: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        out = []
+        for i in range(2):
+            y = F.conv2d(x[2 * i : 2 * i + 2], k[i], shift[i], *how)
+            out.append(F.batch_norm(y, None, None, w[i], b[i], True))
+        return F.max_pool2d(F.relu(torch.cat(out)), 2)
+
+    same_with_gradients(mine, plain, x, kernel, random(2, 6, seed=4), random(2, 6, seed=5))
+
+
 def check_contrast() -> None:
     """Three anchors, four keys: one of another label, one not a positive, one absent, one masked."""
     z, keys = F.normalize(random(3, 4), dim=1), F.normalize(random(4, 4, seed=1), dim=1)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from semisfl.engine.kernels.plain import LIBRARY
 from semisfl.engine.kernels.plain import bias_relu_pool as bias_relu_pool
 from semisfl.engine.kernels.plain import contrast as contrast
+from semisfl.engine.kernels.plain import conv_norm_relu_pool as conv_norm_relu_pool
 from semisfl.engine.kernels.plain import conv_relu_pool as conv_relu_pool
 from semisfl.engine.kernels.plain import ema_step as ema_step
 from semisfl.engine.kernels.plain import norm_relu_pool as norm_relu_pool

@@ -36,9 +36,12 @@ class Geometry(NamedTuple):
     KW: int
     PAD_H: int
     PAD_W: int
+    DOWN: int = 1
+    RIGHT: int = 1
 
 
-def _few(shape: Geometry) -> bool:
+def few(shape: Geometry) -> bool:
+    """Whether a weight has so few entries that they are gathered one by one."""
     return shape.KH * shape.KW * shape.CI <= FEW
 
 
@@ -74,59 +77,44 @@ def _power(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-class _ConvRelu(torch.autograd.Function):
+class Epilogue(NamedTuple):
+    """What is done with a convolution's results before they are written."""
+
+    relu: bool = False
+    pool: int = 1
+
+
+class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor,
-        pad: tuple[int, int],
-        pool: int,
+        bias: Tensor | None,
+        shape: Geometry,
+        after: Epilogue,
         keep: bool,
     ) -> Tensor:
-        clients, channels_out, channels, *kernel = weight.shape
-        images, height, width = len(x) // clients, x.shape[2], x.shape[3]
-        shape = Geometry(
-            height,
-            width,
-            height + 2 * pad[0] - kernel[0] + 1,
-            width + 2 * pad[1] - kernel[1] + 1,
-            channels,
-            channels_out,
-            kernel[0],
-            kernel[1],
-            *pad,
-        )
-        size = (len(x), channels_out, shape.OH // pool, shape.OW // pool)
-        last = torch.channels_last
-        out = torch.empty(size, device=x.device, dtype=x.dtype, memory_format=last)
-        which = (
-            torch.empty(size, device=x.device, dtype=torch.uint8, memory_format=last)
-            if keep
-            else out
-        )
-        check_size(x, out)
-        few, windows = _few(shape), images * size[2] * size[3]
-        tile = _few_tile(shape) if few else _tile(windows, channels_out, channels, clients)
-        grid = (triton.cdiv(windows, tile["BM"]), triton.cdiv(channels_out, tile["BN"]), clients)
-        convolve[grid](
-            x, weight, bias, out, which, weight.stride(0), bias.stride(0), images,
-            *shape, POOL=pool, KEEP=keep, GATHER=few, **tile,
-        )  # fmt: skip
+        out, which = convolved(x, weight, bias, None, shape, after, keep)
         ctx.save_for_backward(x, weight, which)
-        ctx.shape, ctx.pool, ctx.images, ctx.clients = shape, pool, images, clients
+        ctx.shape, ctx.after, ctx.biased = shape, after, bias is not None
+        ctx.clients, ctx.images = len(weight), len(x) // len(weight)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, which = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        if _few(ctx.shape) and not ctx.needs_input_grad[0]:
-            return None, *_few_gradients(ctx, x, grad, which), None, None, None
+        if few(ctx.shape) and not ctx.needs_input_grad[0]:
+            of_weight, sums = _few_gradients(ctx, x, grad, which)
+            return None, of_weight, sums if ctx.biased else None, None, None, None
         shape, images, clients = ctx.shape, ctx.images, ctx.clients
         full = (len(x), shape.CO, shape.OH, shape.OW)
-        grad, of_bias = unpool(grad, which, full, ctx.pool, clients)
+        of_bias: Tensor | None = None
+        if ctx.after.relu:
+            grad, of_bias = unpool(grad, which, full, ctx.after.pool, clients)
+        elif ctx.biased:
+            of_bias = grad.unflatten(0, (clients, -1)).sum((1, 3, 4))
         of_input = None
         if ctx.needs_input_grad[0]:
             of_input = torch.empty_like(x)
@@ -149,6 +137,37 @@ class _ConvRelu(torch.autograd.Function):
         return of_input, of_weight.movedim(-1, 2), of_bias, None, None, None
 
 
+def convolved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    known: Tensor | None,
+    shape: Geometry,
+    after: Epilogue,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The results; if asked for, which pixel of its window each is. ``known``: `moments`' rows, to normalise by."""
+    clients, channels_out = weight.shape[:2]
+    images = len(x) // clients
+    size = (len(x), channels_out, shape.OH // after.pool, shape.OW // after.pool)
+    last = torch.channels_last
+    out = torch.empty(size, device=x.device, dtype=x.dtype, memory_format=last)
+    which = (
+        torch.empty(size, device=x.device, dtype=torch.uint8, memory_format=last) if keep else out
+    )
+    check_size(x, out)
+    gather, windows = few(shape), images * size[2] * size[3]
+    tile = _few_tile(shape) if gather else _tile(windows, channels_out, shape.CI, clients)
+    grid = (triton.cdiv(windows, tile["BM"]), triton.cdiv(channels_out, tile["BN"]), clients)
+    convolve[grid](
+        x, weight, weight if bias is None else bias, weight if known is None else known, out, which,
+        weight.stride(0), 0 if bias is None else bias.stride(0), images, *shape,
+        POOL=after.pool, BIASED=bias is not None, NORMED=known is not None, RELU=after.relu,
+        KEEP=keep, GATHER=gather, **tile,
+    )  # fmt: skip
+    return out, which
+
+
 def _weight_room(
     shape: Geometry, clients: int, dtype: torch.dtype, device: torch.device, *parts: int
 ) -> Tensor:
@@ -167,15 +186,71 @@ def _few_gradients(ctx: Any, x: Tensor, grad: Tensor, which: Tensor) -> tuple[Te
     grid = (parts, across * triton.cdiv(shape.CO, tile["BM"]), clients)
     to_few_weights[grid](
         x, grad, which, out, sums, *shape,
-        IMAGES=ctx.images, POOL=ctx.pool, PARTS=parts, TURNS=triton.cdiv(blocks, parts), **tile,
+        IMAGES=ctx.images, POOL=ctx.after.pool, RELU=ctx.after.relu, PARTS=parts,
+        TURNS=triton.cdiv(blocks, parts), **tile,
     )  # fmt: skip
     return out.sum(0).movedim(-1, 2), sums.sum(0)
+
+
+def geometry(
+    x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int] = (1, 1)
+) -> Geometry:
+    """Of images ``x`` and clients' weights."""
+    _, channels_out, channels, rows, columns = weight.shape
+    height, width = x.shape[2:]
+    (pad_h, pad_w), (down, right) = padding, stride
+    return Geometry(
+        H=height,
+        W=width,
+        OH=(height + 2 * pad_h - rows) // down + 1,
+        OW=(width + 2 * pad_w - columns) // right + 1,
+        CI=channels,
+        CO=channels_out,
+        KH=rows,
+        KW=columns,
+        PAD_H=pad_h,
+        PAD_W=pad_w,
+        DOWN=down,
+        RIGHT=right,
+    )
+
+
+def fused_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    after: Epilogue,
+) -> Tensor:
+    """Of every client its own, all in one launch; the result's values lie channels-last."""
+    keep = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad) and after.relu
+    x, weight = _laid_out(x, weight)
+    return _Conv.apply(x, weight, bias, geometry(x, weight, padding, stride), after, keep)
+
+
+def normed_convolution(
+    x: Tensor,
+    weight: Tensor,
+    known: Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    after: Epilogue,
+) -> Tensor:
+    """The same, normalised by what is ``known`` of its channels (`settled`); there is no way back."""
+    x, weight = _laid_out(x, weight)
+    return convolved(x, weight, None, known, geometry(x, weight, padding, stride), after)[0]
+
+
+def _laid_out(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Channels last in memory; clients' weights may lie apart from each other."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    own = weight.movedim(2, -1)
+    return x, weight if own[0].is_contiguous() else own.contiguous().movedim(-1, 2)
 
 
 def stacked_convolution(
     x: Tensor, weight: Tensor, bias: Tensor, padding: Sequence[int], pool: int
 ) -> Tensor:
-    """`stacked_conv_relu_pool`; the values of ``weight`` lie channels-last, and so do the result's."""
-    keep = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
-    x = x.contiguous(memory_format=torch.channels_last)
-    return _ConvRelu.apply(x, weight, bias, tuple(padding), pool, keep)
+    """`stacked_conv_relu_pool`; fastest if the values of ``weight`` lie channels-last."""
+    return fused_convolution(x, weight, bias, padding, (1, 1), Epilogue(relu=True, pool=pool))

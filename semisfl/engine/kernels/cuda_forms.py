@@ -8,9 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.engine.kernels.clustering import fused_contrast
-from semisfl.engine.kernels.convolution import FEW, stacked_convolution
+from semisfl.engine.kernels.convolution import (
+    FEW,
+    Epilogue,
+    fused_convolution,
+    normed_convolution,
+    stacked_convolution,
+)
 from semisfl.engine.kernels.images import normalized_row
-from semisfl.engine.kernels.normalisation import fused_norm
+from semisfl.engine.kernels.normalisation import fused_norm, settled
+from semisfl.engine.kernels.one_each import convolutions_in_turn
 from semisfl.engine.kernels.plain import OPERATIONS
 from semisfl.engine.kernels.pooling import bias_relu
 from semisfl.engine.kernels.update import fused_ema, fused_sgd
@@ -34,6 +41,68 @@ def _conv_relu_pool(
         weight = weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
         return stacked_convolution(x, weight.unsqueeze(0), bias.unsqueeze(0), padding, pool)
     return bias_relu(F.conv2d(x, weight, None, stride, padding, dilation, groups), bias, pool)
+
+
+# A client's tiles of 128 x 128 results from which on cuDNN fills a large GPU with one client.
+ENOUGH_TILES = 264
+# Entries of a weight up to which a pass over memory that is saved is worth a slower convolution.
+SHALLOW = 1152
+
+
+def _usual(
+    x: Tensor, weight: Tensor, padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> bool:
+    """Whether the fused convolution does this."""
+    inside = all(pad < size for pad, size in zip(padding, weight.shape[3:], strict=True))
+    return x.dtype is torch.bfloat16 and inside and all(value == 1 for value in (*dilation, groups))
+
+
+def _enough(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
+    """Whether one client's convolution fills a large GPU."""
+    clients, channels_out = weight.shape[:2]
+    pixels = x.numel() // (clients * x.shape[1] * stride[0] * stride[1])
+    return pixels * channels_out >= ENOUGH_TILES * 128**2 and weight[0, 0].numel() > FEW
+
+
+def _stacked_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """All in one launch, or cuDNN's in turn where one client is enough to do."""
+    if not _usual(x, weight, padding, dilation, groups):
+        plain = OPERATIONS["stacked_conv"]
+        out: Tensor = plain(x, weight, bias, stride, padding, dilation, groups)
+        return out
+    weight = weight.to(x.dtype)
+    if bias is None and _enough(x, weight, stride):
+        return convolutions_in_turn(x, weight, stride, padding)
+    return fused_convolution(x, weight, bias, padding, stride, Epilogue())
+
+
+def _conv_norm_relu_pool(
+    x: Tensor,
+    kernel: Tensor,
+    shift: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *norm: Any,
+) -> Tensor:
+    """What is not trained and knows its statistics is normalised before it is written."""
+    *rows, training, _, eps, relu, pool = norm
+    followed = torch.is_grad_enabled() and any(t.requires_grad for t in (x, kernel, *rows))
+    shallow = kernel[0, 0].numel() <= SHALLOW or not _enough(x, kernel, stride)
+    if training or followed or not shallow or not _usual(x, kernel, padding, dilation, groups):
+        out = _stacked_conv(x, kernel, None, stride, padding, dilation, groups)
+        return fused_norm(out, shift, *norm)
+    known = settled(x, x.new_empty(1), (shift, *rows), eps=eps)
+    return normed_convolution(x, kernel.to(x.dtype), known, padding, stride, Epilogue(relu, pool))
 
 
 def _contrast(
@@ -64,6 +133,8 @@ FORMS: dict[str, Callable[..., Any]] = {
     "bias_relu_pool": bias_relu,
     "conv_relu_pool": _conv_relu_pool,
     "stacked_conv_relu_pool": stacked_convolution,
+    "stacked_conv": _stacked_conv,
+    "conv_norm_relu_pool": _conv_norm_relu_pool,
     "norm_relu_pool": fused_norm,
     "contrast": _contrast,
     "normalized_row": normalized_row,

@@ -46,13 +46,18 @@ def _channels(x, image, row, column, k, known, H: tl.constexpr, W: tl.constexpr,
 
 @triton.jit
 def convolve(
-    x, weight, bias, out, which, weight_stride, bias_stride, images,
+    x, weight, bias, known, out, which, weight_stride, bias_stride, images,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    POOL: tl.constexpr, KEEP: tl.constexpr, GATHER: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
+    POOL: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr, RELU: tl.constexpr,
+    KEEP: tl.constexpr, GATHER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One result of every window of POOL x POOL pixels, whose corners are computed in turn."""
+    """One result of every window of POOL x POOL pixels, whose corners are computed in turn.
+
+    A convolution is taken every ``DOWN`` x ``RIGHT`` pixels. ``known`` are the rows of `moments`.
+    """
     client = tl.program_id(2).to(tl.int64)
     # A tested batch may have any number of images, none of which is worth a compilation.
     count = images * ((OH // POOL) * (OW // POOL))
@@ -65,8 +70,8 @@ def convolve(
     best = tl.full([BM, BN], float("-inf"), tl.float32)
     chosen = tl.zeros([BM, BN], tl.int8)
     for corner in range(POOL * POOL):
-        row = window_row * POOL + corner // POOL - PAD_H
-        column = window_column * POOL + corner % POOL - PAD_W
+        row = (window_row * POOL + corner // POOL) * DOWN - PAD_H
+        column = (window_column * POOL + corner % POOL) * RIGHT - PAD_W
         total = tl.zeros([BM, BN], tl.float32)
         if GATHER:
             for start in range(0, KH * KW * CI, BK):
@@ -74,9 +79,9 @@ def convolve(
                 left = _gathered(
                     x, image, row, column, k, m < count, H, W, CI, KH, KW, PAD_H + PAD_W > 0
                 )
-                known = (k < KH * KW * CI)[:, None] & (n < CO)[None, :]
+                exists = (k < KH * KW * CI)[:, None] & (n < CO)[None, :]
                 right = tl.load(
-                    weight + n[None, :] * (KH * KW * CI) + k[:, None], mask=known, other=0.0
+                    weight + n[None, :] * (KH * KW * CI) + k[:, None], mask=exists, other=0.0
                 )
                 total = tl.dot(left, right, total)
         else:
@@ -91,17 +96,25 @@ def convolve(
                     other=0.0,
                 )
                 total = tl.dot(left, right, total)
+        if NORMED:
+            place = known + (2 * tl.num_programs(2) + client) * CO + n
+            total *= tl.load(place, mask=n < CO, other=0.0)[None, :]
+            total += tl.load(place + tl.num_programs(2) * CO, mask=n < CO, other=0.0)[None, :]
         # A NaN wins: it must not be hidden.
         wins = (total > best) | (total != total)
         best = tl.where(wins, total, best)
         chosen = tl.where(wins, corner, chosen).to(tl.int8)
-    best += tl.load(bias + client * bias_stride + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
-    is_open = (best > 0) | (best != best)
+    if BIASED:
+        place = bias + client * bias_stride + n
+        best += tl.load(place, mask=n < CO, other=0.0).to(tl.float32)[None, :]
     target = client * count * CO + m[:, None] * CO + n[None, :]
     inside = (m < count)[:, None] & (n < CO)[None, :]
-    tl.store(out + target, tl.where(is_open, best, 0.0).to(out.dtype.element_ty), mask=inside)
-    if KEEP:
-        tl.store(which + target, tl.where(is_open, chosen, CLOSED).to(tl.uint8), mask=inside)
+    if RELU:
+        is_open = (best > 0) | (best != best)
+        if KEEP:
+            tl.store(which + target, tl.where(is_open, chosen, CLOSED).to(tl.uint8), mask=inside)
+        best = tl.where(is_open, best, 0.0)
+    tl.store(out + target, best.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -109,6 +122,7 @@ def to_input(
     grad, weight, out, weight_stride,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the images: every entry of the weight at the pixel it was met at."""
@@ -127,7 +141,11 @@ def to_input(
         tap = turn // chunks
         k = turn % chunks * BK + tl.arange(0, BK)
         r, c = row - tap // KW, column - tap % KW
-        left = _channels(grad, image, r, c, k, m < count, OH, OW, CO)
+        met = m < count
+        if DOWN * RIGHT > 1:
+            met = met & (r >= 0) & (c >= 0) & (r % DOWN == 0) & (c % RIGHT == 0)
+            r, c = r // DOWN, c // RIGHT
+        left = _channels(grad, image, r, c, k, met, OH, OW, CO)
         right = tl.load(
             weight + (k * (KH * KW * CI) + tap * CI)[:, None] + n[None, :],
             mask=(k < CO)[:, None] & (n < CI)[None, :],
@@ -146,6 +164,7 @@ def to_weight(
     x, grad, out,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one tap of the weight, summed over all pixels."""
@@ -161,7 +180,7 @@ def to_weight(
     for start in range(0, count, BK):
         pixel = start + tl.arange(0, BK)
         image, row, column = _place(pixel, OH, OW)
-        r, c = row + tap // KW - PAD_H, column + tap % KW - PAD_W
+        r, c = row * DOWN + tap // KW - PAD_H, column * RIGHT + tap % KW - PAD_W
         known = pixel < count
         left = tl.load(
             grad + pixel[:, None] * CO + m[None, :],
@@ -182,7 +201,9 @@ def to_few_weights(
     x, grad, which, out, sums,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CI: tl.constexpr,
     CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    IMAGES: tl.constexpr, POOL: tl.constexpr, PARTS: tl.constexpr, TURNS: tl.constexpr,
+    DOWN: tl.constexpr, RIGHT: tl.constexpr,
+    IMAGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr,
+    TURNS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One part of the sum over pixels of the gradient of a weight with few entries, and of the bias.
@@ -202,12 +223,14 @@ def to_few_weights(
         inside = (pixel < count)[:, None] & (m < CO)[None, :]
         source = client * (count * CO) + pixel[:, None] * CO + m[None, :]
         value = tl.load(grad + source, mask=inside, other=0.0)
-        chosen = tl.load(which + source, mask=inside, other=CLOSED).to(tl.int32)
+        chosen = tl.zeros([BK, BM], tl.int32)
+        if RELU:
+            chosen = tl.load(which + source, mask=inside, other=CLOSED).to(tl.int32)
         of_bias += tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
         image, window_row, window_column = _place(pixel, OH // POOL, OW // POOL)
         for corner in range(POOL * POOL):
-            row = window_row * POOL + corner // POOL - PAD_H
-            column = window_column * POOL + corner % POOL - PAD_W
+            row = (window_row * POOL + corner // POOL) * DOWN - PAD_H
+            column = (window_column * POOL + corner % POOL) * RIGHT - PAD_W
             right = _gathered(
                 x, image, row, column, n, pixel < count, H, W, CI, KH, KW, PAD_H + PAD_W > 0
             )

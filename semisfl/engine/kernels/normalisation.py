@@ -63,6 +63,31 @@ class Places(NamedTuple):
         return (parts, across, clients), {"PARTS": parts, "TURNS": triton.cdiv(blocks, parts)}
 
 
+Rows = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
+"""Of BatchNorm, [clients, channels]: a convolution's bias before it, weight, bias, running mean and variance."""
+
+
+def settled(
+    x: Tensor,
+    sums: Tensor,
+    rows: Rows,
+    count: int = 1,
+    momentum: float = 0.0,
+    eps: float = 1e-5,
+    training: bool = False,
+) -> Tensor:
+    """What `moments` calls known of every channel; in training after ``count`` pixels, of which are ``sums``."""
+    clients, channels = rows[1].shape
+    known = torch.empty((4, clients, channels), device=x.device)
+    given = [rows[1] if row is None else row for row in rows]
+    across = min(128, triton.next_power_of_2(channels))
+    settle[(1, triton.cdiv(channels, across), clients)](
+        x, sums, *given, known, *(row.stride(0) for row in given), count, channels, momentum, eps,
+        TRAINING=training, SHIFTED=rows[0] is not None, PARTS=len(sums), ROWS=ROWS, CHANNELS=across,
+    )  # fmt: skip
+    return known
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -85,14 +110,8 @@ class _Norm(torch.autograd.Function):
         sums = x.new_empty((parts["PARTS"], clients, 2, channels), dtype=torch.float32)
         if training:
             moments[grid](x, sums, count, channels, **parts, **places.tile)
-        known = x.new_empty((4, clients, channels), dtype=torch.float32)
-        once = (1, *places.grid(1)[1:])
-        rows = (weight if shift is None else shift, weight, bias, *running)
-        settle[once](
-            x, sums, *rows, known, *(row.stride(0) for row in rows), count, channels, momentum, eps,
-            TRAINING=training, SHIFTED=shift is not None, PARTS=parts["PARTS"], ROWS=ROWS,
-            CHANNELS=places.tile["CHANNELS"],
-        )  # fmt: skip
+        rows = (shift, weight, bias, *running)
+        known = settled(x, sums, rows, count, momentum, eps, training)
         out = _empty(x, (len(x), channels, down, across))
         normalise[places.grid(windows)](
             x, known, out, windows, channels, across, down, width, height,

@@ -128,6 +128,28 @@ def norm_relu_pool(
 
 
 @_operation(
+    "conv_norm_relu_pool(Tensor x, Tensor kernel, Tensor? shift, int[2] stride, int[2] padding, "
+    "int[2] dilation, int groups, Tensor weight, Tensor bias, Tensor(a!) running_mean, "
+    "Tensor(b!) running_var, bool training, float momentum, float eps, bool relu, int pool) -> Tensor"
+)
+def conv_norm_relu_pool(
+    x: Tensor,
+    kernel: Tensor,
+    shift: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *norm: Any,
+) -> Tensor:
+    """`norm_relu_pool` of `stacked_conv` with weights ``kernel``, whose bias is ``shift``."""
+    out: Tensor = norm_relu_pool(
+        stacked_conv(x, kernel, None, stride, padding, dilation, groups), shift, *norm
+    )
+    return out
+
+
+@_operation(
     "contrast(Tensor projections, Tensor labels, Tensor keys, Tensor key_labels, Tensor positive, "
     "Tensor present, float temperature, Tensor? mask=None) -> Tensor"
 )
