@@ -19,7 +19,7 @@ help:
 	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
-	@echo "make results    the paper's tables in docs/results.md, again from the runs in results/"
+	@echo "make results    the tables of docs/results.md and docs/security.md, again from the runs in results/"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
 demo: $(VENV)/.installed
@@ -59,6 +59,7 @@ bench: $(VENV)/.installed-test
 
 results: $(VENV)/.installed
 	$(BIN)/semisfl reproduce all --no-run --into docs/results.md
+	$(BIN)/python -m benchmarks.security_tables
 
 # torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local
 # index) then satisfies it, and is not passed over for the build with CUDA.

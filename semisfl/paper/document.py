@@ -25,16 +25,18 @@ def names_in(text: str, file: Path) -> list[str]:
     return names
 
 
-def filled(text: str, make: Callable[[str], str], names: list[str]) -> str:
+def filled(
+    text: str, make: Callable[[str], str], names: list[str], command: str = "semisfl reproduce"
+) -> str:
     """The document with ``make(name)`` between the marks of each name; all else stays."""
     for name in names:
-        found = re.search(_part(name), text)
-        assert found is not None, "names come from names_in"
+        found = re.search(_part(name, command), text)
+        assert found is not None, f"the document has no part {name}"
         made = f"{found[1]}\n\n{make(name).strip()}\n\n{found[2]}"
         text = text[: found.start()] + made + text[found.end() :]
     return text
 
 
-def _part(name: str) -> str:
+def _part(name: str, command: str = "semisfl reproduce") -> str:
     exact = re.escape(name)
-    return rf"(<!-- semisfl reproduce {exact} -->)(?s:.*?)(<!-- end of {exact} -->)"
+    return rf"(<!-- {command} {exact} -->)(?s:.*?)(<!-- end of {exact} -->)"

@@ -26,4 +26,4 @@ STAND_INS = {
 
 
 def set_title(preset: str) -> str:
-    return SETS.get(preset, preset)
+    return SETS.get(preset.partition("+")[0], preset)

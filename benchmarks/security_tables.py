@@ -1,0 +1,263 @@
+"""The tables and the picture of docs/security.md, again from the runs in results/leakage and results/spoilers.
+
+    python -m benchmarks.security_tables
+
+Each table stands between ``<!-- security tradeoff -->`` and ``<!-- end of tradeoff -->``, with its own name.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from semisfl.attacks.poisoning import ATTACKS
+from semisfl.attacks.spoiling import NOBODY, Outcome, read
+from semisfl.paper.document import filled
+
+LEAKAGE, SPOILERS = Path("results/leakage"), Path("results/spoilers/digits.jsonl")
+DOCUMENT, PICTURE = Path("docs/security.md"), Path("docs/leakage-tradeoff.png")
+POINTS = {
+    "plain": "nothing",
+    "tau0.9": "threshold 0.9 alone",
+    "noise0.05": "`noise = 0.05`, threshold 0.9",
+    "noise0.1": "`noise = 0.1`, threshold 0.9",
+    "noise0.14": "`noise = 0.14`, threshold 0.9",
+    "noise0.14-tau0.95": "`noise = 0.14`",
+    "noise0.2": "`noise = 0.2`, threshold 0.9",
+    "noise0.3": "`noise = 0.3`, threshold 0.9",
+    "clip20-noise0.14": "`clip = 20`, `noise = 0.14`, threshold 0.9",
+    "int8": "int8 for everything",
+    "int4": "int4 for everything",
+    "int4-noise0.14": "int4 for everything, `noise = 0.14`, threshold 0.9",
+    "dcor0.1": "`distance_correlation = 0.1`",
+    "dcor1": "`distance_correlation = 1`",
+    "cut-relu_fc1": "cut at `relu_fc1`",
+    "cut-relu_fc1-noise0.14": "cut at `relu_fc1`, `noise = 0.14`, threshold 0.9",
+}
+RECOMMENDED = "clipped_mean+limited"
+SINGLE = ("mean", "trimmed_mean", "median", "clipped_mean", "krum", RECOMMENDED)
+SHARES = (0.1, 0.2, 0.3)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def leaks(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((LEAKAGE / folder / "leakage.json").read_text())
+    return found
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    error = stdev(values) / len(values) ** 0.5
+    return f"{mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def by_seed(point: str) -> list[dict[str, Any]]:
+    return [leaks(f"{point}-seed{seed}") for seed in range(3)]
+
+
+def lost(point: str) -> list[float]:
+    pairs = zip(by_seed("plain"), by_seed(point), strict=True)
+    return [without["accuracy"] - with_it["accuracy"] for without, with_it in pairs]
+
+
+def attacked(row: dict[str, Any]) -> list[str]:
+    """What one row of the meter says, in the columns that all tables share."""
+    mix, member = row["class_mix"], row["membership_auc"]
+    return [
+        f"{row['decoder']['ssim']:.2f} ({row['mean_image']['ssim']:.2f})",
+        f"{row['decoder']['psnr']:.1f}",
+        f"{row['decoder']['identified']:.0%} ({row['chance_identified']['decoder']:.1%})",
+        f"{row['optimised']['ssim']:.2f}",
+        f"{mix['accuracy']:.0%} ({mix['chance']:.0%})",
+        "–" if member is None else f"{member:.2f} (0.50)",
+    ]
+
+
+ATTACKED = ("SSIM", "PSNR", "identified", "by optimising", "class", "member")
+
+
+def tradeoff() -> str:
+    rows = []
+    for point, words in POINTS.items():
+        runs = by_seed(point)
+        sent = [run["features"][-1] for run in runs]  # the last row is with the run's own policy
+        rows.append(
+            (
+                words,
+                f"{spread([run['accuracy'] for run in runs])}",
+                "–" if point == "plain" else spread(lost(point)),
+                spread([row["decoder"]["ssim"] for row in sent], 2),
+                f"{mean(row['decoder']['identified'] for row in sent):.0%}",
+                f"{mean(row['class_mix']['accuracy'] for row in sent):.0%}",
+                f"{mean(row['membership_auc'] for row in sent):.2f}",
+                f"{sent[0]['bytes_per_image']:,.0f}",
+            )
+        )
+    head = ("with", "accuracy", "lost", "SSIM", "identified", "class", "member", "bytes")
+    return table(head, rows)
+
+
+def cuts(folder: str) -> str:
+    rows = [
+        (f"`{row['cut']}`", row["defence"], f"{row['bytes_per_image']:,.0f}", *attacked(row))
+        for row in leaks(folder)["features"]
+    ]
+    return table(("cut", "defence", "bytes", *ATTACKED), rows)
+
+
+def uses() -> str:
+    rows = []
+    for often in (1, 4, 16, 64):
+        folder = "noise0.14-seed0" + ("" if often == 1 else f"/uses{often}")
+        rows.append((str(often), *attacked(leaks(folder)["features"][-1])))
+    return table(("uses", *ATTACKED), rows)
+
+
+def updates(folder: str) -> str:
+    rows = [
+        (
+            row["sent"],
+            f"{row['clients']} × {row['images_each']}",
+            f"{row['ssim']:.2f}",
+            f"{row['psnr']:.1f}",
+            f"{row['identified']:.0%} ({row['chance_identified']:.0%})",
+        )
+        for row in leaks(folder)["updates"]
+    ]
+    return table(("from the", "clients × images", "SSIM", "PSNR", "identified"), rows)
+
+
+def points_lost() -> dict[tuple[str, str, float], list[float]]:
+    """By attack, rule and share; a value per seed, against the plain mean without attackers."""
+    outcomes: list[Outcome] = list(read(SPOILERS))
+    clean = {o.seed: o.accuracy for o in outcomes if (o.attack, o.rule) == (NOBODY, "mean")}
+    found: dict[tuple[str, str, float], list[float]] = defaultdict(list)
+    for outcome in sorted(outcomes, key=lambda one: one.seed):
+        key = outcome.attack, outcome.rule, outcome.share
+        found[key].append(clean[outcome.seed] - outcome.accuracy)
+    return found
+
+
+def rules() -> str:
+    found = points_lost()
+    rows = []
+    for attack in (NOBODY, *ATTACKS):
+        share = 0.0 if attack == NOBODY else 0.2
+        rows.append((f"`{attack}`", *(f"{found[attack, r, share][0]:+.1f}" for r in SINGLE)))
+    return table(("attack", *(f"`{rule}`" for rule in SINGLE)), rows)
+
+
+def shares() -> str:
+    found = points_lost()
+    rows = [
+        (
+            f"`{attack}`",
+            *(
+                spread(found[attack, rule, share])
+                for rule in ("mean", RECOMMENDED)
+                for share in SHARES
+            ),
+        )
+        for attack in ATTACKS
+    ]
+    nobody = spread(found[NOBODY, RECOMMENDED, 0.0])
+    head = [f"{word} {share:.0%}" for word in ("mean", "recommended") for share in SHARES]
+    return (
+        f"{table(('attack', *head), rows)}\n\nNobody attacks: the recommended rule costs {nobody}."
+    )
+
+
+def held_back() -> str:
+    """Backdoors, and who was held back how often."""
+    outcomes = list(read(SPOILERS))
+    rows = []
+    for attack in ATTACKS:
+        mine = [o for o in outcomes if o.attack == attack and o.rule == RECOMMENDED]
+        guilty = [o.held_back.get(str(k), 0) for o in mine for k in o.attackers]
+        honest = [
+            o.held_back.get(str(k), 0) for o in mine for k in range(10) if k not in o.attackers
+        ]
+        rows.append((f"`{attack}`", f"{mean(guilty) / 8:.0%}", f"{mean(honest) / 8:.0%}"))
+    taken = {
+        (attack, rule, share): mean(
+            o.backdoor for o in outcomes if (o.attack, o.rule, o.share) == (attack, rule, share)
+        )
+        for attack, rule, share in (
+            (NOBODY, "mean", 0.0),
+            *(("backdoor", rule, share) for rule in ("mean", RECOMMENDED) for share in SHARES),
+        )
+    }
+    said = ", ".join(
+        f"{taken['backdoor', rule, share]:.1f} % under {words} with {share:.0%}"
+        for rule, words in (("mean", "the mean"), (RECOMMENDED, "the recommended rule"))
+        for share in SHARES
+    )
+    head = ("attack", "rounds in which an attacker was held back", "and an honest client")
+    return (
+        f"{table(head, rows)}\n\nStamped test images of other classes taken for the backdoor's class: "
+        f"{taken[NOBODY, 'mean', 0.0]:.1f} % without attackers; {said}."
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "tradeoff": tradeoff,
+    "cuts": lambda: cuts("plain-seed0/cuts"),
+    "updates": lambda: updates("plain-seed0/cuts"),
+    "uses": uses,
+    "cifar10": lambda: cuts("cifar10-h200"),
+    "cifar10-updates": lambda: updates("cifar10-h200"),
+    "rules": rules,
+    "shares": shares,
+    "held-back": held_back,
+}
+
+
+def draw(file: Path) -> None:
+    """Accuracy lost over SSIM, a point for every row of the trade-off."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    labelled: list[tuple[float, float]] = []
+    points = {
+        words: (mean(run["features"][-1]["decoder"]["ssim"] for run in by_seed(point)), lost(point))
+        for point, words in POINTS.items()
+    }
+    for words, (ssim, losses) in sorted(points.items(), key=lambda item: -mean(item[1][1])):
+        height = mean(losses)
+        axes.plot(ssim, height, "o", color="C1" if "noise" in words else "C0")
+        while any(abs(ssim - x) < 0.3 and abs(height - y) < 0.11 for x, y in labelled):
+            height -= 0.02
+        labelled.append((ssim, height))
+        side = "right" if ssim > 0.8 else "left"
+        offset = -6 if ssim > 0.8 else 6
+        axes.annotate(
+            words.replace("`", "").replace(", threshold 0.9", ""),
+            (ssim, height),
+            xytext=(offset, -3),
+            textcoords="offset points",
+            fontsize=7,
+            ha=side,
+        )
+    axes.axvspan(0, 0.44, ymax=1, color="C2", alpha=0.08)
+    axes.axhline(2, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(
+        xlabel="SSIM of what a decoder rebuilds", ylabel="points of accuracy lost", xlim=(0.1, 1)
+    )
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(
+        filled(text, lambda name: TABLES[name](), list(TABLES), "security"), encoding="utf-8"
+    )
+    draw(PICTURE)
+
+
+if __name__ == "__main__":
+    main()
