@@ -144,16 +144,17 @@ def bench(
     if as_json:
         print(json.dumps(result, indent=2))
         return
-    rounds = Table("preset", "method", "s per round", "TFLOP/s", "start-up s", "peak GiB")
+    product = result["matrix_product_tflops"]
+    share = f"% of {product:.1f}" if product >= 1 else f"% of {product:.2f}"
+    rounds = Table("preset", "method", "s per round", "TFLOP/s", share, "start-up s", "peak GiB")
     for row in result["rounds"]:
         rounds.add_row(
             row["preset"],
             row["method"],
             f"{row['seconds_a_round']:.3f}",
-            *(
-                f"{row[key]:.1f}" if key in row else ""
-                for key in ("tflops", "start_up_seconds", "peak_gib")
-            ),
+            f"{row['tflops']:.3g}",
+            f"{row['share_of_matrix_product_percent']:.0f}",
+            *(f"{row[key]:.1f}" if key in row else "" for key in ("start_up_seconds", "peak_gib")),
         )
     console.out.print(rounds)
     for row in result["rounds"]:

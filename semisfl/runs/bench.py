@@ -9,9 +9,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from semisfl import config, presets
 from semisfl.catalog import DATA, METHODS
@@ -20,6 +18,7 @@ from semisfl.data.sources import Dataset
 from semisfl.fleet.base import SplitRound
 from semisfl.models import build_model
 from semisfl.runs.experiment import assemble
+from semisfl.runs.round_work import matrix_product, operations, round_operations
 
 # The first rounds compile, choose convolution algorithms and capture steps.
 WARMUP_ROUNDS = 2
@@ -33,7 +32,10 @@ ALL_CONTRIBUTE = tuple(
 SHORT, LONGER = 1, 4
 MOST_IMAGES = 50_000
 CLIENT_STEPS, CLIENT_IMAGES = 5, 500
+# A round of the largest model takes seconds: so many of them are enough.
+SECONDS_OF_ROUNDS = 10.0
 KINDS = {
+    "BatchNorm": r"^(moments|settle|settle_back|normalise|reduce|to_raw)$|batch_?norm|bn_(fw|bw)",
     "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
     "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
     "bias, ReLU, pooling": r"^_forward$|^_backward$|max_pool|relu|threshold",
@@ -69,42 +71,24 @@ def settings(preset: str, *changes: str) -> Config:
     )
 
 
-def operations(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Floating-point operations of one input's forward pass."""
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        module.eval()(torch.zeros(1, *shape, device=next(module.parameters()).device))
-    return counter.get_total_flops()
-
-
-def round_operations(options: Config, shape: tuple[int, int, int]) -> float:
-    """Of one SemiSFL round: a backward pass counts as two forward passes."""
-    model = build_model(options, shape, 10)
-    bottom = operations(model.bottom, shape)
-    top, head = (operations(part, (model.features,)) for part in (model.top, model.projector))
-    cross = (
-        options.clients.steps
-        * options.clients.active
-        * options.clients.batch
-        * 4
-        * (bottom + top + head)
-    )
-    supervised = options.server.steps * options.server.batch * (4 * bottom + 3 * top + 4 * head)
-    return cross + supervised
-
-
 class Timed:
     """A method on synthetic data, some rounds of it timed."""
 
     def __init__(
-        self, options: Config, shape: tuple[int, int, int], device: str, images: int = 50_000
+        self,
+        options: Config,
+        shape: tuple[int, int, int],
+        device: str,
+        images: int = 50_000,
+        classes: int = 10,
     ) -> None:
         if device.startswith("cuda"):
             # Recorded graphs keep their memory until the cycles they sit in are collected.
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        self.data = synthetic(shape, images)
+            self._left = torch.cuda.memory_allocated()
+        self.data = synthetic(shape, images, tests=max(1000, classes), classes=classes)
         made = time.perf_counter()
         self.experiment = assemble(options, self.data, device=device)
         self.index = 0
@@ -122,6 +106,18 @@ class Timed:
             seconds.append(time.perf_counter() - started)
             self.index += 1
         return seconds
+
+    def median(self, most: int) -> float:
+        """Of so many rounds, or of fewer long ones."""
+        seconds = self.rounds(1)
+        while len(seconds) < most and sum(seconds) < SECONDS_OF_ROUNDS:
+            seconds += self.rounds(1)
+        return median(seconds)
+
+    @property
+    def peak_gib(self) -> float:
+        """Device memory at most, less what somebody else had left there."""
+        return (torch.cuda.max_memory_allocated() - self._left) / 2**30
 
     def shares(self) -> dict[str, float]:
         """Where the device's time of one round goes, in percent."""
@@ -148,25 +144,33 @@ def _kind(name: str) -> str:
 
 
 def rounds_of_methods(
-    device: str, names: list[str], counted: int, quick: bool
+    device: str, names: list[str], counted: int, quick: bool, product: float
 ) -> list[dict[str, Any]]:
-    """Seconds per round, method by method, at the preset's settings."""
+    """Seconds per round, method by method, at the preset's settings; ``product``: `matrix_product`."""
     rows = []
     for preset in names:
-        shape = DATA[preset].shape
+        known = DATA[preset]
+        images = min(known.images or MOST_IMAGES, MOST_IMAGES)
         for method in METHODS if not quick else ("semisfl", "supervised"):
             fewer = () if device.startswith("cuda") else FEWER_STEPS.get(preset, ())
-            options = settings(preset, f"method={method}", *ALL_CONTRIBUTE, *fewer)
-            timed = Timed(options, shape, device)
-            seconds = median(timed.rounds(counted))
+            options = settings(
+                preset, f"method={method}", "server.pretrain_rounds=0", *ALL_CONTRIBUTE, *fewer
+            )
+            timed = Timed(options, known.shape, device, images, known.classes)
+            seconds = timed.median(counted)
+            unlabeled = images - options.data.labeled
+            tflops = (
+                round_operations(options, known.shape, known.classes, unlabeled) / seconds / 1e12
+            )
             row: dict[str, Any] = {"preset": preset, "method": method, "seconds_a_round": seconds}
             row["steps"] = options.clients.steps
+            row["tflops"] = tflops
+            row["share_of_matrix_product_percent"] = 100 * tflops / product
             if method == "semisfl":
-                row["tflops"] = round_operations(options, shape) / seconds / 1e12
                 row["start_up_seconds"] = timed.start_up
                 row["shares_percent"] = timed.shares()
             if device.startswith("cuda"):
-                row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+                row["peak_gib"] = timed.peak_gib
             rows.append(row)
             del timed
     return rows
@@ -219,7 +223,7 @@ def growth(device: str, preset: str, counted: int) -> list[dict[str, Any]]:
             "seconds_a_round": median(timed.rounds(counted)),
         }
         if device.startswith("cuda"):
-            row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            row["peak_gib"] = timed.peak_gib
         rows.append(row)
         del timed
     return rows
@@ -278,13 +282,15 @@ def main(device: str = "auto", quick: bool = False) -> dict[str, Any]:
     from semisfl.engine.hardware import Hardware
     from semisfl.runs.directory import environment
 
-    chosen = str(Hardware(device).device)
-    cuda = chosen.startswith("cuda")
-    names = ["cifar10", "svhn"] if cuda else ["digits", "svhn"]
+    chosen = Hardware(device).device
+    cuda = chosen.type == "cuda"
+    names = ["cifar10", "svhn", "stl10", "image100"] if cuda else ["digits", "svhn"]
+    counted, product = 5 if cuda else 3, matrix_product(chosen)
     result: dict[str, Any] = {
         "environment": environment(),
-        "rounds": rounds_of_methods(chosen, names, counted=5 if cuda else 3, quick=quick),
+        "matrix_product_tflops": product,
+        "rounds": rounds_of_methods(str(chosen), names, counted, quick, product),
     }
     if cuda and not quick:
-        result["growth"] = growth(chosen, "cifar10", counted=3)
+        result["growth"] = growth(str(chosen), "cifar10", counted=3)
     return result

@@ -7,6 +7,8 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.costs import profiles
+from semisfl.runs.bench import settings
+from semisfl.runs.round_work import round_operations
 
 
 def test_a_measured_profile_is_one_that_plans_take(
@@ -33,3 +35,20 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "moon" in capsys.readouterr().err
     assert main(["bench", "--client", "--out", "mine.txt"]) == 2
     assert ".toml" in capsys.readouterr().err
+
+
+def test_what_a_round_computes_by_hand() -> None:
+    """The digits' CNN: 20 supervised steps of 32 images, 10 steps of 5 clients with 32."""
+    bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
+    top, head = 2 * (1024 * 512 + 512 * 10), 2 * (1024 * 1024 + 1024 * 128)
+    labelled, rows, images = 20 * 32, 10 * 5 * 32, 5 * 600
+    wanted = {
+        "supervised": labelled * 3 * (bottom + top),
+        "semisfl": labelled * (4 * bottom + 3 * top + 4 * head) + rows * 4 * (bottom + top + head),
+        "fedswitch-sl": labelled * 3 * (bottom + top) + rows * (4 * bottom + 5 * top),
+        "fedmatch": (labelled * 3 + rows * 8) * (bottom + top),
+        "semifl": (labelled * 3 + rows * 6 + images) * (bottom + top),
+    }
+    for method, operations in wanted.items():
+        got = round_operations(settings("digits", f"method={method}"), (1, 28, 28), 10, 6000)
+        assert got == operations, method
