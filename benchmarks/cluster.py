@@ -3,7 +3,8 @@
     torchrun --nproc-per-node N -m benchmarks.cluster [--json FILE]
 
 Each iteration is the fleet's part of a step: features from every active client, gradients back, a
-step of every bottom. Rank 0 measures both; while it measures one process, the other ranks wait.
+step of every bottom. Rank 0 measures both; while it measures one process, which then has as many threads
+as all ranks together, the others wait.
 """
 
 import argparse
@@ -61,10 +62,20 @@ def seconds(fleet: Fleet, setup: FleetSetup, steps: int) -> float:
     return median(times[1:])
 
 
+def seconds_alone(setup: FleetSetup, steps: int, cores: int) -> float:
+    """In one process that has the cores of all ranks, and no other threads than one rank's after."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads * cores)
+    try:
+        return seconds(LocalFleet(setup), setup, steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def measure(ranks: Ranks, active: int, steps: int) -> dict[str, Any]:
     clients = [f"clients.total={active}", f"clients.active={active}", f"clients.batch={BATCH}"]
     setup = prepare(parse(override(presets.digits(), clients)))
-    alone = seconds(LocalFleet(setup), setup, steps)
+    alone = seconds_alone(setup, steps, ranks.count)
     fleet = ClusterFleet(setup, ranks)
     fleet.open(None)
     spread = seconds(fleet, setup, steps)
