@@ -85,7 +85,9 @@ def quantize(path: Path, inputs: Tensor) -> None:
         logging.ERROR
     )  # it warns through the root logger that it could have been told more
     try:
-        quant_pre_process(str(path), str(prepared))
+        # ONNX's own shapes do for these layers; symbolic ones are for transformers, and where they
+        # cannot be found some versions give up and leave files in the working directory.
+        quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
         quantization.quantize_static(
             str(prepared),
             str(path),

@@ -129,7 +129,9 @@ def test_int8_that_answers_otherwise_is_refused(model: Classifier) -> None:
 
     with pytest.raises(ValueError, match=r"gives another class for 100\.0% of 40 images"):
         check(model, "whole", rolled, PIXELS, int8=True)
-    assert check(model, "whole", model.probabilities, PIXELS, int8=True) == (0.0, 1.0)
+    difference, agreement = check(model, "whole", model.probabilities, PIXELS, int8=True)
+    # Not 0: the check's batches of 1 and 39 images may be summed in another order than one of 40.
+    assert difference < 1e-6 and agreement == 1
 
 
 def test_a_shape_that_changed_is_refused(model: Classifier) -> None:
