@@ -19,11 +19,11 @@ from semisfl.engine.weights import clone
 from semisfl.run_settings import OptimizerConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import assemble, divide
+from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.sinks import Observed
 from semisfl.runs.start import resume, train
-from tests.twin import PlainTwin, bn_model, toy_data
+from tests.twin import ExactTwin, bn_model, toy_data
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +45,14 @@ def settings(*changes: str) -> Config:
     return config.parse(config.override(presets.values_of("digits"), [*small, *changes]))
 
 
+def without_dropout(experiment: Experiment) -> Experiment:
+    """Masks differ between a CPU's and a GPU's generator."""
+    for layer in experiment.method.student.modules():  # type: ignore[attr-defined]
+        if hasattr(layer, "p"):
+            layer.p = 0.0
+    return experiment
+
+
 @pytest.mark.parametrize("model", [None, bn_model])
 def test_captured_steps_equal_the_plain_twin(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every label is kept: a confidence that falls on either side of a threshold would be a jump.
@@ -52,23 +60,15 @@ def test_captured_steps_equal_the_plain_twin(model: Any, monkeypatch: pytest.Mon
         "data.augment.flip=true", "semisfl.confidence_threshold=0", "optimizer.lr=0.01"
     )
     data = toy_data(side=16 if model else 28)
-    twin_experiment = assemble(options, data, model=model() if model else None, device="cpu")
     partition = divide(options, data)
-    if model is not None:
-        # Dropout masks differ between a CPU's and a GPU's generator.
-        for layer in twin_experiment.method.student.modules():  # type: ignore[attr-defined]
-            if hasattr(layer, "p"):
-                layer.p = 0.0
-    twin = PlainTwin(options, twin_experiment.method.student, data, partition)  # type: ignore[attr-defined]
+    start = without_dropout(assemble(options, data, model=model() if model else None, device="cpu"))
+    twin = ExactTwin(options, start.method.student, data, partition)  # type: ignore[attr-defined]
     captured: list[Any] = []
     made = Graphs.capture
     monkeypatch.setattr(
         Graphs, "capture", lambda *given: captured.append(made(*given)) or captured[-1]
     )
-    fast = assemble(options, data, model=model() if model else None, device="cuda")
-    for layer in fast.method.student.modules():  # type: ignore[attr-defined]
-        if hasattr(layer, "p"):
-            layer.p = 0.0
+    fast = without_dropout(assemble(options, data, model=model() if model else None, device="cuda"))
     for index in range(5):
         expected, row = twin.round(index), fast.method.round(index)
         assert row.loss_supervised == pytest.approx(expected["loss_supervised"], rel=1e-4)
@@ -76,7 +76,7 @@ def test_captured_steps_equal_the_plain_twin(model: Any, monkeypatch: pytest.Mon
     assert [step._graph is not None for step in captured] == [True, True]
     mine = fast.method.student.state_dict()  # type: ignore[attr-defined]
     for name, tensor in twin.student.state_dict().items():
-        torch.testing.assert_close(mine[name].cpu(), tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine[name].cpu().to(tensor), tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_two_replays_show_different_images() -> None:
