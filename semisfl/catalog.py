@@ -149,6 +149,21 @@ METHODS = {
             settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
             cost="semisfl.methods.fedswitch_settings:split_cost",
         ),
+        NamedMethod(
+            name="fl2",
+            code="semisfl.methods.fl2.method:FL2",
+            title="(FL)²",
+            summary="SemiFL with clients' own thresholds, sharpness-aware consistency, weights by progress",
+            note="iterations, rates and augmentation as for the other methods, not the authors' own; "
+            "BatchNorm statistics over the server and active clients",
+            section="fl2",
+            settings="semisfl.methods.fl2.settings:FL2Settings",
+            works=(
+                "semisfl.methods.fl2.method:FL2Work",
+                "semisfl.methods.semifl.method:StatisticsWork",
+            ),
+            cost="semisfl.methods.fl2.settings:cost",
+        ),
     )
 }
 

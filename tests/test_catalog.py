@@ -18,7 +18,9 @@ def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
         assert lookup.method(name) is row and callable(lookup.method_class(row).round) and row.cost
         assert name in ("semisfl", "supervised") or row.note, f"{name} must say what is ours"
     works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
-    assert sorted(works) == ["batchnorm-statistics", "fedmatch", "fedswitch", "semifl"]
+    assert sorted(works) == [
+        *("batchnorm-statistics", "batchnorm-statistics", "fedmatch", "fedswitch", "fl2", "semifl")
+    ]
     assert lookup.codec_names() == ["fp32", "fp16", "bf16", "int8", "int4"]
 
 

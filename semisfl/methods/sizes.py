@@ -87,5 +87,15 @@ def split_round(sizes: Sizes, work: Work, *, teacher: bool = True) -> Cost:
     )
 
 
+def whole_round(sizes: Sizes, work: Work) -> Cost:
+    """Of a round of a whole model with static BatchNorm, whose statistics go both ways once more.
+
+    A run of a model with BatchNorm exchanges them once more, for its last test: S down, theirs up.
+    """
+    again = sizes.full if sizes.statistics and sizes.resent else 0
+    down = sizes.full + sizes.statistics + again
+    return Cost(down, sizes.full + sizes.statistics, work=work)
+
+
 def nothing(sizes: Sizes, settings: Section | None) -> Cost:
     return Cost(0, 0)

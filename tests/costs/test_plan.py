@@ -32,6 +32,7 @@ def test_a_plan_by_hand() -> None:
         "fedmatch": (2 * whole, whole),
         "fedswitch": (2 * whole, whole),
         "fedswitch-sl": (2 * bottom + features, bottom + 2 * features),
+        "fl2": (whole, whole),
     }
     settings = config.parse(
         {
@@ -80,7 +81,7 @@ def test_the_papers_models(preset: str, best: str) -> None:
     for line in made.cuts:
         assert line.seconds == pytest.approx(line.computing + line.sending + line.waiting)
         assert line.computing > 0 and line.sending > 0 and line.waiting > 0
-    assert {line.method for line in made.full} == {"semifl", "fedmatch", "fedswitch"}
+    assert {line.method for line in made.full} == {"semifl", "fedmatch", "fedswitch", "fl2"}
 
 
 def test_whole_models_are_cheaper_for_a_small_model_alone() -> None:

@@ -126,7 +126,7 @@ def test_working_copies_follow_their_masters() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
+    "method", ["supervised", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
 )
 def test_every_method_runs_captured(method: str, caplog: pytest.LogCaptureFixture) -> None:
     options = settings(f"method={method}", "runtime.precision=bf16", "optimizer.lr=0.05")

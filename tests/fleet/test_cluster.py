@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedswitch-sl": {},
     "fedswitch": {"wire": {"models": "fp16"}},
     "semifl": {"semifl": {"confidence_threshold": 0.0}, "model": {"layers": BATCHNORM}},
+    "fl2": {"model": {"layers": BATCHNORM}},
     "fedmatch": {"fedmatch": {"sparse": True, "helpers": 2, "refresh": 2}},
     "fedmatch, coded": {"fedmatch": {"sparse": True}, "wire": {"models": "fp16"}},
 }

@@ -24,7 +24,7 @@ def in_step(
 
 
 @pytest.mark.parametrize("budget", [1, 256 * 2**20])
-@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch"])
+@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch", "fl2"])
 def test_own_pace_gives_what_steps_side_by_side_give(
     method: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

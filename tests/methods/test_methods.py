@@ -14,6 +14,7 @@ from semisfl.costs.plan import method_costs
 from semisfl.data.partition import Partition
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.fedmatch import settings as fedmatch_settings
+from semisfl.methods.fl2 import settings as fl2_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.runs import checkpoint
@@ -36,7 +37,12 @@ def test_learns_a_toy_set(method: str, own_table: bool) -> None:
     else:
         model, settings = toy.network(), ["optimizer.lr=0.1"]
     chosen = toy.values(
-        method, "rounds=16", "server.steps=10", "semisfl.labeled_view=weak", *settings
+        method,
+        "rounds=16",
+        "server.steps=10",
+        "semisfl.labeled_view=weak",
+        "fl2.pretrain=0",
+        *settings,
     )
     result = train(chosen, data=data, partition=even, model=model, device="cpu")
     assert result.rounds[0]["accuracy"] < 80
@@ -84,6 +90,10 @@ def test_traffic_is_the_formula_to_the_byte(batchnorm: bool) -> None:
     first = Cost(sizes.full, sizes.statistics) if batchnorm else Cost(0, 0)
     assert rounds == [Cost(usual.down + 3 * first.down, usual.up + 3 * first.up), usual, usual]
     assert rows[0].contributing == 3
+
+    rounds, _, _ = spent("fl2", batchnorm=batchnorm)
+    usual = times(3, fl2_settings.cost(sizes, fl2_settings.FL2Settings()))
+    assert rounds == [Cost(usual.down + 3 * first.down, usual.up + 3 * first.up), usual, usual]
 
     rounds, _, _ = spent("fedmatch", "fedmatch.refresh=2", batchnorm=batchnorm)
     settings = fedmatch_settings.FedMatchSettings()
@@ -162,6 +172,7 @@ GOLDEN: dict[str, list[list[float]]] = {
     "fedmatch": [[1.37092, 0.10792], [1.13932, 0.09687], [0.91915, 0.11475]],
     "fedswitch": [[1.39623, 0.77571], [1.29308, 0.81392], [1.06399, 0.70744]],
     "fedswitch-sl": [[1.39623, 0.77605], [1.29268, 0.8285], [1.06139, 0.70703]],
+    "fl2": [[0.97921, 0.89961], [1.10056, 0.75991], [0.98914, 0.59165]],
 }
 """By round: supervised, semi-supervised."""
 
@@ -174,10 +185,10 @@ def test_golden_losses(method: str) -> None:
 def losses(method: str) -> list[list[float]]:
     thresholds = [
         f"{section}.confidence_threshold=0.3"
-        for section in ("semisfl", "semifl", "fedmatch", "fedswitch")
+        for section in ("semisfl", "semifl", "fedmatch", "fedswitch", "fl2")
     ]
     fedmatch = ("fedmatch.refresh=2", "fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1")
-    experiment = toy.assemble(method, "optimizer.lr=0.05", *thresholds, *fedmatch)
+    experiment = toy.assemble(method, "optimizer.lr=0.05", "fl2.pretrain=1", *thresholds, *fedmatch)
     rows = [experiment.method.round(round_index) for round_index in range(3)]
     return [[getattr(row, name) or 0.0 for name in ROUND_LOSSES] for row in rows]
 
@@ -192,6 +203,7 @@ def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
         "semifl.confidence_threshold=0.3",
         "fedswitch.confidence_threshold=0.3",
         "fedswitch.iid_threshold=0.02",
+        "fl2.confidence_threshold=0.3",
     )
     straight = toy.assemble(method, *settings, batchnorm=True, dropout=True)
     for round_index in range(5):
@@ -256,7 +268,14 @@ def digits_accuracy(method: str) -> float:
 
 # Points of accuracy over Supervised-only. SemiFL does not get ahead here (docs/methods.md says why
 # and shows the curve); it must at least not fall far behind.
-LEADS = {"semisfl": 4.0, "fedswitch": 0.0, "fedswitch-sl": 0.0, "fedmatch": 0.0, "semifl": -3.0}
+LEADS = {
+    "semisfl": 4.0,
+    "fl2": 0.0,
+    "fedswitch": 0.0,
+    "fedswitch-sl": 0.0,
+    "fedmatch": 0.0,
+    "semifl": -3.0,
+}
 
 
 @pytest.mark.slow

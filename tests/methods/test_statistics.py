@@ -18,6 +18,7 @@ from semisfl.rows import MethodRow
 from tests import toy
 
 FULL_MODEL = ("semifl", "fedmatch", "fedswitch")
+"""Those whose clients keep labels from a confidence that is set; (FL)²'s find their own."""
 STATE = {"model": {"w": torch.zeros(1)}}
 
 
@@ -186,7 +187,7 @@ def test_a_client_without_true_labels_says_nothing_by_class(method: str) -> None
     assert not [name for result in seen for name in result.numbers if "/" in name]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("supervised", "fl2")])
 def test_everything_is_kept_where_no_confidence_is_asked_for(method: str) -> None:
     section = {"fedswitch-sl": "fedswitch"}.get(method, method)
     row = toy.assemble(
@@ -198,7 +199,9 @@ def test_everything_is_kept_where_no_confidence_is_asked_for(method: str) -> Non
     assert row.impurity is not None and 0 < row.impurity < 1
 
 
-@pytest.mark.parametrize("method", ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"])
+@pytest.mark.parametrize(
+    "method", ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
+)
 def test_parts_of_the_loss_are_parts_of_it(method: str) -> None:
     section = {"fedswitch-sl": "fedswitch"}.get(method, method)
     settings = [f"{section}.confidence_threshold=0.2", "fedmatch.refresh=1"]
@@ -213,5 +216,7 @@ def test_parts_of_the_loss_are_parts_of_it(method: str) -> None:
             assert rest == pytest.approx(row.loss_clustering, rel=1e-5) and rest > 0.1
         elif method == "semifl":
             assert rest > 0.1
+        elif method == "fl2":
+            assert rest > 1e-6
     if method == "fedmatch":  # in its third round at the latest somebody has helpers
         assert rows[-1].loss_semi - rows[-1].loss_consistency > 0

@@ -29,6 +29,7 @@ MOMENTS = {
     "fedmatch": 2 + 3,  # accept, done, states
     "fedswitch": 2 + 4,  # accept, fetch, done, states
     "semifl": 2 + 3 * 2,  # accept, done, states; the same for the statistics of BatchNorm
+    "fl2": 2 + 3 * 2,
 }
 LAYERS = [
     {"kind": "conv", "channels": 4, "kernel": 5},

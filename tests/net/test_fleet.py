@@ -22,7 +22,7 @@ from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import CLASSES, SIDE, Network, Proxy, network, tiny, toy_data, weights
 
-METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl"]
+METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
 
 
 @pytest.fixture(scope="session")
@@ -93,9 +93,9 @@ def test_batchnorm_and_teacher_variants(teacher: dict) -> None:
     compare(tiny(model={"layers": BATCHNORM}, teacher=teacher))
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "semifl"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("semifl", "fl2")])
 def test_a_table_of_ones_own_crosses_the_network(method: str) -> None:
-    """Not with SemiFL, which over a network sends again what clients of a simulation still hold."""
+    """Not with SemiFL and (FL)², which over a network send again what clients of a simulation still hold."""
     _, local = compare(tiny(method=method, model={"layers": RESIDUAL}))
     names = {key.split("/")[-1] for key in weights(local)}
     assert any(name.endswith("residual1.body.conv1.weight") for name in names), names

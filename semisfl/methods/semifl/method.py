@@ -20,6 +20,7 @@ from semisfl.fleet.base import (
     Answers,
     ClientResult,
     ClientRuntime,
+    ClientWork,
     FullRound,
     State,
     every_tensor,
@@ -50,12 +51,13 @@ from semisfl.rows import MethodRow
 class SemiFL:
     """The server's half."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.settings = setup, setup.config.settings(SemiFLSettings)
+    def __init__(self, setup: Setup, settings: Any = None, work: ClientWork | None = None) -> None:
+        """``settings`` and ``work``: another method's whose server does the same."""
+        self.setup, self.settings = setup, settings or setup.config.settings(SemiFLSettings)
         self.model = setup.model.whole()
         self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
         self.supervised = SupervisedPhase(setup, self.model, clip_norm=self.settings.clip_norm)
-        self.work, self.statistics_work = SemiFLWork(), StatisticsWork()
+        self.work, self.statistics_work = work or SemiFLWork(), StatisticsWork()
 
     def round(self, round_index: int) -> MethodRow:
         config = self.setup.config
@@ -98,12 +100,15 @@ class SemiFL:
         """g = w - mean of the clients'; v <- m v + g; w <- w - v. Nobody contributed: w stays."""
         if not any(result.states for result in results):
             return
-        mean = combined(self.setup, results, "model", self.model.state_dict())
+        mean = self._mean(results)
         for (name, parameter), velocity in zip(
             self.model.named_parameters(), self.velocity, strict=True
         ):
             velocity.mul_(self.settings.global_momentum).add_(parameter - mean[name])
             parameter.sub_(velocity)
+
+    def _mean(self, results: list[ClientResult]) -> State:
+        return combined(self.setup, results, "model", self.model.state_dict())
 
     def _recompute_statistics(self, round_index: int, active: tuple[int, ...]) -> None:
         """sBN over un-augmented images of the server and the ``active`` clients."""
@@ -148,8 +153,8 @@ class SemiFLWork:
         kept = confident.nonzero().flatten().cpu().numpy()
         # D_fix: the kept. D_mix: as many draws with replacement from all, of any confidence.
         rng, alpha = client.rng("batches"), client.settings["mix_alpha"]
-        fix = _batches(client, rng, kept)
-        mix = _batches(client, rng, rng.integers(client.count, size=len(kept)))
+        fix = batches_of(client, rng, kept)
+        mix = batches_of(client, rng, rng.integers(client.count, size=len(kept)))
         client.hold("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
         client.hold("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
         client.hold("weight", torch.from_numpy(rng.beta(alpha, alpha, size=client.steps)).float())
@@ -175,7 +180,7 @@ class SemiFLWork:
         return {"model": client.model("model").state_dict()}, read_counter(client)
 
 
-def _batches(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
+def batches_of(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
     """Batches [steps, batch] that cycle through ``pool``; of an empty one, the first image over and over."""
     pool = pool if len(pool) else np.zeros(1, dtype=np.int64)
     return pool[draw_batches(rng, len(pool), client.steps, client.batch)]

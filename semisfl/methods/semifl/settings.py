@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from semisfl.methods.sizes import Cost, Sizes, Work
+from semisfl.methods.sizes import Cost, Sizes, Work, whole_round
 from semisfl.sections import Section
 
 
@@ -18,9 +18,5 @@ class SemiFLSettings(Section):
 
 
 def cost(sizes: Sizes, settings: SemiFLSettings) -> Cost:
-    """A run of a model with BatchNorm exchanges statistics once more, for its last test: S down, theirs up."""
     # Two batches per step, strong and mixed; before them, labels for all images.
-    work = Work(client=6.0, kept=2, copies=3, look=1.0)
-    again = sizes.full if sizes.statistics and sizes.resent else 0
-    down = sizes.full + sizes.statistics + again
-    return Cost(down, sizes.full + sizes.statistics, work=work)
+    return whole_round(sizes, Work(client=6.0, kept=2, copies=3, look=1.0))

@@ -1,0 +1,1 @@
+"""(FL)²: SemiFL's round with thresholds, steps and averages that follow how far each client has got."""

@@ -1,0 +1,143 @@
+"""(FL)² (Lee et al., NeurIPS 2024): SemiFL's round for few labels.
+
+Three things are new to SemiFL: a client's threshold follows its own confidences, and their classes;
+labels beyond doubt are also to hold at adversarial weights nearby (sharpness-aware consistency); and
+a client weighs the more in the mean the less sure it still is. No images are mixed.
+After its authors' code; what differs is said in docs/methods.md.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from semisfl.algorithm.losses import consistency
+from semisfl.algorithm.schedule import learning_rate
+from semisfl.algorithm.sharpness import adversarial
+from semisfl.fleet.base import Answers, ClientResult, ClientRuntime, State, every_tensor
+from semisfl.methods.base import Setup
+from semisfl.methods.fl2.settings import FL2Settings
+from semisfl.methods.full_model import (
+    COUNTED,
+    combined,
+    count_labels,
+    count_loss,
+    given,
+    read_counter,
+    start_counter,
+)
+from semisfl.methods.semifl.method import SemiFL, batches_of
+from semisfl.rows import MethodRow
+
+
+class FL2(SemiFL):
+    """The server's half: SemiFL's, but for a start from the labels and the weights of the mean."""
+
+    def __init__(self, setup: Setup) -> None:
+        own = setup.config.settings(FL2Settings)
+        super().__init__(setup, own, FL2Work())
+        self.pretrain_steps = own.pretrain * setup.config.server.steps
+
+    def round(self, round_index: int) -> MethodRow:
+        config = self.setup.config
+        if round_index == 0 and self.pretrain_steps:
+            # A moving threshold would take the guesses of a model that has learnt nothing.
+            lr = learning_rate(config.optimizer, 0, config.rounds)
+            self.supervised.run(0, self.pretrain_steps, lr)
+        return super().round(round_index)
+
+    def _mean(self, results: list[ClientResult]) -> State:
+        """Learning status-aware: weights in proportion to 1 - T_i. Another rule than the mean has none."""
+        if self.setup.config.robust.aggregate != "mean":
+            return combined(self.setup, results, "model", self.model.state_dict())
+        there = [result for result in results if result.states]
+        shares = status_shares([result.numbers["threshold"] for result in there])
+        return {
+            name: torch.stack(
+                [
+                    share * result.states["model"][name]
+                    for share, result in zip(shares, there, strict=True)
+                ]
+            ).sum(0)
+            for name, _ in self.model.named_parameters()
+        }
+
+
+class Chosen(NamedTuple):
+    """What a client takes of its images."""
+
+    labels: Tensor
+    kept: Tensor
+    """Confident enough for this client and class."""
+    sure: Tensor
+    """Beyond doubt."""
+    threshold: Tensor
+    """T, the client's mean confidence."""
+
+
+def choose(probabilities: Tensor, sure_from: float) -> Chosen:
+    """Client-specific adaptive threshold: T p(c) / max p for class c, p the mean prediction."""
+    confidence, labels = probabilities.max(1)
+    threshold, mean = confidence.mean(), probabilities.mean(0)
+    kept = confidence >= threshold * (mean / mean.max())[labels]
+    return Chosen(labels, kept, confidence >= sure_from, threshold)
+
+
+def status_shares(thresholds: list[float]) -> list[float]:
+    """(1 - T_i) / sum (1 - T_j): the less sure a client is, the more it still has to learn."""
+    room = [max(1 - threshold, 1e-6) for threshold in thresholds]
+    return [one / sum(room) for one in room]
+
+
+def agreement(moved: Tensor, here: Tensor, sure: Tensor) -> Tensor:
+    """KL of predictions at adversarial weights from those at the model's own, over the whole batch."""
+    divergence = F.kl_div(
+        F.log_softmax(moved.float(), 1), here.detach().float().softmax(1), reduction="none"
+    )
+    return (divergence.sum(1) * sure).mean()
+
+
+class FL2Work:
+    """The client's half."""
+
+    name = "fl2"
+    answers = Answers({"model": every_tensor}, {**COUNTED, "threshold": (0.0, 1.0)})
+
+    def start(self, client: ClientRuntime) -> bool:
+        model = client.model("model")
+        model.load_state_dict(given(client, "model"))
+        model.load_state_dict(client.received("statistics") or {}, strict=False)
+        # Once per round, by the received model on one weak view of every image.
+        chosen = choose(client.predict(model, "weak"), client.settings["confidence_threshold"])
+        places = batches_of(
+            client, client.rng("batches"), chosen.kept.nonzero().flatten().cpu().numpy()
+        )
+        index = torch.from_numpy(places).to(chosen.labels.device)
+        client.hold("labels", chosen.labels[index])
+        client.hold("sure", chosen.sure[index])
+        client.hold("threshold", chosen.threshold)
+        client.draw_view("strong", "strong", places)
+        start_counter(client)
+        count_labels(client, chosen.labels, chosen.kept, client.truth(np.arange(client.count)))
+        return True
+
+    def step(self, client: ClientRuntime) -> None:
+        model, images = client.model("model").train(), client.batch_of("strong")
+        labels, sure = client.held_step("labels"), client.held_step("sure")
+        logits = model(images)
+        loss = F.cross_entropy(logits.float(), labels)  # every image of a batch was kept
+        # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
+        beyond_doubt = consistency(logits, labels, sure)
+        weights = adversarial(
+            model, beyond_doubt, client.settings["rho"], client.settings["eta"], retain=True
+        )
+        sharp = agreement(functional_call(model, weights, (images,)), logits, sure)
+        client.descend(model, loss + sharp, clip_norm=client.settings["clip_norm"])
+        count_loss(client, loss + sharp, consistency=loss)
+
+    def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
+        numbers = {**read_counter(client), "threshold": float(client.held("threshold"))}
+        return {"model": client.model("model").state_dict()}, numbers

@@ -1,0 +1,165 @@
+"""(FL)² against cases computed by hand and plain loops."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from semisfl import seeds
+from semisfl.algorithm.sharpness import adversarial
+from semisfl.data.batches import draw_batches
+from semisfl.fleet.base import ClientResult, FullRound
+from semisfl.methods.fl2.method import FL2, FL2Work, agreement, choose, status_shares
+from semisfl.runs.experiment import Experiment
+from tests import toy
+
+SETTINGS = {"confidence_threshold": 0.32, "rho": 0.2, "eta": 0.01, "clip_norm": 0.5}
+
+
+def make(*assignments: str, **kind: bool) -> tuple[Experiment, FL2]:
+    experiment = toy.assemble("fl2", *assignments, **kind)
+    assert isinstance(experiment.method, FL2)
+    return experiment, experiment.method
+
+
+def test_a_clients_threshold_follows_its_confidences_and_classes() -> None:
+    rows = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8], [0.5, 0.3, 0.2]])
+    chosen = choose(rows, 0.75)
+    # T = (0.6 + 0.7 + 0.8 + 0.5) / 4; the mean prediction is (0.35, 0.35, 0.3).
+    assert float(chosen.threshold) == pytest.approx(0.65)
+    assert chosen.labels.tolist() == [0, 1, 2, 0]
+    # Classes 0 and 1 need 0.65, class 2 needs 0.65 * 6/7.
+    assert chosen.kept.tolist() == [False, True, True, False]
+    assert chosen.sure.tolist() == [False, False, True, False]
+    rare = choose(torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]]), 0.95)
+    # T = 0.8; class 1 has 0.8 / 2.2 of class 0's mean, so it needs 0.29 only.
+    assert rare.kept.tolist() == [True, True, True] and not rare.sure.any()
+
+
+def test_the_less_sure_client_weighs_more() -> None:
+    assert status_shares([0.9, 0.6]) == pytest.approx([0.2, 0.8])
+    assert status_shares([1.0, 1.0]) == pytest.approx([0.5, 0.5])
+
+
+def test_agreement_is_a_divergence_of_those_beyond_doubt() -> None:
+    here, moved = torch.tensor([[0.3, -0.4], [1.0, 2.0]]), torch.tensor([[0.1, 0.2], [0.0, 0.0]])
+    p, q = here[0].softmax(0), moved[0].softmax(0)
+    expected = sum(float(a) * math.log(float(a) / float(b)) for a, b in zip(p, q, strict=True)) / 2
+    got = agreement(moved, here, torch.tensor([True, False]))
+    assert float(got) == pytest.approx(expected, rel=1e-5)
+
+
+def test_adversarial_weights_are_scaled_by_the_weights_sizes() -> None:
+    layer = nn.Linear(1, 1)
+    with torch.no_grad():
+        layer.weight.fill_(-2.0)
+        layer.bias.fill_(3.0)
+    # loss = 5 w + 2 b: gradients 5 and 2; t = |w| + 0.5 = 2.5 for the weight, 1 for the bias.
+    loss = (5 * layer.weight + 2 * layer.bias).sum()
+    found = adversarial(layer, loss, 0.1, 0.5)
+    length = math.hypot(12.5, 2.0)
+    assert float(found["weight"].detach()) == pytest.approx(-2 + 0.1 * 2.5 * 12.5 / length)
+    assert float(found["bias"].detach()) == pytest.approx(3 + 0.1 * 2.0 / length)
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_client_half_equals_a_plain_loop(batchnorm: bool) -> None:
+    settings = toy.values("fl2")
+    experiment, method = make(batchnorm=batchnorm)
+    model, client = copy.deepcopy(method.model), 0
+    plan = FullRound(1, (client,), 4, 0.1, send={"model": model.state_dict()}, settings=SETTINGS)
+    (result,) = experiment.fleet.train(FL2Work(), plan)
+
+    count = len(toy.partition(toy.dataset()).clients[client])
+    weak = toy.shown(settings, "weak", "predict-weak", np.arange(count)[:, None], 1, client)[:, 0]
+    with torch.no_grad():
+        chosen = choose(model.eval()(weak).softmax(1), 0.32)
+    kept = np.flatnonzero(chosen.kept.numpy())
+    assert 0 < len(kept) < count and 0 < int(chosen.sure.sum()) < count
+    rng = seeds.generator(settings.seed, "batches", 1, client)
+    places = kept[draw_batches(rng, len(kept), 4, 8)]
+    strong = toy.shown(settings, "strong", "strong", places, 1, client)
+    optimizer = toy.sgd(model, settings, 0.1)
+    model.train()
+    for step in range(4):
+        labels, sure = chosen.labels[places[step]], chosen.sure[places[step]]
+        before = copy.deepcopy(model.state_dict())
+        # Climb the loss of those beyond doubt.
+        logits = model(strong[step])
+        here = logits.detach()
+        climbing = F.cross_entropy(logits[sure], labels[sure], reduction="sum")
+        slopes = torch.autograd.grad(climbing, list(model.parameters()))
+        steps = []
+        for (name, weight), slope in zip(model.named_parameters(), slopes, strict=True):
+            size = weight.detach().abs() + 0.01 if name.endswith("weight") else 1.0
+            steps.append((size, slope * size))
+        length = torch.cat([scaled.flatten() for _, scaled in steps]).norm()
+        with torch.no_grad():
+            for weight, (size, scaled) in zip(model.parameters(), steps, strict=True):
+                weight.add_(0.2 * size * scaled / (length + 1e-12))
+        there = model(strong[step]).log_softmax(1)
+        divergence = (here.softmax(1) * (here.log_softmax(1) - there)).sum(1)
+        sharp = torch.autograd.grad((divergence * sure).mean(), list(model.parameters()))
+        # Come back, and descend both.
+        running = {k: v.clone() for k, v in model.state_dict().items() if "running" in k}
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(before[name])
+        optimizer.zero_grad()
+        F.cross_entropy(model(strong[step]), labels).backward()
+        model.load_state_dict(running, strict=False)
+        for weight, extra in zip(model.parameters(), sharp, strict=True):
+            assert weight.grad is not None
+            weight.grad.add_(extra)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    got = {k: v for k, v in result.states["model"].items() if "num_batches" not in k}
+    toy.assert_same(got, {k: v for k, v in model.state_dict().items() if k in got})
+    assert result.numbers["coverage"] == pytest.approx(len(kept) / count)
+    assert result.numbers["threshold"] == pytest.approx(float(chosen.threshold), rel=1e-5)
+
+
+def test_aggregation_is_weighted_and_has_momentum() -> None:
+    _, method = make()
+    names = [name for name, _ in method.model.named_parameters()]
+    w = {name: p.detach().numpy().copy() for name, p in method.model.named_parameters()}
+    v = {name: np.zeros_like(value) for name, value in w.items()}
+    rng = np.random.default_rng(3)
+    for _ in range(2):
+        uploads = [{n: rng.normal(size=w[n].shape).astype(np.float32) for n in names} for _ in "ab"]
+        states = [{n: torch.from_numpy(u[n]) for n in names} for u in uploads]
+        numbers = [{"threshold": 0.9}, {"threshold": 0.6}]
+        method._aggregate(
+            [
+                ClientResult(c, {"model": s}, n)
+                for c, (s, n) in enumerate(zip(states, numbers, strict=True))
+            ]
+        )
+        for name in names:
+            mean = 0.2 * uploads[0][name] + 0.8 * uploads[1][name]
+            v[name] = 0.5 * v[name] + w[name] - mean
+            w[name] = w[name] - v[name]
+    for name, parameter in method.model.named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), w[name], rtol=1e-4, atol=1e-5)
+
+
+def test_it_starts_from_its_labels() -> None:
+    """Ten rounds' worth of supervised steps before the first clients, once."""
+    _, method = make("clients.steps=1")
+    taken: list[int] = []
+    run = method.supervised.run
+
+    def watch(round_index: int, steps: int, lr: float) -> float:
+        taken.append(steps)
+        return run(round_index, steps, lr)
+
+    method.supervised.run = watch  # type: ignore[method-assign]
+    method.round(0)
+    method.round(1)
+    assert taken == [50, 5, 5]
+    _, without = make("fl2.pretrain=0")
+    assert without.pretrain_steps == 0
