@@ -131,10 +131,29 @@ def fedmatch_original(values: Values) -> Values:
     )
 
 
+def frontier(values: Values) -> Values:
+    """SemiSFL beyond its paper: labels that know what a client holds, and a sixth of the bytes a round."""
+    return merge(
+        values,
+        {
+            "semisfl": {"labels": {"align": "client"}},
+            "teacher": {"client": "ema"},
+            "controller": {"kind": "raw"},
+            "wire": {
+                "student_features": "int4",
+                "teacher_features": "int4",
+                "gradients": "int4",
+                "models": "int8",
+            },
+        },
+    )
+
+
 VARIANTS: dict[str, Callable[[Values], Values]] = {
     "as_published_code": as_published_code,
     "as_in_paper": as_in_paper,
     "fedmatch_original": fedmatch_original,
+    "frontier": frontier,
 }
 
 

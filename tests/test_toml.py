@@ -28,7 +28,9 @@ def parsed(text: str) -> Config:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-@pytest.mark.parametrize("name", [*presets.PRESETS, "digits+as_published_code", "svhn+as_in_paper"])
+@pytest.mark.parametrize(
+    "name", [*presets.PRESETS, "digits+as_published_code", "svhn+as_in_paper", "digits+frontier"]
+)
 def test_presets(name: str, write: Any) -> None:
     assert parsed(write(presets.preset(name))) == presets.preset(name)
 

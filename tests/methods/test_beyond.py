@@ -49,6 +49,15 @@ def test_nothing_of_it_is_on_in_a_preset_or_in_a_checkpoint() -> None:
     assert set(method.state_dict()) == {"student", "teacher", "queue", "controller"}
 
 
+def test_the_frontier_is_semisfl_with_settings_of_its_own_and_cheaper_codecs() -> None:
+    for name in ("cifar10", "digits"):
+        plain, beyond = presets.preset(name), presets.preset(f"{name}+frontier")
+        assert beyond.method == "semisfl" and beyond.semisfl.labels.adapts
+        assert "fp32" not in beyond.wire.model_dump().values()
+        kept = {"data", "clients", "server", "model", "optimizer", "rounds"}
+        assert plain.model_dump(include=kept) == beyond.model_dump(include=kept)
+
+
 @pytest.mark.parametrize("changed", EVERYTHING[:4] + EVERYTHING[7:12])
 def test_each_of_them_changes_what_is_learnt(changed: str) -> None:
     """So that a setting that is read by nothing is found."""

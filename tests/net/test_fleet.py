@@ -93,6 +93,12 @@ def test_batchnorm_and_teacher_variants(teacher: dict) -> None:
     compare(tiny(model={"layers": BATCHNORM}, teacher=teacher))
 
 
+def test_labels_that_adapt_to_clients() -> None:
+    labels = {"align": "client", "threshold": "client_class", "below": "soft", "adjust": 0.5}
+    beyond = {"labels": {**labels, "warmup": 0}, "server_momentum": 0.5, "labeled_view": "both"}
+    compare(tiny(semisfl=beyond))
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("semifl", "fl2")])
 def test_a_table_of_ones_own_crosses_the_network(method: str) -> None:
     """Not with SemiFL and (FL)², which over a network send again what clients of a simulation still hold."""
