@@ -1,40 +1,48 @@
-"""Several runs from the command line, one after another or in processes side by side."""
+"""Several runs from the command line: one after another here, or several at once in a pool."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from semisfl.cli import console, training
 from semisfl.cli.signals import StopSignals
 from semisfl.config import ConfigError
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
-from semisfl.runs.directory import Taken
-from semisfl.runs.pools import Pool
+from semisfl.runs.lock import Taken
+from semisfl.runs.pools import Leave, Pool
 from semisfl.stopping import Stopped
 
-POLL_SECONDS = 0.2
 
-
-def carry_out(jobs: Sequence[Job], *, device: str, quiet: bool, share: bool = False) -> bool:
+def carry_out(
+    jobs: Sequence[Job],
+    *,
+    engine: str | None,
+    at_once: int,
+    device: str,
+    quiet: bool,
+    share: bool = False,
+) -> bool:
     """Do what is left of ``jobs``; False: stopped by a signal.
 
     With ``share``, what another process works on at this moment is left to it.
     """
+
+    def leave(path: Path) -> None:
+        if not quiet:
+            console.say(f"{path} is left to another process, which works on it")
+
+    pool = pool_for(engine, at_once, device)
     with StopSignals() as signals:
+        if pool is not None:
+            with console.many_runs(quiet) as tell:
+                made = pool()
+                with signals.running():
+                    return pools.carry_out(jobs, made, signals.flag, tell, leave if share else None)
         train = _trainer(signals, device, quiet)
         try:
-            return compare.carry_out(jobs, _leaving_taken(train, quiet) if share else train)
+            return compare.carry_out(jobs, _leaving_taken(train, leave) if share else train)
         except Stopped:  # before the first round of one of them
             return False
-
-
-def at_once(jobs: Sequence[Job], pool: Callable[[], Pool], quiet: bool) -> bool:
-    """Do what is left of ``jobs`` in a pool; False: stopped by a signal."""
-    with StopSignals() as signals, console.many_runs(quiet) as tell:
-        made = pool()
-        with signals.running():
-            return pools.carry_out(jobs, made, signals.flag, tell)
 
 
 def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] | None:
@@ -66,53 +74,12 @@ def _trainer(signals: StopSignals, device: str, quiet: bool) -> Callable[[Job], 
     return train
 
 
-def _leaving_taken(train: Callable[[Job], bool], quiet: bool) -> Callable[[Job], bool]:
+def _leaving_taken(train: Callable[[Job], bool], leave: Leave) -> Callable[[Job], bool]:
     def shared(job: Job) -> bool:
         try:
             return train(job)
         except Taken:
-            if not quiet:
-                console.say(f"{job.path} is left to another process, which works on it")
+            leave(job.path)
             return True
 
     return shared
-
-
-def in_processes(words: Sequence[str], count: int) -> bool:
-    """``semisfl WORDS`` in ``count`` processes at once; False: stopped by a signal.
-
-    They share work through the locks of run directories. A signal is passed on to each of them.
-    """
-    with StopSignals() as signals:
-        # A session of their own: Ctrl-C comes to this process alone, which tells them once.
-        command = [sys.executable, "-m", "semisfl", *words]
-        workers = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
-        try:
-            with signals.running():
-                _wait(workers, signals)
-        finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.terminate()
-            codes = [worker.wait() for worker in workers]
-    if signals.flag.requested:
-        return False
-    if failed := [code for code in codes if code]:
-        raise OSError(
-            f"{len(failed)} of {count} processes failed (exit code {failed[0]}); their errors are above"
-        )
-    return True
-
-
-def _wait(workers: Sequence["subprocess.Popen[bytes]"], signals: StopSignals) -> None:
-    told = False
-    for worker in workers:
-        while worker.poll() is None:
-            if signals.flag.requested and not told:
-                told = True
-                for other in workers:
-                    other.terminate()
-            try:
-                worker.wait(POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue

@@ -24,6 +24,7 @@ from semisfl.cli import (
     watching,
 )
 from semisfl.cli.options import fill_in_watch, spread_settings
+from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.stopping import Stopped
 
 app = typer.Typer(
@@ -63,7 +64,8 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done or stopped cleanly, 2 a mistake in what was asked, 1 anything else."""
+    """Exit codes: 0 done or stopped cleanly, 2 a mistake in what was asked, 3 a run's directory is
+    another's, 1 anything else."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = spread_settings([word for word in given if word != "--debug"])
@@ -78,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
+    except Taken as error:
+        return _fail(str(error), EXIT_CODE, debug)
     except ValueError as error:
         return _fail(str(error), 2, debug)
     except OSError as error:

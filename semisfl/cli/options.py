@@ -24,6 +24,20 @@ Settings = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        min=1,
+        help="Runs at a time, in processes of their own; with Ray: that share a GPU.",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray[=ADDRESS]", help="Where runs are executed: a Ray cluster, or Ray here."
+    ),
+]
 
 Insecure = Annotated[
     bool,

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from semisfl.cli import console
-from semisfl.cli.options import Device, Json, Quiet
+from semisfl.cli.options import Device, Engine, Jobs, Json, Quiet
 from semisfl.config import ConfigError
 from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
@@ -73,8 +73,8 @@ def reproduce(
             help="Of `semisfl bench --json` on this machine; default: measured now and kept in --out.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
-    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    at_once: Jobs = 1,
+    engine: Engine = None,
     device: Device = "auto",
     json_: Json = False,
     quiet: Quiet = False,
@@ -97,38 +97,24 @@ def reproduce(
         _estimate(left, bench or out / "bench.json", bench is None, device, json_)
         return
     if left and not no_run:
-        if jobs > 1:
-            words = [*(names or []), f"--seeds={seeds}", f"--out={out}", f"--device={device}"]
-            words += [f"--rounds={rounds}"] if rounds else []
-            words += [f"--only={group}" for group in only or ()]
-            words += [f"--from={folder}" for folder in others]
-            complete = _in_processes([*words, *(["--stand-ins"] if stand_ins else [])], jobs)
-        else:
-            complete = _run(left, device, quiet or worker)
-        if not complete:
-            if not worker:
-                print("stopped; the same command continues")
+        if not _run(left, engine, at_once, device, quiet):
+            print("stopped; the same command continues")
             return
         records = Records(out, others)
     if into is not None:
         _write_into(into, found, records, rounds)
-    elif not worker:
+    else:
         _write(found, records, rounds, out, json_)
 
 
-def _run(left: Sequence[Missing], device: str, quiet: bool) -> bool:
+def _run(
+    left: Sequence[Missing], engine: str | None, at_once: int, device: str, quiet: bool
+) -> bool:
     from semisfl.cli.jobs import carry_out
     from semisfl.runs.compare import Job
 
     jobs = [Job.of(one.config, one.path) for one in left]
-    return carry_out(jobs, device=device, quiet=quiet, share=True)
-
-
-def _in_processes(words: Sequence[str], jobs: int) -> bool:
-    """The same command once more per process; which cells are missing each finds for itself."""
-    from semisfl.cli.jobs import in_processes
-
-    return in_processes(["reproduce", *words, "--worker"], jobs)
+    return carry_out(jobs, engine=engine, at_once=at_once, device=device, quiet=quiet, share=True)
 
 
 def _estimate(

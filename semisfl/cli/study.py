@@ -11,7 +11,17 @@ from rich import box
 from rich.table import Table
 
 from semisfl.cli import console, watching
-from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+from semisfl.cli.options import (
+    Device,
+    Engine,
+    Jobs,
+    Json,
+    Preset,
+    Quiet,
+    Settings,
+    name_of,
+    values_of,
+)
 from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report, sweeps
 from semisfl.runs.report import Group, Summary, accuracy_of
@@ -56,26 +66,14 @@ def compare(
         Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")
     ] = None,
     target: Target = None,
-    jobs_: Annotated[
-        int,
-        typer.Option(
-            "--jobs",
-            min=1,
-            help="Runs at a time, in processes of their own; with Ray: that share a GPU.",
-        ),
-    ] = 1,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ray[=ADDRESS]", help="Where runs are executed: a Ray cluster, or Ray here."
-        ),
-    ] = None,
+    at_once: Jobs = 1,
+    engine: Engine = None,
     device: Device = "auto",
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several seeds; mean ± standard error, and a picture."""
-    from semisfl.cli.jobs import at_once, carry_out, pool_for
+    from semisfl.cli.jobs import carry_out
     from semisfl.runs import compare as comparison
 
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
@@ -86,11 +84,7 @@ def compare(
     jobs = comparison.list_jobs(values, chosen, seeds, folder, swept, groups)
     if reused := sum(job.status == "finished" for job in jobs):
         console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
-    if pool := pool_for(engine, jobs_, device):
-        complete = at_once(jobs, pool, quiet)
-    else:
-        complete = carry_out(jobs, device=device, quiet=quiet)
-    if not complete:
+    if not carry_out(jobs, engine=engine, at_once=at_once, device=device, quiet=quiet):
         print("stopped; the same command continues")
         return
     results = comparison.results(jobs, target)

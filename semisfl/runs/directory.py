@@ -1,7 +1,6 @@
 """A run's directory: its configuration, environment, metrics, log and checkpoints."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from semisfl.data.partition import Holdings
 from semisfl.files import remove_temporary, write_whole
 from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
+from semisfl.runs.lock import Taken, take
 from semisfl.runs.metrics import read_metrics
 from semisfl.runs.sinks import MetricsFile
 from semisfl.toml import to_toml
@@ -29,10 +29,6 @@ log = logging.getLogger(__name__)
 
 CHANGEABLE = (*(f"stop.{key}" for key in StopConfig.model_fields), "sinks")
 """Settings that a run may be continued with other values of: they change none of its numbers."""
-
-
-class Taken(ValueError):
-    """Another process works, or has worked, where a run was to be."""
 
 
 class RunDirectory:
@@ -117,21 +113,7 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Nobody else may run here until `unlock` or this process's end, however it comes."""
-        path = self.path / "run.lock"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise Taken(
-                f"{self.path} is in use by {path.read_text().strip() or 'another process'}; "
-                "stop it first, or choose another directory"
-            ) from error
-        self._lock = handle
-        # Who holds it is for the line above; on a full disk the lock holds without.
-        with contextlib.suppress(OSError):
-            os.truncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
+        self._lock = take(self.path)
         remove_temporary(self.path)
 
     def unlock(self) -> None:

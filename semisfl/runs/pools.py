@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from semisfl.runs.compare import Job
+from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.stopping import StopFlag
 from semisfl.toml import to_toml
 
@@ -29,8 +30,8 @@ class Pool(Protocol):
 
     def start(self, job: Job) -> None: ...
 
-    def ended(self) -> Mapping[Path, str | None]:
-        """Runs that ended since the last call, and what went wrong."""
+    def ended(self) -> Mapping[Path, Exception | None]:
+        """Runs that ended since the last call, and what went wrong: `Taken` if others hold one."""
         ...
 
     def stop(self) -> None:
@@ -42,23 +43,38 @@ Tell = Callable[[int, int, int, int], None]
 """Runs and rounds that are done, of how many."""
 
 
-def carry_out(jobs: Sequence[Job], pool: Pool, stop: StopFlag, tell: Tell) -> bool:
-    """Do what is left of ``jobs``; False: stopped. One that fails does not keep the others from it."""
-    left = deque(now for job in jobs if (now := job.again()).status != "finished")
+Leave = Callable[[Path], None]
+"""Says that a run is left to the process that works on it."""
+
+
+def carry_out(
+    jobs: Sequence[Job], pool: Pool, stop: StopFlag, tell: Tell, leave: Leave | None = None
+) -> bool:
+    """Do what is left of ``jobs``; False: stopped. One that fails does not keep the others from it.
+
+    Without ``leave``, one that another process works on has failed.
+    """
+    left = deque(job for job in jobs if job.again().status != "finished")
     under_way: set[Path] = set()
-    failed: dict[Path, str] = {}
+    left_to_others: set[Path] = set()
+    failed: dict[Path, Exception] = {}
     try:
         while left or under_way:
             if stop.requested:
                 return False
             while left and pool.has_room():
-                under_way.add(left[0].path)
-                pool.start(left.popleft())
+                job = left.popleft().again()  # another process may have finished it by now
+                if job.status != "finished":
+                    under_way.add(job.path)
+                    pool.start(job)
             for path, problem in pool.ended().items():
                 under_way.remove(path)
-                if problem is not None:
+                if isinstance(problem, Taken) and leave is not None:
+                    left_to_others.add(path)
+                    leave(path)
+                elif problem is not None:
                     failed[path] = problem
-            runs = len(jobs) - len(left) - len(under_way) - len(failed)
+            runs = len(jobs) - sum(map(len, (left, under_way, left_to_others, failed)))
             tell(runs, len(jobs), sum(map(rounds_of, jobs)), sum(job.config.rounds for job in jobs))
             if under_way:
                 time.sleep(POLL_SECONDS)
@@ -114,8 +130,8 @@ class Processes:
         file.write_text(to_toml(job.config), encoding="utf-8")
         return ["run", str(file), "--out", str(job.path), *common]
 
-    def ended(self) -> Mapping[Path, str | None]:
-        found: dict[Path, str | None] = {}
+    def ended(self) -> Mapping[Path, Exception | None]:
+        found: dict[Path, Exception | None] = {}
         for path, (job, process) in list(self._running.items()):
             if process.poll() is None:
                 continue
@@ -123,13 +139,13 @@ class Processes:
             said = process.communicate()[1].strip().splitlines()
             problem = (said or [f"exit code {process.returncode}"])[-1]
             if process.returncode > 0:
-                found[path] = problem
+                found[path] = (Taken if process.returncode == EXIT_CODE else OSError)(problem)
             elif (now := job.again()).status == "finished":
                 found[path] = None
             elif self._attempts[path] < ATTEMPTS:
                 self.start(now)
             else:
-                found[path] = f"its process was ended {ATTEMPTS} times: {problem}"
+                found[path] = OSError(f"its process was ended {ATTEMPTS} times: {problem}")
         return found
 
     def stop(self) -> None:

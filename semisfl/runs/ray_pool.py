@@ -11,6 +11,7 @@ from typing import Any
 from semisfl import config as configs
 from semisfl.config import ConfigError
 from semisfl.runs.compare import Job
+from semisfl.runs.lock import Taken
 from semisfl.runs.start import resume, train
 
 ATTEMPTS = 10
@@ -58,20 +59,22 @@ class RayPool:
         answer = self._train.remote(values, str(job.path.absolute()), self._device)
         self._running[answer] = job.path
 
-    def ended(self) -> Mapping[Path, str | None]:
+    def ended(self) -> Mapping[Path, Exception | None]:
         waiting = list(self._running)
         done, _ = (
             self._ray.wait(waiting, num_returns=len(waiting), timeout=0) if waiting else ([], [])
         )
         return {self._running.pop(answer): self._problem(answer) for answer in done}
 
-    def _problem(self, answer: Any) -> str | None:
+    def _problem(self, answer: Any) -> Exception | None:
         try:
             self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
-            return f"{type(error.cause).__name__}: {error.cause}"
+            if isinstance(error.cause, Taken):
+                return error.cause
+            return OSError(f"{type(error.cause).__name__}: {error.cause}")
         except self._ray.exceptions.RayError as error:
-            return f"lost {ATTEMPTS} times: {str(error).splitlines()[0]}"
+            return OSError(f"lost {ATTEMPTS} times: {str(error).splitlines()[0]}")
         return None
 
     def stop(self) -> None:

@@ -119,7 +119,7 @@ def test_runs_get_new_directories_and_are_never_overwritten(
     assert "accuracy" in out
     assert f"semisfl report runs/{made[0]}" in out
     before = {path: path.read_bytes() for path in Path("runs", made[0]).iterdir()}
-    assert main([*words, "--out", f"runs/{made[0]}"]) == 2
+    assert main([*words, "--out", f"runs/{made[0]}"]) == 3
     assert "already holds a run" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in Path("runs", made[0]).iterdir()}
 

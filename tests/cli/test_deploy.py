@@ -198,7 +198,7 @@ def test_two_servers_cannot_share_a_run(labeled: Path) -> None:
     with served(*serve_words(labeled), "--out", "out", *TINY) as (server, _):
         second = start(*serve_words(labeled, "--resume", "out"))
         _, err = second.communicate(timeout=300)
-        assert second.returncode == 2
+        assert second.returncode == 3
         assert f"out is in use by process {server.pid} on " in err
     with served(*serve_words(labeled, "--resume", "out")):
         pass

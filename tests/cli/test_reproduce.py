@@ -1,9 +1,11 @@
 """``semisfl reproduce``: what is missing is run once, whoever else does, and what is begun goes on."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,15 @@ def rows_of(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
+def without_places(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: said for key, said in cell.items() if key != "runs"} for cell in cells]
+
+
 def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["reproduce", "digits", *TWO_ROUNDS, "--seeds", "2", "--out", str(tmp_path), "--json"]
+    out = tmp_path / "at once"
+    words = ["reproduce", "digits", *TWO_ROUNDS, "--seeds", "2", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "semisfl", *words, "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -33,16 +40,33 @@ def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
     (cell,) = (cell for cell in exhibit["cells"] if cell["row"] == "Supervised-only")
     assert cell["rounds"] == 2 and cell["here"]["stderr"] is not None
     runs = [Path(run) for run in cell["runs"]]
-    assert len(runs) == 2 and sorted(path.name for path in tmp_path.glob("*-seed*")) == sorted(
+    assert len(runs) == 2 and sorted(path.name for path in out.glob("*-seed*")) == sorted(
         run.name for run in runs
     )
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
     assert [[row["round"] for row in rows_of(run)] for run in runs] == [[0, 1], [0, 1]]
+    capsys.readouterr()
+    assert main([*words, "--out", str(tmp_path / "one by one")]) == 0
+    (same,) = json.loads(capsys.readouterr().out)["exhibits"]
+    assert without_places(same["cells"]) == without_places(exhibit["cells"])
     assert main(words) == 0
     assert {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs} == before
     for suffix in ("md", "png", "svg"):
-        assert (tmp_path / f"digits.{suffix}").stat().st_size
-    assert "**" in (tmp_path / "digits.md").read_text(encoding="utf-8")
+        assert (out / f"digits.{suffix}").stat().st_size
+    assert "**" in (out / "digits.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_ray_runs_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for name, where in (("ray", ["--engine", "ray"]), ("here", [])):
+        words = ["reproduce", "digits", *TWO_ROUNDS, *where, "--out", str(tmp_path / name)]
+        assert main([*words, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out)["exhibits"][0]["cells"])
+    assert without_places(told[0]) == without_places(told[1])
+    (run,) = (tmp_path / "ray").glob("*-seed0*")
+    process = int((run / "run.lock").read_text(encoding="utf-8").split()[1])
+    assert process != os.getpid(), "a worker of Ray held it"
 
 
 def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -65,13 +89,14 @@ def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert rows_of(left.path)[0] == first[0] and len(rows_of(left.path)) == 2
 
 
+@pytest.mark.parametrize("where", [[], ["--jobs", "2"]], ids=["here", "in processes"])
 def test_a_cell_that_another_process_works_on_is_left_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    where: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
     (left,) = missing(cells, Records(tmp_path), rounds=2)
     with start.begin(left.config, out=left.path, device="cpu"):
-        assert main(["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path)]) == 0
+        assert main(["reproduce", "digits", *TWO_ROUNDS, *where, "--out", str(tmp_path)]) == 0
         told = capsys.readouterr()
     assert "is left to another process" in told.err
     assert "unfinished (round 0 of 2)" in told.out

@@ -17,8 +17,9 @@ from semisfl.cli.jobs import pool_for
 from semisfl.config import ConfigError
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
+from semisfl.runs.lock import Taken
 from semisfl.runs.pools import Pool, Processes, carry_out, rounds_of
-from semisfl.runs.start import train
+from semisfl.runs.start import begin, train
 from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
 
@@ -109,23 +110,23 @@ def test_a_killed_run_goes_on_with_the_same_numbers(
 
 
 class Here:
-    """A pool that trains at once, in this process; a run of ``failing`` fails."""
+    """A pool that trains at once, in this process; the run of ``failing`` has a ``problem``."""
 
-    def __init__(self, failing: Path | None = None) -> None:
+    def __init__(self, failing: Path | None = None, problem: Exception | None = None) -> None:
         self.started: list[Path] = []
-        self._failing = failing
-        self._ended: dict[Path, str | None] = {}
+        self._failing, self._problem = failing, problem
+        self._ended: dict[Path, Exception | None] = {}
 
     def has_room(self) -> bool:
         return True
 
     def start(self, job: Job) -> None:
         self.started.append(job.path)
-        self._ended[job.path] = "no memory" if job.path == self._failing else None
+        self._ended[job.path] = self._problem if job.path == self._failing else None
         if job.path != self._failing:
             train(job.config, out=job.path, device="cpu")
 
-    def ended(self) -> dict[Path, str | None]:
+    def ended(self) -> dict[Path, Exception | None]:
         ended, self._ended = self._ended, {}
         return ended
 
@@ -137,10 +138,68 @@ def test_finished_runs_are_not_repeated_and_failed_ones_keep_nobody_from_it(
 ) -> None:
     first, second = jobs_in(tmp_path, values | {"rounds": 1})
     with pytest.raises(OSError, match=r"1 of 2 runs failed; .*supervised-seed0: no memory"):
-        carry_out([first, second], Here(first.path), StopFlag(), lambda *done: None)
+        pool = Here(first.path, OSError("no memory"))
+        carry_out([first, second], pool, StopFlag(), lambda *done: None)
     again = Here()
     assert carry_out([first, second], again, StopFlag(), lambda *done: None)
     assert again.started == [first.path]
+
+
+def test_a_run_that_another_finished_meanwhile_is_not_started(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    first, second = jobs_in(tmp_path, values | {"rounds": 1})
+
+    class OneAtATime(Here):
+        """While the first run goes on, another process does the second."""
+
+        def has_room(self) -> bool:
+            return not self._ended
+
+        def start(self, job: Job) -> None:
+            super().start(job)
+            train(second.config, out=second.path, device="cpu")
+
+    pool = OneAtATime()
+    told: list[tuple[int, ...]] = []
+    assert carry_out([first, second], pool, StopFlag(), lambda *done: told.append(done))
+    assert pool.started == [first.path]
+    assert told[-1] == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize("make", POOLS)
+def test_what_another_process_works_on_is_left_to_it_where_that_is_meant(
+    make: Callable[[], AbstractContextManager[Pool]], values: dict[str, Any], tmp_path: Path
+) -> None:
+    taken, free = jobs_in(tmp_path, values | {"rounds": 1})
+    left: list[Path] = []
+    told: list[tuple[int, ...]] = []
+
+    def tell(*done: int) -> None:
+        told.append(done)
+
+    with begin(taken.config, out=taken.path, device="cpu"):
+        with make() as pool:
+            assert carry_out([taken, free], pool, StopFlag(), tell, left.append)
+        assert left == [taken.path] and told[-1] == (1, 2, 1, 2)
+        assert [job.again().status for job in (taken, free)] == ["unfinished", "finished"]
+        said = rf"1 of 2 runs failed; .*{taken.path.name} is in use by process {os.getpid()} on"
+        with pytest.raises(OSError, match=said), make() as pool:
+            carry_out([taken, free], pool, StopFlag(), tell)
+
+
+def test_a_run_that_another_began_first_is_left_to_it(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    """It was not there when this process looked, and is when it begins."""
+    job = jobs_in(tmp_path, values | {"rounds": 1})[0]
+    pool = Processes(1, "cpu")
+    with begin(job.config, out=job.path, device="cpu"):
+        pool.start(job)
+        while not (ended := pool.ended()):
+            time.sleep(0.05)
+    pool.stop()
+    assert isinstance(ended[job.path], Taken)
 
 
 def test_what_a_failing_process_said_is_told(values: dict[str, Any], tmp_path: Path) -> None:
