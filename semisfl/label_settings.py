@@ -10,12 +10,18 @@ from semisfl.sections import Section
 class LabelSettings(Section):
     """None of it is the paper's: left alone, a label is used if its confidence reaches tau, always."""
 
-    threshold: Literal["fixed", "global", "class", "client", "client_class"] = Field(
-        "fixed",
-        description="confidence that a label needs: tau, or a moving mean of confidences, scaled by class or not",
+    threshold: Literal["fixed", "global", "class", "client", "client_class", "client_share"] = (
+        Field(
+            "fixed",
+            description="confidence that a label needs: tau, or a moving mean of confidences, scaled by class or not; or by how much of a class reaches tau",
+        )
     )
     least: float = Field(
         0.5, ge=0, le=1, description="lowest that a moving threshold gets; the highest is tau"
+    )
+    energy: float | None = Field(
+        None,
+        description="a label also needs a free energy, -log sum exp of its logits, of at most this; none: any",
     )
     align: Literal["none", "global", "client"] = Field(
         "none",
@@ -44,4 +50,4 @@ class LabelSettings(Section):
     def adapts(self) -> bool:
         """Whether anything here changes a label, its use or its loss."""
         still = self.threshold == "fixed" and self.align == "none" and self.below == "unused"
-        return not still or self.adjust > 0
+        return not still or self.adjust > 0 or self.energy is not None

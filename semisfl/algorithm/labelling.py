@@ -6,7 +6,8 @@ teacher's prediction, pi_s the labelled images' class mix and pi_i what client i
 - *align* corrects q for a mix it was not trained on, q' ~ q pi_i / pi_s. The estimate is the moving mean
   of q' itself, one step of expectation maximisation per batch (Saerens et al., 2002).
 - *threshold* follows moving means of confidences, of everybody or of a client, and of predicted classes
-  (FreeMatch, Wang et al., 2023).
+  (FreeMatch, Wang et al., 2023), or how many of a client's labels of a class reach tau (FlexMatch, Zhang
+  et al., 2021); *energy* is asked for besides (InPL, Yu et al., 2023).
 - *below* weights the rest by a Gaussian (SoftMatch, Chen et al., 2023) or learns q' itself from it.
 - *adjust* adds log(pi_i / pi_s) to the student's logits, so that a client with few classes does not teach
   its bottom to see them everywhere (Menon et al., 2021; Zhang et al., 2022).
@@ -61,6 +62,7 @@ class Labelling:
             "client_steps": prior.new_zeros(clients),
             "client_confidence": new((clients,), fresh),
             "client_mix": self.prior.repeat(clients, 1),
+            "client_share": prior.new_zeros(clients, classes),
         }
         self._warm = prior.new_zeros(())
         self._clients = torch.zeros(active, dtype=torch.long, device=prior.device)
@@ -85,9 +87,9 @@ class Labelling:
         else:
             given = raw
         confidence, labels = given.max(1)
-        self._observe(raw, posterior, confidence, places)
+        self._observe(raw, posterior, confidence, labels, places)
         threshold = self._thresholds(labels, owner)
-        reached = confidence >= threshold if self.rule == ">=" else confidence > threshold
+        reached = self._reaches(confidence, threshold) & self._settled(logits)
         return Labels(labels, reached, given, confidence, threshold, self._shift(owner))
 
     def loss(self, logits: Tensor, given: Labels, labels: Tensor, confident: Tensor) -> Tensor:
@@ -110,6 +112,16 @@ class Labelling:
         soft = F.cross_entropy(logits.float(), given.probabilities, reduction="none")
         return consistency(logits, labels, confident) + (soft * rest).mean()
 
+    def _reaches(self, confidence: Tensor, threshold: Tensor | float) -> Tensor:
+        return confidence >= threshold if self.rule == ">=" else confidence > threshold
+
+    def _settled(self, logits: Tensor) -> Tensor:
+        """Whether the free energy is low enough, once it is warm."""
+        if self.settings.energy is None:
+            return torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        energy = -logits.float().logsumexp(1)
+        return (energy <= self.settings.energy) | (self._warm == 0)
+
     def _places(self, clients: Sequence[int], active: Sequence[int]) -> Tensor:
         if tuple(clients) == tuple(active):
             return self._clients[: len(active)]
@@ -128,7 +140,9 @@ class Labelling:
         weighted = probabilities * ratio.pow(self._warm)
         return weighted / weighted.sum(1, keepdim=True)
 
-    def _observe(self, raw: Tensor, posterior: Tensor, confidence: Tensor, places: Tensor) -> None:
+    def _observe(
+        self, raw: Tensor, posterior: Tensor, confidence: Tensor, labels: Tensor, places: Tensor
+    ) -> None:
         """Move every mean; the first observation is taken as it is."""
         means, settings = self._means, self.settings
         weight = _weight(means["steps"].add_(1), settings.decay)
@@ -138,10 +152,12 @@ class Labelling:
         own_steps = means["client_steps"].index_select(0, places) + 1
         means["client_steps"].index_copy_(0, places, own_steps)
         own = _weight(own_steps, settings.client_decay)
-        clients = len(places)
+        clients, classes = len(places), posterior.shape[1]
+        sure = F.one_hot(labels, classes) * self._reaches(confidence, self.threshold).unsqueeze(1)
         by_client = {
             "client_confidence": confidence.view(clients, -1).mean(1),
             "client_mix": posterior.view(clients, -1, posterior.shape[1]).mean(1),
+            "client_share": sure.float().view(clients, -1, classes).mean(1),
         }
         for name, now in by_client.items():
             before = means[name].index_select(0, places)
@@ -153,7 +169,9 @@ class Labelling:
         kind, means = self.settings.threshold, self._means
         if kind == "fixed":
             return torch.full_like(owner, self.threshold, dtype=torch.float32)
-        if kind.startswith("client"):
+        if kind == "client_share":
+            level = self._shares().index_select(0, owner).gather(1, labels.unsqueeze(1)).squeeze(1)
+        elif kind.startswith("client"):
             level = means["client_confidence"].index_select(0, owner)
         else:
             level = means["confidence"].expand(len(owner))
@@ -161,6 +179,14 @@ class Labelling:
             level = level * (means["classes"] / means["classes"].max()).index_select(0, labels)
         least = min(self.settings.least, self.threshold)
         return torch.where(self._warm > 0, level.clamp(least, self.threshold), self.threshold)
+
+    def _shares(self) -> Tensor:
+        """tau b / (2 - b) of each client and class, b the class's part of what reaches tau, held against the
+        largest such part or, while that is more, against what does not reach it."""
+        share = self._means["client_share"]
+        most = torch.maximum(share.amax(1), 1 - share.sum(1)).clamp(min=1e-6)
+        part = share / most.unsqueeze(1)
+        return self.threshold * part / (2 - part)
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._means) if self.settings.adapts else {}

@@ -82,6 +82,34 @@ def test_a_threshold_moves_by_its_decay_after_its_first_step() -> None:
     assert by.state_dict()["client_confidence"].tolist() == pytest.approx([0.65, 1 / 3, expected])
 
 
+def test_a_threshold_by_how_much_of_a_class_reaches_tau() -> None:
+    """Of client 0 all reach 0.55, one of each of two classes; of client 2 one of two does, of class 2."""
+    given = label(labelling(0.55, threshold="client_share"), ROWS)
+    assert given.threshold is not None and given.labels.tolist() == [0, 1, 2, 2]
+    # Client 0: shares 0.5, 0.5, 0, so b = 1. Client 2: 0.5 of class 2 against 0.5 that does not: 1.
+    assert given.threshold.tolist() == pytest.approx([0.55] * 4)
+    by = labelling(0.65, threshold="client_share")
+    given = label(by, ROWS)
+    # Client 0: class 0 never, so b = 0; class 1 half against half. Client 2 as before.
+    assert given.threshold is not None
+    assert given.threshold.tolist() == pytest.approx([0.0, 0.65, 0.65, 0.65])
+    given = label(by, [[0.1, 0.2, 0.7], [0.2, 0.2, 0.6], *ROWS[2:]])
+    # Its second step weighs a half: shares 0, 1/4 and 1/4, and 1/2 that do not; b = 1/2, b / (2 - b) = 1/3.
+    assert given.threshold is not None
+    assert given.threshold.tolist()[:2] == pytest.approx([0.65 / 3] * 2)
+
+
+def test_a_label_needs_a_low_energy_too() -> None:
+    logits = torch.tensor([[5.0, 0.0, 0.0], [1.0, -4.0, -4.0], [0.0, 6.0, 1.0], [-2.0, -9.0, -9.0]])
+    by = labelling(0.9, energy=-1.005)
+    given = by.label(logits, ACTIVE, ACTIVE)
+    # All are confident; energies about -5.01, -1.01, -6.01 and 2.0.
+    assert bool((logits.softmax(1).amax(1) > 0.9).all())
+    assert given.confident.tolist() == [True, True, True, False]
+    by = labelling(0.9, energy=-1.005, warmup=1)
+    assert by.label(logits, ACTIVE, ACTIVE).confident.tolist() == [True] * 4
+
+
 def test_a_threshold_stays_between_least_and_tau() -> None:
     assert label(labelling(0.61, threshold="global"), ROWS).threshold.tolist() == pytest.approx(  # type: ignore[union-attr]
         [0.61] * 4

@@ -58,7 +58,13 @@ def test_the_frontier_is_semisfl_with_settings_of_its_own_and_cheaper_codecs() -
         assert plain.model_dump(include=kept) == beyond.model_dump(include=kept)
 
 
-@pytest.mark.parametrize("changed", EVERYTHING[:4] + EVERYTHING[7:12])
+@pytest.mark.parametrize(
+    "changed",
+    (
+        *(EVERYTHING[:4] + EVERYTHING[7:12]),
+        *("semisfl.labels.threshold=client_share", "semisfl.labels.energy=-3"),
+    ),
+)
 def test_each_of_them_changes_what_is_learnt(changed: str) -> None:
     """So that a setting that is read by nothing is found."""
     common = (

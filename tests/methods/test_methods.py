@@ -268,14 +268,7 @@ def digits_accuracy(method: str) -> float:
 
 # Points of accuracy over Supervised-only. SemiFL does not get ahead here (docs/methods.md says why
 # and shows the curve); it must at least not fall far behind.
-LEADS = {
-    "semisfl": 4.0,
-    "fl2": 0.0,
-    "fedswitch": 0.0,
-    "fedswitch-sl": 0.0,
-    "fedmatch": 0.0,
-    "semifl": -3.0,
-}
+LEADS = {"semisfl": 4.0, "fedswitch": 0.0, "fedswitch-sl": 0.0, "fedmatch": 0.0, "semifl": -3.0}
 
 
 @pytest.mark.slow
