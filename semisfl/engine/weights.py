@@ -185,6 +185,7 @@ def _give_master(layer: nn.Module, state: dict[str, Any], prefix: str, _: Any) -
             state[prefix + name] = parameter.master
 
 
+@torch.no_grad()
 def _take_master(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name, parameter in layer._parameters.items():
         if parameter is not None and hasattr(parameter, "master") and prefix + name in state:

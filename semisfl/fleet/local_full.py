@@ -23,9 +23,11 @@ from semisfl.data.batches import (
 )
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
+from semisfl.engine.stack import stackable
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Direction, FullRound, State, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
+from semisfl.fleet.lockstep import Lockstep
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
 from semisfl.stopping import Stopped
@@ -37,8 +39,14 @@ class Slot:
     """A `ClientRuntime` of the simulation. Models and held tensors stay in place between rounds."""
 
     def __init__(
-        self, template: nn.Module, config: Config, hardware: Hardware, engine: "FullModelClients"
+        self,
+        template: nn.Module,
+        config: Config,
+        hardware: Hardware,
+        engine: "FullModelClients",
+        place: int,
     ) -> None:
+        self._place = place
         self.device = hardware.device
         self.batch = config.clients.batch
         self.classes = engine.classes
@@ -61,7 +69,7 @@ class Slot:
         self.steps = round_plan.steps
         self.settings: Mapping[str, Any] = round_plan.settings
         self.count = len(shard)
-        self._round = round_plan
+        self._round, self.round_lr = round_plan, float(round_plan.lr)
         self._shard = shard
         self.plans = {}
         self.lr.fill_(round_plan.lr)
@@ -93,9 +101,12 @@ class Slot:
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
-            # Convolutions prefer channels-last images, which is how they come, and weights alike.
-            model = clone(self._template)
-            self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self._engine.lockstep is not None:
+                self._models[name] = self._engine.lockstep.model(name, self._place)
+            else:
+                # Convolutions prefer channels-last images, which is how they come, and weights alike.
+                model = clone(self._template)
+                self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             use_generator(self._models[name], self._generator)
         return self._models[name]
 
@@ -175,9 +186,12 @@ class Slot:
         self.batches.advance()
 
     def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
+        if self._engine.lockstep is not None:
+            self._engine.lockstep.descend(self._place, model, loss, clip_norm, self.lr)
+            return
         if id(model) not in self._sgd:
             self._sgd[id(model)] = SGD(model.parameters(), self._config.optimizer)
-            self._sgd[id(model)].restart(float(self._round.lr))
+            self._sgd[id(model)].restart(self.round_lr)
         self._sgd[id(model)].descend(loss, clip_norm=clip_norm)
 
 
@@ -198,6 +212,9 @@ class FullModelClients:
         self._config, self._hardware, self._stop = setup.config, setup.hardware, setup.stop
         self._slots: list[Slot] = []
         self._captured: dict[tuple[str, int], Callable[[], None]] = {}
+        self.lockstep: Lockstep | None = None
+        self.stacks: bool | None = None
+        """Whether slots' models are computed at once; None: not yet decided."""
 
     def train(
         self,
@@ -206,8 +223,17 @@ class FullModelClients:
         between: Callable[[], None] | None = None,
     ) -> list[ClientResult]:
         count = len(round_plan.active)
+        if self.stacks is None:
+            # Working copies exist where the fused kernels do, which is where stacks gain.
+            copies = self._hardware.weights_dtype != torch.float32
+            self.stacks = copies and stackable(self._template)
+        if self.stacks and (self.lockstep is None or self.lockstep.slots != count):
+            # A stack is made for so many; clients leave only when their caps are used up.
+            self._slots, self._captured = [], {}
+            self.lockstep = Lockstep(self._template, count, self._config.optimizer, self._hardware)
         while len(self._slots) < count:
-            self._slots.append(Slot(self._template, self._config, self._hardware, self))
+            place = len(self._slots)
+            self._slots.append(Slot(self._template, self._config, self._hardware, self, place))
         slots = self._slots[:count]
         contributes = []
         for slot, client in zip(slots, round_plan.active, strict=True):
@@ -263,6 +289,8 @@ class FullModelClients:
         between: Callable[[], None] | None,
     ) -> None:
         """All slots take each step side by side, which a GPU captures once and replays."""
+        if self.lockstep is not None:
+            self.lockstep.start_round(slots[0].round_lr)
         key = (work.name, len(slots))
         if key not in self._captured:
             self._captured[key] = self._hardware.graphs.capture(lambda: self._step(work, slots))
@@ -292,7 +320,11 @@ class FullModelClients:
         for name in self._names:
             for slot, share in zip(slots, self.batches.get(name).chunk(len(slots)), strict=True):
                 slot.views[name] = share
-        self._hardware.streams.side_by_side([lambda slot=slot: work.step(slot) for slot in slots])  # type: ignore[misc]
+        calls = [partial(work.step, slot) for slot in slots]
+        if self.lockstep is not None:
+            self.lockstep.run(calls)
+        else:
+            self._hardware.streams.side_by_side(calls)
         self.batches.advance()
 
     def _finish(self, work: ClientWork, slot: Slot, contributes: bool) -> ClientResult:
