@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.network import authority, free_port, resident
+from benchmarks.loopback import authority, free_port, resident
 from semisfl.config import Config, parse
 from semisfl.data import partition, sources
 from semisfl.data.partition import Partition

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.network import free_port
+from benchmarks.loopback import free_port
 from semisfl.net import certs
 from semisfl.toml import to_toml
 from tests.net import chaos_processes, villains

@@ -1,0 +1,225 @@
+"""What an iteration over the network costs, against the same bytes through bare TLS sockets."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import ssl
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.loopback import (
+    BATCH,
+    CLIENTS,
+    FEATURES,
+    PROCESSES,
+    authority,
+    configuration,
+    free_port,
+    model,
+    server,
+)
+from semisfl.fleet.base import SplitRound
+from semisfl.net import certs
+from semisfl.net.client.connection import Connection
+from semisfl.net.frames import decode, encode
+from semisfl.net.messages import Schemas
+from semisfl.net.server.fleet import NetworkFleet
+
+
+def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
+    """A client that does everything but arithmetic; without ``coded``, only moves bytes."""
+    torch.set_num_threads(1)
+    link = Connection(
+        f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}")
+    )
+    shapes = Schemas.of(configuration(CLIENTS), model())
+    rows, payload = torch.randn(BATCH, FEATURES), os.urandom(8 * BATCH * FEATURES)
+    welcomed, step = False, 0
+    while not link.over.is_set():
+        received = link.receive(1.0)
+        if received is None:
+            continue
+        if not welcomed:
+            welcomed = True
+            ready = {"model": shapes.digest, "images": BATCH, "skipped": 0}
+            received.stream.answer(received.ticket, encode("ready", ready, {}))
+            received.stream.assembler.limit = shapes.split.limit + shapes.gradients.limit
+        elif received.ticket and coded:
+            decode(received.data, {"gradients": shapes.gradients, "split": shapes.split})
+            tensors = {"student": rows, "teacher": rows}
+            answer = encode("features", {"round": 0, "step": step}, tensors, "fp32")
+            received.stream.answer(received.ticket, answer)
+            step += 1
+        elif received.ticket:
+            received.stream.answer(received.ticket, [payload])
+
+
+class TransportLoop:
+    """The bytes alone through streams: cut, sent, put together; like for like with `BareLoop`."""
+
+    def __init__(self, fleet: NetworkFleet) -> None:
+        assert fleet.wait_for(CLIENTS, 60)
+        self._sessions = list(fleet._listener.sessions.values())
+        self._inbox = fleet._questions._inbox
+        self._gradients = os.urandom(4 * BATCH * FEATURES)
+
+    def __call__(self) -> None:
+        for session in self._sessions:
+            session.ask([self._gradients], 2 * 8 * BATCH * FEATURES, copy=False)
+        for _ in self._sessions:
+            _, _, data = self._inbox.get()
+            assert data is not None and len(data) == 8 * BATCH * FEATURES
+
+
+class FleetLoop:
+    """Iterations through NetworkFleet: checked, decoded, concatenated, as a method gets them."""
+
+    def __init__(self, fleet: NetworkFleet) -> None:
+        self._fleet = fleet
+        assert fleet.wait_for(CLIENTS, 60)
+        state = model().bottom.state_dict()
+        fleet.start_round(SplitRound(0, tuple(range(CLIENTS)), 1_000_000, 0.1, state, state))
+        self._gradients = torch.randn(CLIENTS * BATCH, FEATURES)
+
+    def __call__(self) -> None:
+        features = self._fleet.forward()
+        assert features.student.shape == (CLIENTS * BATCH, FEATURES)
+        self._fleet.backward(self._gradients)
+
+
+def bare_client(folder: Path, number: int, port: int, up: int, down: int) -> None:
+    place = folder / "clients" / f"client-{number}"
+    context = ssl.create_default_context(cafile=str(place / "authority.crt"))
+    context.load_cert_chain(place / "client.crt", place / "client.key")
+    payload, room = os.urandom(up), memoryview(bytearray(down))
+    with (
+        context.wrap_socket(
+            socket.create_connection(("localhost", port)), server_hostname="localhost"
+        ) as stream,
+        contextlib.suppress(OSError, EOFError),
+    ):
+        while True:
+            stream.sendall(payload)
+            receive(stream, room)
+
+
+def receive(stream: ssl.SSLSocket, room: memoryview) -> None:
+    filled = 0
+    while filled < len(room):
+        count = stream.recv_into(room[filled:])
+        if not count:
+            raise EOFError
+        filled += count
+
+
+class BareLoop:
+    """The same bytes through TLS sockets and threads, with nothing else done to them."""
+
+    def __init__(self, folder: Path, listener: socket.socket) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+        context.load_verify_locations(folder / "authority.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        self._gradients = os.urandom(4 * BATCH * FEATURES)
+        self._go = threading.Barrier(CLIENTS + 1)
+        self._all_here = threading.Barrier(CLIENTS + 1)
+        for _ in range(CLIENTS):
+            stream = context.wrap_socket(listener.accept()[0], server_side=True)
+            threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
+
+    def _serve(self, stream: ssl.SSLSocket) -> None:
+        room = memoryview(bytearray(8 * BATCH * FEATURES))
+        with contextlib.suppress(OSError, EOFError, threading.BrokenBarrierError):
+            while True:
+                receive(stream, room)
+                self._all_here.wait()
+                self._go.wait()
+                stream.sendall(self._gradients)
+
+    def __call__(self) -> None:
+        self._all_here.wait()
+        self._go.wait()
+
+
+def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
+    """Milliseconds per iteration on the clock, and of this process's CPU."""
+    clock, cpu = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        step()
+    return 1e3 * (time.perf_counter() - clock) / count, 1e3 * (time.process_time() - cpu) / count
+
+
+@contextlib.contextmanager
+def paused(processes: list[multiprocessing.Process]) -> Iterator[None]:
+    """The other loop's clients stand still, so that two loops never compete."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process.pid, signal.SIGCONT)  # type: ignore[arg-type]
+
+
+def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        authority(folder, CLIENTS)
+        listener = socket.create_server(("localhost", 0))
+        ports = {"transport": free_port(), "fleet": free_port()}
+        up, down = 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
+        # Forked before this process has a gRPC thread: a fork would not survive one.
+        people = {
+            "bare": start(bare_client, folder, listener.getsockname()[1], up, down),
+            "transport": start(stand_in, folder, ports["transport"], False),
+            "fleet": start(stand_in, folder, ports["fleet"], True),
+        }
+        servers = {name: server(folder, CLIENTS, port) for name, port in ports.items()}
+        loops: dict[str, Callable[[], None]] = {
+            "bare": BareLoop(folder, listener),
+            "transport": TransportLoop(servers["transport"]),
+            "fleet": FleetLoop(servers["fleet"]),
+        }
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
+        for number in range(rounds + 1):
+            for name, loop in loops.items():
+                others = [process for other in people if other != name for process in people[other]]
+                with paused(others):
+                    measured = timed(loop, count)
+                if number:  # the first time is for warming up
+                    results[name].append(measured)
+        for process in [process for group in people.values() for process in group]:
+            process.kill()
+        for fleet in servers.values():
+            fleet.kill()
+    clock, cpu = (
+        {name: statistics.median(row[column] for row in rows) for name, rows in results.items()}
+        for column in (0, 1)
+    )
+    return {
+        **{f"{name}_ms": round(value, 1) for name, value in clock.items()},
+        **{f"{name}_server_cpu_ms": round(value, 1) for name, value in cpu.items()},
+        "transport_ratio": round(clock["transport"] / clock["bare"], 2),
+        "fleet_ratio": round(clock["fleet"] / clock["bare"], 2),
+    }
+
+
+def start(target: Callable[..., None], folder: Path, *arguments: Any) -> list[Any]:
+    """One process per client."""
+    processes = [
+        PROCESSES.Process(target=target, args=(folder, number, *arguments), daemon=True)
+        for number in range(CLIENTS)
+    ]
+    for process in processes:
+        process.start()
+    return processes

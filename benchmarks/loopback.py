@@ -1,0 +1,65 @@
+"""A server with mutual TLS on this machine, and what its clients need, for benchmarks."""
+
+import multiprocessing
+import resource
+import socket
+from pathlib import Path
+
+from torch import nn
+
+from semisfl.config import Config, parse
+from semisfl.engine.hardware import Hardware
+from semisfl.fleet.setup import FleetSetup, NetworkOptions
+from semisfl.models import SplitModel
+from semisfl.net import certs
+from semisfl.net.server.fleet import NetworkFleet
+
+BATCH, FEATURES = 64, 4096  # student and teacher features 2 MiB, gradients 1 MiB
+CLIENTS = 10
+PROCESSES = multiprocessing.get_context("fork")
+
+
+def configuration(clients: int) -> Config:
+    active = min(clients, CLIENTS)
+    return parse(
+        {"clients": {"total": clients, "active": active, "batch": BATCH, "steps": 1_000_000}}
+    )
+
+
+def model() -> SplitModel:
+    """The smallest model with features of the wanted size: only bytes are moved here."""
+    bottom = nn.Sequential(nn.Flatten(), nn.Linear(1, FEATURES))
+    return SplitModel(bottom, nn.Sequential(nn.Linear(1, 1)), nn.Identity(), FEATURES)
+
+
+def authority(folder: Path, clients: int) -> None:
+    certs.make_authority(folder)
+    certs.make_server(folder, ["localhost", "127.0.0.1"])
+    for number in range(clients):
+        certs.make_client(folder, f"client-{number}")
+
+
+def server(folder: Path, clients: int, port: int = 0) -> NetworkFleet:
+    setup = FleetSetup(
+        configuration(clients),
+        model(),
+        Hardware("cpu"),
+        (1, 8, 8),
+        10,
+        (0.5,),
+        (0.5,),
+        network=NetworkOptions(f"localhost:{port}", folder),
+    )
+    fleet = NetworkFleet(setup)
+    fleet.open(None)
+    return fleet
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as free:
+        return free.getsockname()[1]
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
