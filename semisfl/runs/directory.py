@@ -21,7 +21,7 @@ from semisfl.files import remove_temporary, write_whole
 from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take
-from semisfl.runs.metrics import read_metrics
+from semisfl.runs.metrics import read_metrics, rows_of
 from semisfl.runs.sinks import MetricsFile
 from semisfl.toml import to_toml
 
@@ -174,11 +174,12 @@ class RunDirectory:
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds that a resumed run is going to repeat."""
         path = self.path / "metrics.jsonl"
-        rows = [row for row in read_metrics(path, dict) if row["round"] < round_index]
-        if path.exists():
-            lines = path.read_bytes().splitlines(keepends=True)
-            # Cut off rather than written anew: that needs no room on a disk that is full.
-            os.truncate(path, sum(map(len, lines[: len(rows)])))
+        if not path.exists():
+            return []
+        lines = path.read_bytes().splitlines(keepends=True)
+        rows = [row for row in rows_of(lines, path, dict) if row["round"] < round_index]
+        # Cut off rather than written anew: that needs no room on a disk that is full.
+        os.truncate(path, sum(map(len, lines[: len(rows)])))
         return rows
 
     def save(self, name: str, state: dict[str, Any]) -> bool:

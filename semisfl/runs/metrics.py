@@ -1,7 +1,7 @@
 """The rows of a run's ``metrics.jsonl``: one line per round, read whole."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,11 @@ Row = TypeVar("Row")
 
 def read_metrics(path: Path, make: Callable[[dict[str, Any]], Row]) -> list[Row]:
     """``make`` of each row of a metrics file; a last line that a crash cut off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return rows_of(path.read_bytes().splitlines() if path.is_file() else [], path, make)
+
+
+def rows_of(lines: Sequence[bytes], path: Path, make: Callable[[dict[str, Any]], Row]) -> list[Row]:
+    """As `read_metrics`, of the lines of a file that was read already."""
     rows = []
     for number, line in enumerate(lines, 1):
         try:
