@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semisfl.config import ConfigError
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks, messages
-from semisfl.net.chunks import Assembler, LoopThread, Violation
+from semisfl.net.chunks import LoopThread, Violation
 from semisfl.net.frames import Frame, WireError, decode, encode
 from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server import endpoint
 from semisfl.net.server.admission import (
     HANDSHAKE_SECONDS,
     Handshakes,
@@ -91,36 +91,13 @@ class Listener:
         """Let clients in."""
         self._thread.call(self._server.start())
 
-    # --- listening -------------------------------------------------------------------------------
-
     async def _bind(self, listen: str) -> int:
-        self._handshakes = Handshakes(self._handshake_seconds, self._diary.refused)
-        handshake = ("grpc.server_handshake_timeout_ms", int(self._handshake_seconds * 1000))
-        self._server = grpc.aio.server(
-            options=[*chunks.options(), handshake, ("grpc.so_reuseport", 0)]
+        seconds = self._handshake_seconds
+        self._handshakes = Handshakes(seconds, self._diary.refused)
+        self._server, port = endpoint.bind(
+            listen, self._serve, self._trust, self._handshakes, seconds
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        service, _, method = chunks.METHOD[1:].partition("/")
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
-        try:
-            if self._trust is None:
-                port = self._server.add_insecure_port(listen)
-            else:
-                port = self._server.add_secure_port(listen, self._credentials(self._trust))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"cannot listen on {listen}: {error}; choose another address or port"
-            ) from error
         return port
-
-    def _credentials(self, trust: Trust) -> grpc.ServerCredentials:
-        def handshake_begins() -> grpc.ServerCertificateConfiguration | None:
-            self._handshakes.begins()
-            return trust.renewed()
-
-        return grpc.dynamic_ssl_server_credentials(trust.configuration(), handshake_begins, True)
 
     # --- one stream ------------------------------------------------------------------------------
 
@@ -133,7 +110,7 @@ class Listener:
                 shown = self._trust.shown(context)
                 identity = shown.name
                 self._trust.admit(shown)
-            hello = await self._hello(context)
+            hello = await endpoint.hello(context, self._handshake_seconds)
             if shown is None:
                 identity = f"plaintext:{hello.fields['name']}"
             if self._strikes[identity] >= STRIKES:
@@ -171,23 +148,6 @@ class Listener:
             self._handshakes.stream_closed(peer)
             if session is not None:
                 self._close(session)
-
-    async def _hello(self, context: grpc.aio.ServicerContext) -> Frame:
-        assembler = Assembler()
-        assembler.expect(0, messages.HELLO.limit)
-        complete = None
-        try:
-            async with asyncio.timeout(self._handshake_seconds):
-                while complete is None:
-                    chunk = await context.read()
-                    if chunk is grpc.aio.EOF:
-                        raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
-                    _, complete = assembler.feed(chunk)
-        except TimeoutError as error:
-            # No offence: a busy server may itself be the reason.
-            late = f"no hello within {self._handshake_seconds:g} s"
-            raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
-        return decode(complete[1], {"hello": messages.HELLO})
 
     # --- sessions --------------------------------------------------------------------------------
 

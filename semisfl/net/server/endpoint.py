@@ -1,0 +1,70 @@
+"""The server's port, and the first frame of a stream that comes in by it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from semisfl.config import ConfigError
+from semisfl.net import chunks, messages
+from semisfl.net.chunks import Assembler
+from semisfl.net.frames import Frame, decode
+from semisfl.net.server.admission import Handshakes, Refused
+from semisfl.net.server.trust import Trust
+
+Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
+
+
+def bind(
+    listen: str, serve: Serve, trust: Trust | None, handshakes: Handshakes, seconds: float
+) -> tuple[grpc.aio.Server, int]:
+    """A server that is yet to be started, and its port; without ``trust``, in plaintext.
+
+    A handshake may take ``seconds``.
+    """
+    handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
+    server = grpc.aio.server(options=[*chunks.options(), handshake, ("grpc.so_reuseport", 0)])
+    handler = grpc.stream_stream_rpc_method_handler(serve)
+    service, _, method = chunks.METHOD[1:].partition("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    try:
+        if trust is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, _credentials(trust, handshakes))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {listen}: {error}; choose another address or port"
+        ) from error
+    return server, port
+
+
+def _credentials(trust: Trust, handshakes: Handshakes) -> grpc.ServerCredentials:
+    def handshake_begins() -> grpc.ServerCertificateConfiguration | None:
+        handshakes.begins()
+        return trust.renewed()
+
+    return grpc.dynamic_ssl_server_credentials(trust.configuration(), handshake_begins, True)
+
+
+async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
+    """What a client says first, within ``seconds``."""
+    assembler = Assembler()
+    assembler.expect(0, messages.HELLO.limit)
+    complete = None
+    try:
+        async with asyncio.timeout(seconds):
+            while complete is None:
+                chunk = await context.read()
+                if chunk is grpc.aio.EOF:
+                    raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
+                _, complete = assembler.feed(chunk)
+    except TimeoutError as error:
+        # No offence: a busy server may itself be the reason.
+        late = f"no hello within {seconds:g} s"
+        raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
+    return decode(complete[1], {"hello": messages.HELLO})
