@@ -23,6 +23,7 @@ from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.sinks import Observed
 from semisfl.runs.start import resume, train
+from tests.methods.test_beyond import EVERYTHING
 from tests.twin import ExactTwin, bn_model, toy_data
 
 pytestmark = pytest.mark.gpu
@@ -130,6 +131,14 @@ def test_working_copies_follow_their_masters() -> None:
 )
 def test_every_method_runs_captured(method: str, caplog: pytest.LogCaptureFixture) -> None:
     options = settings(f"method={method}", "runtime.precision=bf16", "optimizer.lr=0.05")
+    result = train(options, data=toy_data(side=28), device="cuda")
+    assert result.accuracy > 0
+    assert "cannot be captured" not in caplog.text
+
+
+def test_settings_beyond_the_paper_run_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """All at once, in the precision that makes working copies."""
+    options = settings(*EVERYTHING, "runtime.precision=bf16", "optimizer.lr=0.05")
     result = train(options, data=toy_data(side=28), device="cuda")
     assert result.accuracy > 0
     assert "cannot be captured" not in caplog.text
