@@ -13,6 +13,7 @@ from semisfl.algorithm.teacher import Teacher
 from semisfl.config import Config
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.hardware import Hardware
+from semisfl.engine.host import HostShelf
 from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import clone
@@ -218,3 +219,25 @@ def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
     assert result.accuracy > 0
     assert "one by one" in caplog.text
     assert "cannot be captured" not in caplog.text
+
+
+def test_what_is_seldom_needed_lies_in_the_hosts_memory() -> None:
+    shelf, there = HostShelf(), torch.randn(1000, device="cuda")
+    shelf.put("one", {"weight": there})
+    shelf.put("two", {"weight": 2 * there})
+    there.zero_()  # what was put aside is a copy
+    (kept,) = shelf.state_dict()["two"].values()
+    assert kept.is_pinned() and not kept.is_cuda
+    lent = shelf.get("two")["weight"]
+    assert lent.is_cuda and lent is shelf.get("two")["weight"]
+    assert torch.equal(lent.cpu(), kept) and kept.any()
+
+
+def test_idle_clients_of_fedmatch_take_no_device_memory() -> None:
+    options = settings("method=fedmatch", "runtime.precision=bf16", "fedmatch.refresh=1")
+    fast = assemble(options, toy_data(side=28), device="cuda")
+    for index in range(3):
+        fast.method.round(index)
+    shelf = fast.method.helpers._shelf  # type: ignore[attr-defined]
+    assert shelf._kept and not shelf._lent
+    assert not any(t.is_cuda for state in shelf._kept.values() for t in state.values())

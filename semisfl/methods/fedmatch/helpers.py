@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisfl.engine.host import HostShelf
 from semisfl.fleet.base import State
 
 
@@ -40,14 +41,14 @@ class Helpers:
         self._embeddings: dict[int, Tensor] = {}
         self._latest: dict[int, str] = {}
         self._given: dict[int, list[str]] = {}
-        self._shelf: dict[str, State] = {}
+        self._shelf = HostShelf()
 
     def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
         self._embeddings[client] = embedding
         self._latest[client] = f"{client}@{round_index}"
-        self._shelf[self._latest[client]] = upload
+        self._shelf.put(self._latest[client], upload)
         needed = {*self._latest.values(), *(key for keys in self._given.values() for key in keys)}
-        self._shelf = {key: state for key, state in self._shelf.items() if key in needed}
+        self._shelf.keep(needed)
 
     def choose(self, clients: Collection[int], count: int) -> None:
         """New helpers for those of ``clients`` that were seen before."""
@@ -63,7 +64,7 @@ class Helpers:
     def of(self, client: int) -> dict[str, State]:
         """``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
         return {
-            f"helper{place}": self._shelf[key]
+            f"helper{place}": self._shelf.get(key)
             for place, key in enumerate(self._given.get(client, ()))
         }
 
@@ -72,11 +73,11 @@ class Helpers:
             "embeddings": {str(client): value for client, value in self._embeddings.items()},
             "latest": {str(client): key for client, key in self._latest.items()},
             "given": {str(client): keys for client, keys in self._given.items()},
-            "shelf": dict(self._shelf),
+            "shelf": self._shelf.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._embeddings = {int(client): value for client, value in state["embeddings"].items()}
         self._latest = {int(client): key for client, key in state["latest"].items()}
         self._given = {int(client): list(keys) for client, keys in state["given"].items()}
-        self._shelf = dict(state["shelf"])
+        self._shelf.load_state_dict(state["shelf"])
