@@ -93,6 +93,11 @@ class Config(Section):
             raise ValueError(
                 f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}"
             )
+        if self.wire.teacher_once and self.teacher.client == "ema":
+            raise ValueError(
+                "wire.teacher_once = true needs teachers that stay as they are sent: "
+                "set teacher.client = 'frozen', or leave it out"
+            )
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
                 f"optimizer.lr_min = {self.optimizer.lr_min} exceeds optimizer.lr = {self.optimizer.lr}; "

@@ -127,10 +127,14 @@ def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int
 
 def _codecs(config: "Config") -> str:
     """``fp32``, or which codec for what."""
-    used = config.wire.model_dump()
-    if len(set(used.values())) == 1:
-        return str(used["models"])
-    return ", ".join(f"{codec} {what.replace('_', ' ')}" for what, codec in used.items())
+    wire = config.wire
+    used = wire.model_dump(exclude={"teacher_once", "gradient_rows"}, exclude_none=True)
+    told = ", ".join(f"{codec} {what.replace('_', ' ')}" for what, codec in used.items())
+    if len(wire.codecs) == 1 and wire.updates is None:
+        told = wire.models
+    if wire.teacher_once:
+        told += ", teacher features once per image"
+    return told + (", rows of gradients that are used" if wire.gradient_rows == "used" else "")
 
 
 # --- telling ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from semisfl.config import Config
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, tensor_bytes
+from semisfl.fleet.savings import bitmap_bytes
 from semisfl.layers import named_layers
 from semisfl.methods.sizes import Sizes
 from semisfl.models import NARROW_HEAD, WIDEST_HEAD, cut_index, uncut
@@ -74,21 +75,40 @@ class Cut:
         widths = {"mlp": (hidden, projection), "linear": (projection,), "none": ()}[kind]
         return sum(2 * a * b for a, b in zip((self.features, *widths), widths, strict=False))
 
-    def sizes(self, batch: int, steps: int, wire: WireConfig, resent: bool = False) -> Sizes:
-        """Of what a round of so many steps sends, in the codecs of ``wire``."""
+    def sizes(
+        self,
+        batch: int,
+        steps: int,
+        wire: WireConfig,
+        resent: bool = False,
+        images: int | None = None,
+    ) -> Sizes:
+        """Of what a round of so many steps sends, in the codecs of ``wire``.
 
-        def states(layers: Sequence[LayerCost]) -> int:
-            return sum(tensor_bytes(item, wire.models) for layer in layers for item in layer.state)
+        ``images``: as many as a client holds; it cannot show more different ones. Rows of gradients that
+        may be left out are not known beforehand, and are counted.
+        """
+
+        def states(layers: Sequence[LayerCost], codec: str = wire.models) -> int:
+            return sum(tensor_bytes(item, codec) for layer in layers for item in layer.state)
 
         buffers = [item for layer in self.layers for item in layer.statistics]
         rows = (batch, self.features)
+        shown = (min(steps * batch, images or steps * batch), self.features)
+        teacher, bitmap = codec_named(wire.teacher_features), bitmap_bytes(batch)
         return Sizes(
             bottom=states(self.layers[: self.index]),
             full=states(self.layers),
             statistics=sum(tensor_bytes(item, wire.models) for item in buffers),
             student_features=steps * codec_named(wire.student_features).size(rows),
-            teacher_features=steps * codec_named(wire.teacher_features).size(rows),
-            gradients=steps * codec_named(wire.gradients).size(rows),
+            teacher_features=steps * teacher.size(rows),
+            gradients=steps
+            * (
+                codec_named(wire.gradients).size(rows)
+                + (bitmap if wire.gradient_rows == "used" else 0)
+            ),
+            update=states(self.layers[: self.index], wire.updates) if wire.updates else None,
+            teacher_once=teacher.size(shown) if wire.teacher_once else None,
             resent=resent,
         )
 

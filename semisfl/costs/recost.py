@@ -15,7 +15,6 @@ from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import Crossed, crossed_in, recoded
 from semisfl.rows import RoundRow
-from semisfl.run_settings import WireConfig
 from semisfl.runs.report import Run
 
 
@@ -64,7 +63,7 @@ def replay(run: Run, world: World, codec: str | None = None) -> Replay:
     """
     was = price(run)
     config = was.config
-    wire = WireConfig(**dict.fromkeys(WireConfig.model_fields, codec)) if codec else config.wire
+    wire = config.wire.recoded(codec) if codec else config.wire
     now = replace(was, config=config.model_copy(update={"wire": wire}))
     crossed = [recoded(one, was, now) for one in crossed_in(run.rows, was)]
     own = replace(world, seed=config.seed)

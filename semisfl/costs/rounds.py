@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
 from semisfl import lookup
 from semisfl.catalog import NamedMethod
@@ -52,7 +53,10 @@ class Priced:
     @cached_property
     def sizes(self) -> Sizes:
         clients, elsewhere = self.config.clients, self.config.fleet.kind == "network"
-        return self.cut.sizes(clients.batch, clients.steps, self.config.wire, resent=elsewhere)
+        images = max(self.held.each.values(), default=ceil(self.held.mean))
+        return self.cut.sizes(
+            clients.batch, clients.steps, self.config.wire, resent=elsewhere, images=images
+        )
 
     @cached_property
     def usual(self) -> Cost | None:
@@ -93,11 +97,15 @@ class Priced:
         """A client's part of a split round; one that broke off answered fewer steps."""
         config, passes = self.config, (self.usual or Cost(0, 0)).work
         rows, wire = (config.clients.batch, self.cut.features), config.wire
-        step_up = sum(
+        step_up: float = sum(
             codec_named(codec).size(rows)
             for codec in (wire.student_features, wire.teacher_features)
         )
-        steps = crossed.get("features_up", 0) // step_up
+        steps = int(crossed.get("features_up", 0) // step_up)
+        if wire.teacher_once:  # the student's alone are known to be there in every step
+            student = codec_named(wire.student_features).size(rows)
+            steps = min(config.clients.steps, crossed.get("features_up", 0) // student)
+            step_up = crossed.get("features_up", 0) / max(steps, 1)
         top = self.cut.flops - self.cut.bottom_flops + (self._head_flops if passes.head else 0)
         # Of its passes two are the backward one, which waits for the gradients.
         bottom = config.clients.batch * self.cut.bottom_flops

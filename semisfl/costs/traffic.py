@@ -114,6 +114,8 @@ def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
     """The same models, features and gradients in the codecs of ``now``."""
     if was.config.wire == now.config.wire:
         return crossed
+    if was.config.wire.savings:  # how many rows crossed is not recorded
+        return replace(crossed, coded=False)
     coded = True
     clients: dict[int, dict[str, int]] = {}
     for client, sizes in crossed.clients.items():

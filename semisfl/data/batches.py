@@ -74,6 +74,14 @@ def draw_batches(
     return rng.permutation(pool)[: steps * batch].reshape(steps, batch)
 
 
+def draw_positions(
+    seed: int, round_index: int, client: int, count: int, steps: int, batch: int
+) -> np.ndarray:
+    """Which of its ``count`` images a client shows in a split round, [steps, batch]."""
+    rng = seeds.generator(seed, "batches", round_index, client)
+    return draw_batches(rng, count, steps, batch)
+
+
 def split_views(
     augmentation: Augmentation,
     shard: np.ndarray,
@@ -85,8 +93,7 @@ def split_views(
     client: int,
 ) -> dict[str, DrawnView]:
     """The strong and the weak view of one client's images in a split round."""
-    rng = seeds.generator(seed, "batches", round_index, client)
-    indices = shard[draw_batches(rng, len(shard), steps, batch)]
+    indices = shard[draw_positions(seed, round_index, client, len(shard), steps, batch)]
     return {
         "strong": draw_view(
             augmentation, "strong", indices, size, seed, "strong", round_index, client

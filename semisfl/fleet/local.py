@@ -25,10 +25,20 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.caps import Spent, most_uses
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
+from semisfl.fleet.counting import count_steps
 from semisfl.fleet.decorrelation import penalty_gradient
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.outgoing import Outgoing
+from semisfl.fleet.savings import (
+    KeptRows,
+    arrived,
+    carry_something,
+    check,
+    crossing,
+    places,
+    update_bytes,
+)
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
 
@@ -45,6 +55,7 @@ class LocalFleet:
         self.held_back = HeldBack()
         self.outgoing = setup.outgoing or Outgoing()
         self.outgoing.agree(config)
+        check(config.wire)
         # Clients that have used up their caps leave, and a captured step is made for so many slots.
         self.capturable = not self.outgoing.policy.capped
         self._spent = [Spent() for _ in setup.shards]
@@ -125,7 +136,9 @@ class LocalFleet:
         self._spend(plan.active)
         self.outgoing.start_round(plan.index, plan.active, self.hardware)
         self._sent = bottom = roundtrip_state(plan.bottom, wire.models)
-        teacher = roundtrip_state(plan.teacher_bottom, wire.models)
+        teacher = plan.teacher_bottom
+        if not self.outgoing.sends:  # on a device, it is what arrived
+            teacher = arrived(bottom, crossing(bottom, teacher, wire), wire)
         self._students.load(bottom)
         self._teachers.load(teacher)
         self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
@@ -135,13 +148,12 @@ class LocalFleet:
             )
             self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
             if plan.teacher_for is None or client in plan.teacher_for:
-                self.traffic.add(
-                    "teacher", "down", client, state_bytes(plan.teacher_bottom, wire.models)
-                )
+                self.traffic.add("teacher", "down", client, update_bytes(plan.teacher_bottom, wire))
             else:
                 # A labeller that follows the student with decay 0 is the student.
                 self._teachers.load(bottom, slot)
                 self._decay[slot] = 0.0
+        self._used_rows.zero_()
         self._sgd.restart(plan.lr)
         self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
 
@@ -166,7 +178,9 @@ class LocalFleet:
         ]
         together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
         truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
-        return together, {"truth": truth}
+        if not self.config.wire.teacher_once:
+            return together, {"truth": truth}
+        return together, {"truth": truth, **places([view["weak"].indices for view in views])}
 
     def _make_slots(self, slots: int) -> None:
         if self._students is not None and len(self._students.modules) == slots:
@@ -183,6 +197,10 @@ class LocalFleet:
         for module, generator in zip(self._students.modules, self._generators, strict=True):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
+        self._used_rows = torch.zeros(slots, dtype=torch.long, device=self.hardware.device)
+        if self.config.wire.teacher_once:
+            shown = slots * self.config.clients.steps * self.config.clients.batch
+            self._kept = KeptRows(shown, self._features, self.hardware.device)
         self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
 
     @property
@@ -205,9 +223,19 @@ class LocalFleet:
         student, teacher = self.outgoing.features(
             self._outputs.detach().float(), teacher.float(), len(self._plan.active)
         )
+        self.leaving_teacher = teacher
+        if self._teacher_once:
+            place, new = self.batches.extra("place"), self.batches.extra("new")
+            if self.outgoing.sends:
+                self.leaving_teacher = self.outgoing.only(new)
+            teacher = self._kept.whole(place, new, teacher)
         return Features(
             student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth")
         )
+
+    @property
+    def _teacher_once(self) -> bool:
+        return self.config.wire.teacher_once and not self._teachers_differ
 
     @property
     def _one_teacher(self) -> bool:
@@ -218,6 +246,10 @@ class LocalFleet:
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
         crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
+        if self.config.wire.gradient_rows == "used":
+            used = carry_something(crossed)
+            self._used_rows += used.view(len(self._plan.active), -1).sum(1)
+            crossed = torch.where(used.unsqueeze(1), crossed, 0.0)
         received = self.outgoing.gradient(crossed)
         if weight := self.outgoing.policy.distance_correlation:
             clients = len(self._plan.active)
@@ -242,7 +274,8 @@ class LocalFleet:
 
     def finish_round(self) -> State:
         robust = self.config.robust
-        plain = self.config.wire.models == "fp32" and robust.aggregate == "mean"
+        wire = self.config.wire
+        plain = wire.models == "fp32" and wire.updates is None and robust.aggregate == "mean"
         if plain and self.outgoing.policy.update_clip is None:
             assert self._students is not None
             self._count_round()
@@ -260,17 +293,15 @@ class LocalFleet:
 
     def _count_round(self) -> None:
         """The round's features and gradients too: captured steps pass no Python on their way."""
-        plan, wire = self._plan, self.config.wire
-        shape = (self.config.clients.batch, self._features)
-        for client in plan.active:
-            for codec in (wire.student_features, wire.teacher_features):
-                self.traffic.add(
-                    "features", "up", client, plan.steps * codec_named(codec).size(shape)
-                )
-            self.traffic.add(
-                "gradients", "down", client, plan.steps * codec_named(wire.gradients).size(shape)
-            )
-            self.traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
+        used = self.config.wire.gradient_rows == "used"
+        count_steps(
+            self.traffic,
+            self.config,
+            self._plan,
+            self._features,
+            self._used_rows.tolist() if used else None,
+            [len(shard) for shard in self.shards] if self._teacher_once else None,
+        )
 
     # --- a full-model round ----------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ from semisfl import seeds
 from semisfl.config import Config
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
-from semisfl.fleet.codec import codec_named, roundtrip_state
+from semisfl.fleet.codec import codec_named
 from semisfl.fleet.consent import objections
+from semisfl.fleet.savings import arrived, crossing
 from semisfl.policy import Policy, PolicyBreach, stricter
 
 Parts = list[bytes | memoryview]
@@ -82,8 +83,15 @@ class Outgoing:
         with torch.no_grad():
             student = codec_named(wire.student_features).roundtrip(self._guarded.detach())
             teacher = codec_named(wire.teacher_features).roundtrip(self.guarded(teacher, clients))
+        self._teacher = teacher
         self._passed = {"student": student.data_ptr(), "teacher": teacher.data_ptr()}
         return student, teacher
+
+    def only(self, rows: Tensor) -> Tensor:
+        """Of the teacher's features that just passed, these ``rows``, which alone are sent."""
+        self._teacher = self._teacher[rows]
+        self._passed["teacher"] = self._teacher.data_ptr()
+        return self._teacher
 
     def gradient(self, received: Tensor) -> Tensor:
         """By the bottom's own features, from the ``received`` one by what was sent of them.
@@ -117,10 +125,16 @@ class Outgoing:
 
     @torch.no_grad()
     def bottom(self, sent: State, trained: State, slot: int = 0) -> State:
-        """The bottom that client ``slot`` uploads, having been ``sent`` one and ``trained`` it."""
-        leaving = roundtrip_state(self._limited(sent, trained, slot), self._config.wire.models)
-        self._passed = {f"bottom/{name}": tensor.data_ptr() for name, tensor in leaving.items()}
-        return leaving
+        """The bottom that client ``slot`` uploads, having been ``sent`` one and ``trained`` it.
+
+        It is what the server will hold; what crosses for it is ``leaving_bottom``.
+        """
+        wire = self._config.wire
+        self.leaving_bottom = crossing(sent, self._limited(sent, trained, slot), wire)
+        self._passed = {
+            f"bottom/{name}": tensor.data_ptr() for name, tensor in self.leaving_bottom.items()
+        }
+        return arrived(sent, self.leaving_bottom, wire)
 
     def _limited(self, sent: State, trained: State, slot: int) -> State:
         clip = self.policy.update_clip

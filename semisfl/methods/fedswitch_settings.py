@@ -32,4 +32,5 @@ def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> 
 
 
 def split_cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
-    return split_round(sizes, Work(server=5.0), teacher=teacher)  # the top labels twice
+    # The top labels twice.
+    return split_round(sizes, Work(server=5.0), teacher=teacher, frozen=False)

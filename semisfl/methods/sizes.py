@@ -25,6 +25,10 @@ class Sizes:
     gradients: int
     resent: bool = False
     """Whether clients must be sent again what an earlier round sent them: over a network they keep nothing."""
+    update: int | None = None
+    """Of a bottom as a difference to one that both sides hold; None: it crosses whole."""
+    teacher_once: int | None = None
+    """Of teacher features that cross once per image; None: with every use of it."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,16 @@ class Cost:
         return {kind: size for kind, size in sizes.items() if size}
 
 
-def split_round(sizes: Sizes, work: Work, *, teacher: bool = True) -> Cost:
-    """Of a round of a split model; ``teacher``: whether the client is sent the teacher's bottom."""
-    features = sizes.student_features + sizes.teacher_features
+def split_round(sizes: Sizes, work: Work, *, teacher: bool = True, frozen: bool = True) -> Cost:
+    """Of a round of a split model; ``teacher``: whether the client is sent the teacher's bottom;
+    ``frozen``: whether that stays as it is for the round."""
+    once = sizes.teacher_once if frozen else None
+    features = sizes.student_features + (sizes.teacher_features if once is None else once)
+    update = sizes.bottom if sizes.update is None else sizes.update
     return Cost(
-        (1 + teacher) * sizes.bottom + sizes.gradients,
-        sizes.bottom + features,
-        teacher=teacher * sizes.bottom,
+        sizes.bottom + teacher * update + sizes.gradients,
+        update + features,
+        teacher=teacher * update,
         gradients=sizes.gradients,
         features=features,
         work=work,

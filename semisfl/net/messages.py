@@ -7,7 +7,7 @@
                              <-     enrolled      which client of the run this is
                              <-     split         a split round begins (split_alone: no teacher is sent)
     features                 ->
-                             <-     gradients     and so on, once per step
+                             <-     gradients     and so on, once per step (gradients:N: N rows of them)
     bottom                   ->                   after the last step's gradients
                              <-     full          a full-model round begins; which states will come
     accept                   ->
@@ -34,10 +34,13 @@ from torch import Tensor
 
 from semisfl import lookup
 from semisfl.config import Config, parse
+from semisfl.fleet import savings
 from semisfl.fleet.base import State
+from semisfl.fleet.codec import codec_named
 from semisfl.models import Shape, SplitModel
-from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
+from semisfl.net.frames import PROTOCOL, Frame, Schema, TensorSpec, WireError
 from semisfl.policy import Policy
+from semisfl.run_settings import SAVINGS
 
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
@@ -133,7 +136,8 @@ class Terms:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def codecs(self) -> set[str]:
-        return set(self.config.wire.model_dump().values())
+        """What the other side has to know: codecs, and what is left out."""
+        return self.config.wire.codecs | self.config.wire.savings
 
 
 def hello(
@@ -150,7 +154,7 @@ def hello(
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
-        "codecs": sorted(lookup.codec_names()),
+        "codecs": sorted([*lookup.codec_names(), *SAVINGS]),
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
@@ -183,42 +187,79 @@ class Schemas:
         }
         return cls(config, model.features, table(model.bottom.state_dict()), table(full))
 
-    def _state(self, name: str, keys: Table) -> dict[str, TensorSpec]:
-        codec = self.config.wire.models
+    def _state(self, name: str, keys: Table, codec: str | None = None) -> dict[str, TensorSpec]:
+        codec = codec or self.config.wire.models
         return {
             f"{name}/{key}": TensorSpec(shape, dtype, codec) for key, (shape, dtype) in keys.items()
         }
 
-    def _rows(self, codec: str) -> TensorSpec:
-        return TensorSpec((self.config.clients.batch, self.features), torch.float32, codec)
+    def _rows(self, codec: str, count: int | None = None) -> TensorSpec:
+        rows = self.config.clients.batch if count is None else count
+        return TensorSpec((rows, self.features), torch.float32, codec)
 
     @cached_property
     def split(self) -> Schema:
         """A split round begins, for a client that is sent the teacher."""
-        tensors = {**self._state("bottom", self.bottom), **self._state("teacher", self.bottom)}
-        return Schema(SPLIT, tensors)
+        teacher = self._state("teacher", self.bottom, self.config.wire.updates)
+        return Schema(SPLIT, {**self._state("bottom", self.bottom), **teacher})
+
+    def codecs(self, tensors: Collection[str]) -> dict[str, str]:
+        """Of the tensors of `split` and `split_alone`, by name."""
+        wire = self.config.wire
+        whole, update = wire.models, wire.updates or wire.models
+        return {name: update if name.startswith("teacher/") else whole for name in tensors}
 
     @cached_property
     def split_alone(self) -> Schema:
         return Schema(SPLIT, self._state("bottom", self.bottom))
 
     @cached_property
-    def features_frame(self) -> Schema:
-        wire = self.config.wire
-        tensors = {
-            "student": self._rows(wire.student_features),
-            "teacher": self._rows(wire.teacher_features),
-        }
-        return Schema({"round": int, "step": int}, tensors)
+    def features_frames(self) -> Sequence[Schema]:
+        """By the rows of the teacher's: as many as the batch has, or those of images new in the round."""
+        wire, fields = self.config.wire, {"round": int, "step": int}
+        student = self._rows(wire.student_features)
+        return [
+            Schema(
+                fields, {"student": student, "teacher": self._rows(wire.teacher_features, count)}
+            )
+            for count in range(self.config.clients.batch + 1)
+        ]
 
     @cached_property
-    def gradients(self) -> Schema:
-        rows = self._rows(self.config.wire.gradients)
-        return Schema({"round": int, "step": int}, {"gradients": rows})
+    def gradients(self) -> Mapping[str, Schema]:
+        """By kind: with all rows, or, one kind for every number of rows, with those that are not zero."""
+        fields, codec = {"round": int, "step": int}, self.config.wire.gradients
+        if self.config.wire.gradient_rows == "all":
+            return {"gradients": Schema(fields, {"gradients": self._rows(codec)})}
+        batch = self.config.clients.batch
+        bits = TensorSpec((savings.bitmap_bytes(batch),), torch.uint8)
+        return {
+            f"gradients:{count}": Schema(
+                fields, {"gradients": self._rows(codec, count), "used": bits}
+            )
+            for count in range(batch + 1)
+        }
+
+    def gradient_frame(self, gradients: Tensor) -> tuple[str, dict[str, Tensor]]:
+        """Kind and tensors of a frame for one client."""
+        wire = self.config.wire
+        if wire.gradient_rows == "all":
+            return "gradients", {"gradients": gradients}
+        used = savings.carry_something(codec_named(wire.gradients).roundtrip(gradients))
+        rows = gradients[used]
+        return f"gradients:{len(rows)}", {"gradients": rows, "used": savings.as_bits(used)}
+
+    def all_gradients(self, frame: Frame) -> Tensor:
+        """Of every row of the batch, from a frame of `gradients`."""
+        rows = frame.tensors["gradients"]
+        if "used" not in frame.tensors:
+            return rows
+        return savings.spread(rows, frame.tensors["used"], self.config.clients.batch)
 
     @cached_property
     def bottom_frame(self) -> Schema:
-        return Schema({"round": int}, self._state("bottom", self.bottom))
+        """A trained bottom."""
+        return Schema({"round": int}, self._state("bottom", self.bottom, self.config.wire.updates))
 
     def states(self, outline: Mapping[str, Any]) -> Schema:
         """A frame of the states that ``outline`` (state -> names of its tensors) announces."""

@@ -14,10 +14,10 @@ from semisfl.costs.about_images import AboutImages
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
 from semisfl.costs.plan import Plan, make, method_costs
-from semisfl.run_settings import WireConfig
+from semisfl.run_settings import SAVINGS, WireConfig
 from tests.pictures import cut_off
 
-WIRE = WireConfig.model_fields
+WIRE = [name for name in WireConfig.model_fields if name not in SAVINGS]
 
 
 def test_a_plan_by_hand() -> None:

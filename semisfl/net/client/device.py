@@ -14,6 +14,7 @@ from semisfl import lookup
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import most_uses
+from semisfl.fleet.savings import arrived
 from semisfl.fleet.vigilance import Vigilance
 from semisfl.net import messages
 from semisfl.net.client.allowance import Allowance
@@ -113,7 +114,7 @@ class Device:
         frame = self.decode(received)
         if frame is not None:
             self.acting(frame)
-            self._steps[frame.kind](received, frame)
+            self._steps[frame.kind.partition(":")[0]](received, frame)
 
     def acting(self, frame: Frame) -> None:
         """Called before a frame is acted on; a harness breaks things here."""
@@ -183,6 +184,9 @@ class Device:
         uses = most_uses(fields["steps"], member.config.clients.batch, len(member.images))
         self._allowance.take(self._outgoing.policy, uses)
         states = separated(frame.tensors, ["bottom", "teacher"])
+        if states["teacher"]:
+            bottom, wire = states["bottom"], member.config.wire
+            states["teacher"] = arrived(bottom, states["teacher"], wire)
         member.plan = SplitRound(
             fields["round"],
             (member.client,),
@@ -195,7 +199,7 @@ class Device:
         )
         member.step = 0
         member.fleet.start_round(member.plan)
-        self.expect_round(gradients=member.schemas.gradients)
+        self.expect_round(**member.schemas.gradients)
         self._send_features(received)
 
     def _send_features(self, received: Received) -> None:
@@ -206,7 +210,7 @@ class Device:
             received,
             "features",
             {"round": member.plan.index, "step": member.step},
-            {"student": features.student.detach(), "teacher": features.teacher},
+            {"student": features.student.detach(), "teacher": member.fleet.leaving_teacher},
             {"student": wire.student_features, "teacher": wire.teacher_features},
             copy=False,
         )
@@ -216,19 +220,24 @@ class Device:
         if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
             log.warning("gradients of another step were passed over")
             return
-        self._be_wary(frame.tensors["gradients"])
+        try:
+            gradients = member.schemas.all_gradients(frame)
+        except ValueError as error:
+            log.error("a frame of the server was passed over: %s", error)
+            return
+        self._be_wary(gradients)
         with member.hardware.step():
-            member.fleet.backward(frame.tensors["gradients"].to(member.hardware.device))
+            member.fleet.backward(gradients.to(member.hardware.device))
         member.step += 1
         if member.step < member.plan.steps:
             self._send_features(received)
             return
         self.expect_round()
         self.rounds += 1
-        bottom = joined({"bottom": member.fleet.bottoms()[member.client]})
-        self.answer(
-            received, "bottom", {"round": member.plan.index}, bottom, member.config.wire.models
-        )
+        member.fleet.bottoms()
+        wire, bottom = member.config.wire, joined({"bottom": self._outgoing.leaving_bottom})
+        about = {"round": member.plan.index}
+        self.answer(received, "bottom", about, bottom, wire.updates or wire.models)
 
     def _be_wary(self, gradients: Tensor) -> None:
         answer = self._outgoing.policy.hijacking

@@ -61,7 +61,11 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
         )
     known = {codec for codec in fields["codecs"] if isinstance(codec, str)}
     if missing := sorted(terms.codecs() - known):
-        raise Refused(incompatible, f"the client does not know the codecs {', '.join(missing)}")
+        raise Refused(
+            incompatible,
+            f"the client does not know the codecs {', '.join(missing)}; install the same semisfl on both "
+            "sides, or leave them out of wire",
+        )
     if (method := terms.config.method) not in fields["methods"]:
         allow = f", and let it join with --allow-method {method}" if ":" in method else ""
         raise Refused(

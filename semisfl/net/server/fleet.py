@@ -9,6 +9,7 @@ import logging
 import queue
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from semisfl.fleet.base import (
     State,
     Traffic,
 )
+from semisfl.fleet.codec import roundtrip_state
 from semisfl.fleet.held_back import HeldBack
+from semisfl.fleet.savings import TeacherRows, arrived, difference
 from semisfl.fleet.setup import FleetSetup
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, encode, payload_bytes
@@ -196,7 +199,18 @@ class NetworkFleet:
         self._plan, self._step = plan, 0
         self._questions.start_round()
         self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
-        codec = self.config.wire.models
+        wire, images = self.config.wire, self.roster.images
+        # In memory of its own: what clients answer is held against it and added to it here.
+        known = roundtrip_state(plan.bottom, wire.models) if wire.updates else {}
+        self._sent = {name: tensor.cpu() for name, tensor in known.items()}
+        frozen = plan.teacher_decay is None and plan.teacher_for is None
+        self._teacher_rows = {
+            client: TeacherRows(
+                *(self.config.seed, plan.index, client, images.get(client, 1)),
+                *(plan.steps, self.config.clients.batch),
+            )
+            for client in (plan.active if wire.teacher_once and frozen else ())
+        }
         fields = {
             "round": plan.index,
             "steps": plan.steps,
@@ -204,7 +218,9 @@ class NetworkFleet:
             "ema": plan.teacher_decay is not None,
             "decay": float(plan.teacher_decay or 0.0),
         }
-        bottom = payload_bytes(self._shapes.bottom_frame)
+        teacher_bottom = (
+            difference(self._sent, plan.teacher_bottom) if wire.updates else plan.teacher_bottom
+        )
         for teacher in (False, True):
             clients = [
                 c
@@ -213,24 +229,38 @@ class NetworkFleet:
             ]
             if not clients:
                 continue
-            states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
-            frame = (
-                b"".join(
-                    encode("split" if teacher else "split_alone", fields, joined(states), codec)
-                ),
-            )
-            sizes: dict[Kind, int] = {"model": bottom}
+            states = {"bottom": plan.bottom} | ({"teacher": teacher_bottom} if teacher else {})
+            tensors = joined(states)
+            kind = "split" if teacher else "split_alone"
+            frame = (b"".join(encode(kind, fields, tensors, self._shapes.codecs(tensors))),)
+            sizes: dict[Kind, int] = {"model": payload_bytes(self._shapes.split_alone)}
             if teacher:
-                sizes["teacher"] = bottom
+                sizes["teacher"] = payload_bytes(self._shapes.bottom_frame)
             for client in clients:
-                self._questions.ask(client, frame, sizes, self._features_due())
+                self._questions.ask(client, frame, sizes, self._due(client))
         self._check_quorum(len(self._questions))
 
-    def _features_due(self) -> Due:
-        about = {"round": self._plan.index}
-        if self._step < self._plan.steps:
-            return Due({"features": self._shapes.features_frame}, {**about, "step": self._step})
-        return Due({"bottom": self._shapes.bottom_frame}, about)
+    def _due(self, client: int) -> Due:
+        """Features, or after the last step the bottom."""
+        about, step = {"round": self._plan.index}, self._step
+        if step == self._plan.steps:
+            return Due({"bottom": self._shapes.bottom_frame}, about, whole=self._whole_bottom)
+        kept = self._teacher_rows.get(client)
+        rows = self.config.clients.batch if kept is None else kept.new(step)
+
+        def whole(frame: Frame) -> Frame:
+            if kept is None:
+                return frame
+            teacher = kept.whole(step, frame.tensors["teacher"])
+            return replace(frame, tensors={**frame.tensors, "teacher": teacher})
+
+        frames = {"features": self._shapes.features_frames[rows]}
+        return Due(frames, {**about, "step": step}, whole=whole)
+
+    def _whole_bottom(self, frame: Frame) -> Frame:
+        crossed = separated(frame.tensors, ["bottom"])["bottom"]
+        bottom = arrived(self._sent, crossed, self.config.wire)
+        return replace(frame, tensors=joined({"bottom": bottom}))
 
     def _answers(self, kind: Kind) -> dict[int, Frame]:
         """One frame of every client that is still taking part, if they are enough."""
@@ -257,12 +287,12 @@ class NetworkFleet:
         gradients = gradients.detach().float().cpu()
         self._check_sent({"gradients": gradients})
         rows = gradients.chunk(len(self._participants))
-        sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients)}
         self._step += 1
-        due = self._features_due()
         for client, share in zip(self._participants, rows, strict=True):
-            frame = encode("gradients", fields, {"gradients": share}, self.config.wire.gradients)
-            self._questions.ask(client, frame, sizes, due)
+            kind, tensors = self._shapes.gradient_frame(share)
+            frame = encode(kind, fields, tensors, self.config.wire.gradients)
+            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients[kind])}
+            self._questions.ask(client, frame, sizes, self._due(client))
 
     def finish_round(self) -> State:
         answers = self._answers("model")

@@ -22,6 +22,8 @@ class Due:
     fields: Mapping[str, Any]
     steps: int = 1
     """Of work that the answer takes: each may take `network.deadline`."""
+    whole: Callable[[Frame], Frame] = lambda frame: frame
+    """Puts back what need not cross."""
 
 
 Ask = Callable[[int, Parts, Mapping[Kind, int], Due], None]

@@ -170,6 +170,7 @@ class Questions:
                 return
             if frame.tensors:
                 self._traffic.add(kind, "up", client, payload_bytes(item.due.frames[frame.kind]))
+            frame = item.due.whole(frame)
             found = ranges(frame.tensors)
             fault = unbelievable(frame.tensors, found)
             if fault is not None:
