@@ -1,5 +1,6 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -31,6 +32,8 @@ from semisfl.fleet.lockstep import Lockstep
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
 from semisfl.stopping import Stopped
+
+log = logging.getLogger(__name__)
 
 PREDICT_BATCH = 512
 
@@ -178,6 +181,18 @@ class Slot:
     def held_step(self, name: str) -> Tensor:
         return self.batches.row_of(self._held[name])
 
+    def saved(self) -> Callable[[], None]:
+        """What brings held tensors and draws back to what they are now; models are the engine's."""
+        held = [(tensor, tensor.clone()) for tensor in self._held.values()]
+        drawn = self._generator.get_state()
+
+        def restore() -> None:
+            for tensor, copied in held:
+                tensor.copy_(copied)
+            self._generator.set_state(drawn)
+
+        return restore
+
     def step(self, work: ClientWork, names: Sequence[str]) -> None:
         """One step of ``work`` on a part of the batches that is read by this slot alone."""
         for name in names:
@@ -186,7 +201,7 @@ class Slot:
         self.batches.advance()
 
     def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
-        if self._engine.lockstep is not None:
+        if self._engine.lockstep is not None and self._engine.lockstep.running:
             self._engine.lockstep.descend(self._place, model, loss, clip_norm, self.lr)
             return
         if id(model) not in self._sgd:
@@ -213,6 +228,7 @@ class FullModelClients:
         self._slots: list[Slot] = []
         self._captured: dict[tuple[str, int], Callable[[], None]] = {}
         self.lockstep: Lockstep | None = None
+        self._met: dict[str, bool] = {}
         self.stacks: bool | None = None
         """Whether slots' models are computed at once; None: not yet decided."""
 
@@ -321,11 +337,37 @@ class FullModelClients:
             for slot, share in zip(slots, self.batches.get(name).chunk(len(slots)), strict=True):
                 slot.views[name] = share
         calls = [partial(work.step, slot) for slot in slots]
-        if self.lockstep is not None:
-            self.lockstep.run(calls)
-        else:
+        if self.lockstep is None or not self._meets(work, slots, calls):
             self._hardware.streams.side_by_side(calls)
         self.batches.advance()
+
+    def _meets(
+        self, work: ClientWork, slots: list[Slot], calls: Sequence[Callable[[], None]]
+    ) -> bool:
+        """The step of all slots at once; False, and nothing has happened, if this work's cannot be so.
+
+        A work that asks for gradients itself, for example, finds none of its own model's weights.
+        """
+        assert self.lockstep is not None
+        if work.name in self._met:
+            if self._met[work.name]:
+                self.lockstep.run(calls)
+            return self._met[work.name]
+        restore = [self.lockstep.saved(), *(slot.saved() for slot in slots)]
+        try:
+            self.lockstep.run(calls)
+        except RuntimeError as error:
+            log.warning(
+                "%s: clients' models are computed one by one, slower: %s",
+                work.name,
+                str(error).splitlines()[0],
+            )
+            for back in restore:
+                back()
+            self._met[work.name] = False
+            return False
+        self._met[work.name] = True
+        return True
 
     def _finish(self, work: ClientWork, slot: Slot, contributes: bool) -> ClientResult:
         if not contributes:

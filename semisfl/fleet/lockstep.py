@@ -49,7 +49,7 @@ class Lockstep:
         self._versions: dict[str, list[int]] = {}
         self._clients: list[_Client] = []
         self._back = Semaphore(0)
-        self._running = self._over = False
+        self.running = self._over = False
 
     def model(self, name: str, slot: int) -> nn.Module:
         if name not in self._stacks:
@@ -69,12 +69,25 @@ class Lockstep:
         for sgd in self._sgd.values():
             sgd.restart(lr)
 
+    @torch.no_grad()
+    def saved(self) -> Callable[[], None]:
+        """What brings all models back to what they are now."""
+        tensors = [t for stack in self._stacks.values() for t in stack.tensors.values()]
+        copies = [tensor.clone() for tensor in tensors]
+
+        @torch.no_grad()
+        def restore() -> None:
+            for tensor, copied in zip(tensors, copies, strict=True):
+                tensor.copy_(copied)
+
+        return restore
+
     # --- what a client's thread calls -------------------------------------------------------------
 
     def _forward(
         self, name: str, slot: int, alone: Callable[[Tensor], Tensor], x: Tensor
     ) -> Tensor:
-        if not self._running:
+        if not self.running:
             return alone(x)
         answer: Tensor = self._meet(slot, ("forward", name), (x, torch.is_grad_enabled()))
         return answer
@@ -99,7 +112,7 @@ class Lockstep:
     def run(self, steps: Sequence[Step]) -> None:
         """One step of every slot, from its first meeting to its last."""
         self._clients = [_Client() for _ in steps]
-        self._running, self._over = True, False
+        self.running, self._over = True, False
         cuda = self._hardware.device.type == "cuda"
         stream = torch.cuda.current_stream() if cuda else None
         threads = [
@@ -117,7 +130,7 @@ class Lockstep:
                 client.go.release()
             for thread in threads:
                 thread.join()
-            self._running, self._clients = False, []
+            self.running, self._clients = False, []
 
     def _alone(self, client: _Client, step: Step, stream: "torch.cuda.Stream | None") -> None:
         client.go.acquire()

@@ -51,11 +51,17 @@ def test_own_pace_gives_what_steps_side_by_side_give(
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
-@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch"])
+@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch", "fl2"])
 def test_stacked_models_give_what_separate_ones_give(
-    method: str, batchnorm: bool, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    batchnorm: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Steps in threads that meet at every call of a model; some clients contribute nothing."""
+    """Steps in threads that meet at every call of a model; some clients contribute nothing.
+
+    (FL)2 asks for gradients of its own, finds none, and is computed client by client from then on.
+    """
     settings = ("clients.active=3", "semifl.confidence_threshold=0.3", "fedmatch.refresh=1")
     apart, together = (
         assemble(method, *settings, dropout=True, batchnorm=batchnorm) for _ in range(2)
@@ -69,6 +75,7 @@ def test_stacked_models_give_what_separate_ones_give(
         assert one.loss_semi == pytest.approx(other.loss_semi, rel=1e-4)
         assert one.contributing == other.contributing
     assert together.fleet._full.lockstep is not None
+    assert ("one by one" in caplog.text) == (method == "fl2")
     mine = student(together).state_dict()
     for name, value in student(apart).state_dict().items():
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
