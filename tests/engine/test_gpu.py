@@ -55,12 +55,29 @@ def without_dropout(experiment: Experiment) -> Experiment:
     return experiment
 
 
-@pytest.mark.parametrize("model", [None, bn_model])
-def test_captured_steps_equal_the_plain_twin(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def smooth_model() -> nn.Sequential:
+    """Nothing in it decides: neither ReLU nor the largest of four pixels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        return nn.Sequential(
+            *(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(8, 8, 3), nn.Tanh()),
+            *(nn.Flatten(), nn.Linear(8 * 25, 16), nn.Tanh(), nn.Linear(16, 3)),
+        )
+
+
+# How far weights may lie from those of the twin in float64. Rounding alone gives 1e-6, which the
+# smooth model shows. A ReLU or a pooling near its tie, decided the other way, moves them further:
+# the CNN's by 1.8e-5 on an H200, and by 1.9e-4 the float32 twin's own on a CPU.
+FAR = {"smooth": 1e-5, "bn": 1e-5, "cnn": 2e-4}
+
+
+@pytest.mark.parametrize("case", FAR)
+def test_captured_steps_equal_the_plain_twin(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every label is kept: a confidence that falls on either side of a threshold would be a jump.
     options = settings(
         "data.augment.flip=true", "semisfl.confidence_threshold=0", "optimizer.lr=0.01"
     )
+    model = {"smooth": smooth_model, "bn": bn_model}.get(case)
     data = toy_data(side=16 if model else 28)
     partition = divide(options, data)
     start = without_dropout(assemble(options, data, model=model() if model else None, device="cpu"))
@@ -78,7 +95,7 @@ def test_captured_steps_equal_the_plain_twin(model: Any, monkeypatch: pytest.Mon
     assert [step._graph is not None for step in captured] == [True, True]
     mine = fast.method.student.state_dict()  # type: ignore[attr-defined]
     for name, tensor in twin.student.state_dict().items():
-        torch.testing.assert_close(mine[name].cpu().to(tensor), tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine[name].cpu().to(tensor), tensor, rtol=1e-4, atol=FAR[case])
 
 
 def test_two_replays_show_different_images() -> None:

@@ -58,10 +58,11 @@ def _usual(
 
 
 def _enough(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
-    """Whether one client's convolution fills a large GPU."""
+    """Whether cuDNN is given one client after the other: they fill a large GPU, or there is one only."""
     clients, channels_out = weight.shape[:2]
     pixels = x.numel() // (clients * x.shape[1] * stride[0] * stride[1])
-    return pixels * channels_out >= ENOUGH_TILES * 128**2 and weight[0, 0].numel() > FEW
+    fills = clients == 1 or pixels * channels_out >= ENOUGH_TILES * 128**2
+    return fills and weight[0, 0].numel() > FEW
 
 
 def _stacked_conv(

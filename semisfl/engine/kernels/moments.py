@@ -28,8 +28,7 @@ def _corner(pixel, corner: tl.constexpr, across, down, width, height, POOL: tl.c
 
 @triton.jit
 def moments(
-    x, sums, count, channels, PARTS: tl.constexpr, TURNS: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, sums, count, channels, parts, turns, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Parts of each channel's sum and sum of squares, both of the distance from its first value."""
     client = tl.program_id(2).to(tl.int64)
@@ -38,8 +37,8 @@ def moments(
     first = tl.load(x + c, mask=c < channels, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    for turn in range(TURNS):
-        pixel = (tl.program_id(0) + turn * PARTS) * PIXELS + tl.arange(0, PIXELS)
+    for turn in range(turns):
+        pixel = (tl.program_id(0) + turn * parts) * PIXELS + tl.arange(0, PIXELS)
         inside = (pixel < count)[:, None] & (c < channels)[None, :]
         value = tl.load(x + pixel[:, None] * channels + c[None, :], mask=inside, other=0.0)
         distance = tl.where(inside, value.to(tl.float32) - first, 0.0)
@@ -51,16 +50,14 @@ def moments(
 
 
 @triton.jit
-def _added(
-    sums, client, c, channels, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-):
+def _added(sums, client, c, channels, parts, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """The two sums of which ``sums`` are parts."""
     one = tl.zeros([ROWS, CHANNELS], tl.float32)
     two = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for start in range(0, PARTS, ROWS):
+    for start in range(0, parts, ROWS):
         part = start + tl.arange(0, ROWS)
         source = ((part * tl.num_programs(2) + client) * 2 * channels)[:, None] + c[None, :]
-        inside = (part < PARTS)[:, None] & (c < channels)[None, :]
+        inside = (part < parts)[:, None] & (c < channels)[None, :]
         one += tl.load(sums + source, mask=inside, other=0.0)
         two += tl.load(sums + source + channels, mask=inside, other=0.0)
     return tl.sum(one, axis=0), tl.sum(two, axis=0)
@@ -70,9 +67,8 @@ def _added(
 def settle(
     x, sums, shift, weight, bias, running_mean, running_var, known,
     shift_stride, weight_stride, bias_stride, mean_stride, var_stride,
-    count, channels, momentum, eps,
-    TRAINING: tl.constexpr, SHIFTED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    count, channels, parts, momentum, eps,
+    TRAINING: tl.constexpr, SHIFTED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """What is known of a channel: mean, 1 / deviation, and the factor and offset that normalise it.
 
@@ -89,7 +85,7 @@ def settle(
     mean = tl.load(running_mean, mask=there, other=0.0) - offset
     variance = tl.load(running_var, mask=there, other=1.0)
     if TRAINING:
-        one, two = _added(sums, client, c, channels, PARTS, ROWS, CHANNELS)
+        one, two = _added(sums, client, c, channels, parts, ROWS, CHANNELS)
         first = tl.load(x + client * count * channels + c, mask=there, other=0.0).to(tl.float32)
         distance = one / count
         own = tl.maximum(two / count - distance * distance, 0.0)
@@ -163,9 +159,8 @@ def _chosen(
 
 @triton.jit
 def reduce(
-    x, grad, known, sums, count, channels, across, down, width, height,
-    RELU: tl.constexpr, POOL: tl.constexpr, PARTS: tl.constexpr, TURNS: tl.constexpr,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, grad, known, sums, count, channels, across, down, width, height, parts, turns,
+    RELU: tl.constexpr, POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Parts of the sums over windows of the gradient, and of it times the normalised value."""
     client = tl.program_id(2).to(tl.int64)
@@ -176,8 +171,8 @@ def reduce(
     grad += client * count * channels
     one = tl.zeros([PIXELS, CHANNELS], tl.float32)
     two = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    for turn in range(TURNS):
-        pixel = (tl.program_id(0) + turn * PARTS) * PIXELS + tl.arange(0, PIXELS)
+    for turn in range(turns):
+        pixel = (tl.program_id(0) + turn * parts) * PIXELS + tl.arange(0, PIXELS)
         inside = (pixel < count)[:, None] & (c < channels)[None, :]
         given, _, is_open = _chosen(
             x, pixel, c, inside, factor, offset, channels, across, down, width, height,
@@ -194,14 +189,14 @@ def reduce(
 
 @triton.jit
 def settle_back(
-    sums, known, of_weight, of_bias, slopes, count, channels,
-    TRAINING: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    sums, known, of_weight, of_bias, slopes, count, channels, parts,
+    TRAINING: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of weight and bias, and how much of a value its gradient holds, and what besides."""
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
-    one, two = _added(sums, client, c, channels, PARTS, ROWS, CHANNELS)
+    one, two = _added(sums, client, c, channels, parts, ROWS, CHANNELS)
     place = client * channels + c
     tl.store(of_bias + place, one, mask=there)
     tl.store(of_weight + place, two, mask=there)

@@ -60,7 +60,7 @@ class Places(NamedTuple):
         """A launch whose programs take several tiles in turn, each giving a part of a sum."""
         blocks, across, clients = self.grid(windows)
         parts = min(blocks, MOST_PARTS, max(1, PROGRAMS // (across * clients)))
-        return (parts, across, clients), {"PARTS": parts, "TURNS": triton.cdiv(blocks, parts)}
+        return (parts, across, clients), {"parts": parts, "turns": triton.cdiv(blocks, parts)}
 
 
 Rows = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
@@ -82,8 +82,8 @@ def settled(
     given = [rows[1] if row is None else row for row in rows]
     across = min(128, triton.next_power_of_2(channels))
     settle[(1, triton.cdiv(channels, across), clients)](
-        x, sums, *given, known, *(row.stride(0) for row in given), count, channels, momentum, eps,
-        TRAINING=training, SHIFTED=rows[0] is not None, PARTS=len(sums), ROWS=ROWS, CHANNELS=across,
+        x, sums, *given, known, *(row.stride(0) for row in given), count, channels, len(sums),
+        momentum, eps, TRAINING=training, SHIFTED=rows[0] is not None, ROWS=ROWS, CHANNELS=across,
     )  # fmt: skip
     return known
 
@@ -107,7 +107,7 @@ class _Norm(torch.autograd.Function):
         across, down = places.pooled
         windows = places.images * across * down
         grid, parts = places.shared(count)
-        sums = x.new_empty((parts["PARTS"], clients, 2, channels), dtype=torch.float32)
+        sums = x.new_empty((parts["parts"], clients, 2, channels), dtype=torch.float32)
         if training:
             moments[grid](x, sums, count, channels, **parts, **places.tile)
         rows = (shift, weight, bias, *running)
@@ -130,7 +130,7 @@ class _Norm(torch.autograd.Function):
         windows, count = images * across * down, images * height * width
         grad = _as_it_lies(grad)
         grid, parts = places.shared(windows)
-        sums = x.new_empty((parts["PARTS"], clients, 2, channels), dtype=torch.float32)
+        sums = x.new_empty((parts["parts"], clients, 2, channels), dtype=torch.float32)
         reduce[grid](
             x, grad, known, sums, windows, channels, across, down, width, height,
             RELU=ctx.relu, POOL=pool, **parts, **places.tile,
@@ -139,9 +139,8 @@ class _Norm(torch.autograd.Function):
         slopes = torch.empty_like(known[:2])
         once = (1, *places.grid(1)[1:])
         settle_back[once](
-            sums, known, of_weight, of_bias, slopes, count, channels,
-            TRAINING=ctx.training, PARTS=parts["PARTS"], ROWS=ROWS,
-            CHANNELS=places.tile["CHANNELS"],
+            sums, known, of_weight, of_bias, slopes, count, channels, len(sums),
+            TRAINING=ctx.training, ROWS=ROWS, CHANNELS=places.tile["CHANNELS"],
         )  # fmt: skip
         of_x = None
         if ctx.needs_input_grad[0]:
