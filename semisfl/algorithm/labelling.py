@@ -32,11 +32,11 @@ class Labels(NamedTuple):
     labels: Tensor
     confident: Tensor
     probabilities: Tensor | None = None
-    """q'; with the next three only where labels adapt."""
+    """q'; with the next two only where labels adapt."""
     confidence: Tensor | None = None
     threshold: Tensor | None = None
     shift: Tensor | None = None
-    """log(pi_i / pi_s) of each row's client."""
+    """log(pi_i / pi_s) of each row's client, where logits are adjusted by it."""
 
 
 class Labelling:
@@ -90,7 +90,8 @@ class Labelling:
         self._observe(raw, posterior, confidence, labels, places)
         threshold = self._thresholds(labels, owner)
         reached = self._reaches(confidence, threshold) & self._settled(logits)
-        return Labels(labels, reached, given, confidence, threshold, self._shift(owner))
+        shift = self._shift(owner) if self.settings.adjust else None
+        return Labels(labels, reached, given, confidence, threshold, shift)
 
     def loss(self, logits: Tensor, given: Labels, labels: Tensor, confident: Tensor) -> Tensor:
         """H of Eq. (1) with labels ``given``, as far as ``labels`` and ``confident`` still stand."""
@@ -98,8 +99,8 @@ class Labelling:
         if not settings.adapts:
             return consistency(logits, labels, confident)
         assert given.probabilities is not None and given.confidence is not None
-        assert given.threshold is not None and given.shift is not None
-        if settings.adjust:
+        assert given.threshold is not None
+        if given.shift is not None:
             logits = logits.float() + settings.adjust * given.shift
         if settings.below == "unused":
             return consistency(logits, labels, confident)
@@ -107,7 +108,7 @@ class Labelling:
         rest = settings.below_weight * self._warm * (~confident & (labels >= 0))
         if settings.below == "gaussian":
             under = (given.threshold - given.confidence).clamp(min=0)
-            tail = torch.exp(-under.square() / (2 * self._means["variance"]))
+            tail = torch.exp(-under.square() / (2 * self._means["variance"]).clamp(min=1e-6))
             return consistency(logits, labels, confident + rest * tail)
         soft = F.cross_entropy(logits.float(), given.probabilities, reduction="none")
         return consistency(logits, labels, confident) + (soft * rest).mean()
@@ -147,7 +148,7 @@ class Labelling:
         means, settings = self._means, self.settings
         weight = _weight(means["steps"].add_(1), settings.decay)
         means["confidence"].lerp_(confidence.mean(), weight)
-        means["variance"].lerp_(confidence.var(), weight)
+        means["variance"].lerp_(confidence.var(correction=0), weight)
         means["classes"].lerp_(raw.mean(0), weight)
         own_steps = means["client_steps"].index_select(0, places) + 1
         means["client_steps"].index_copy_(0, places, own_steps)

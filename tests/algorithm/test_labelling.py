@@ -185,12 +185,23 @@ def test_logits_are_adjusted_by_the_log_of_a_clients_mix() -> None:
 def test_images_below_are_weighted_by_a_gaussian() -> None:
     by = labelling(0.75, below="gaussian", below_weight=0.5)
     given = label(by, ROWS)
-    variance = float(torch.tensor([0.6, 0.7, 0.8, 0.4]).var())
+    variance = float(torch.tensor([0.6, 0.7, 0.8, 0.4]).var(correction=0))
     each = -torch.log_softmax(STUDENT, 1)[torch.arange(4), given.labels]
     total = float(each[2])
     for row, confidence in ((0, 0.6), (1, 0.7), (3, 0.4)):
         total += 0.5 * math.exp(-((0.75 - confidence) ** 2) / (2 * variance)) * float(each[row])
     assert loss(by, STUDENT, given) == pytest.approx(total / 4, rel=1e-5)
+
+
+def test_confidences_that_are_all_alike_have_a_weight() -> None:
+    """Their variance is zero, and so is how far they lie under the threshold that is their mean."""
+    by = labelling(0.9, below="gaussian", threshold="global")
+    given = label(by, [[0.6, 0.3, 0.1]] * 4)
+    assert math.isfinite(loss(by, STUDENT, given))
+    alone = Labelling(LabelSettings(below="gaussian", warmup=0), 0.9, ">=", EVEN, 3, 1)
+    alone.start_round(0, (1,))
+    one = alone.label(torch.tensor([[0.6, 0.3, 0.1]]).log(), (1,), (1,))
+    assert math.isfinite(loss(alone, STUDENT[:1], one))
 
 
 def test_images_below_teach_all_their_probabilities() -> None:
