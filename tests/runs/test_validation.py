@@ -20,6 +20,7 @@ from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import resume, train
 from semisfl.use.model_card import card
 from tests import toy
+from tests.net.harness import Network, tiny, toy_data
 
 SETTINGS = ("data.validation=0.2", "rounds=3", "clients.steps=2", "server.steps=2")
 
@@ -158,6 +159,20 @@ def test_judging_changes_nothing_of_the_training() -> None:
     found = run_rounds(judged).rounds
     assert numbers(found, "accuracy", "test_acc") == numbers(plain, "accuracy")
     assert found[-1]["test_accuracy"] == plain[-1]["accuracy"]
+
+
+def test_a_run_over_a_network_is_judged_on_the_servers_images() -> None:
+    data, whole = toy_data(2)
+    partition = Partition(whole.labeled[:6], whole.clients, validation=whole.labeled[6:])
+    net = Network(tiny(2, data={"validation": 0.25}), data, partition)
+    try:
+        net.join_all()
+        result = run_rounds(net.experiment)
+    finally:
+        net.close()
+    assert result.accuracy == share_right(result.model, data, partition.validation)
+    assert result.test_accuracy == share_right(result.model, data, None)
+    assert ["test_accuracy" in row for row in result.rounds] == [False, True]
 
 
 # --- reports -------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.codec import roundtrip_state
 from semisfl.fleet.held_back import HeldBack
-from semisfl.fleet.savings import TeacherRows, arrived, difference
+from semisfl.fleet.savings import TeacherRows, arrived, check, difference
 from semisfl.fleet.setup import FleetSetup
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, encode, payload_bytes
@@ -68,6 +68,7 @@ class NetworkFleet:
             raise ConfigError(
                 "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
             )
+        check(setup.config.wire)
         self._stop = setup.stop
         self.traffic = Traffic()
         self.held_back = HeldBack(self._tell_held_back)
