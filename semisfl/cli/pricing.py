@@ -92,7 +92,7 @@ def costs(
 
     config = configs.parse(values_of(preset, settings))
     held = about_images.planned(config)
-    rows = method_costs(config, held.shape, held.classes, up, down)
+    rows = method_costs(config, held.shape, held.classes, up, down, held.mean)
     if json_:
         print(
             json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})

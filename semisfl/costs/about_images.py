@@ -37,7 +37,8 @@ def planned(config: Config) -> AboutImages:
         data = sources.load(name, size=side)
         shape, classes, images = data.shape, len(data.classes), len(data.images)
     shape = (shape[0], side, side) if side else shape
-    left = max(0, images - config.data.labeled)
+    set_aside = round(images * (config.data.validation or 0.0))
+    left = max(0, images - set_aside - config.data.labeled)
     if (elsewhere := config.data.unlabeled) is not None:
         left = _images_of(elsewhere)
     return AboutImages(shape, classes, left / config.clients.total)

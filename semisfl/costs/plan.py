@@ -186,9 +186,12 @@ def _mean_round(priced: Priced, world: World) -> tuple[float, tuple[float, float
 
 
 def method_costs(
-    config: Config, shape: Shape, classes: int, up: float, down: float
+    config: Config, shape: Shape, classes: int, up: float, down: float, images: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Every method's bytes for ``config``, and hours on the wire alone at ``up`` and ``down`` Mbit/s."""
+    """Every method's bytes for ``config``, and hours on the wire alone at ``up`` and ``down`` Mbit/s.
+
+    ``images``: that a client holds, if known.
+    """
     world = World(Range(up, up), Range(down, down), 0.0, profiles.load(WIRE_ONLY), config.seed)
     active = config.clients.active
     return [
@@ -200,5 +203,5 @@ def method_costs(
             "run_bytes": line.total * active * config.rounds,
             "run_hours": line.seconds * config.rounds / 3600,
         }
-        for line in make(config, AboutImages(shape, classes, 0.0), world).methods
+        for line in make(config, AboutImages(shape, classes, images), world).methods
     ]

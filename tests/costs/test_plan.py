@@ -10,9 +10,10 @@ from semisfl import config, presets
 from semisfl.catalog import DATA, METHODS
 from semisfl.cli.main import main
 from semisfl.costs import profiles
-from semisfl.costs.about_images import AboutImages
+from semisfl.costs.about_images import AboutImages, planned
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
+from semisfl.costs.cuts import cut_of
 from semisfl.costs.plan import Plan, make, method_costs
 from semisfl.run_settings import SAVINGS, WireConfig
 from tests.pictures import cut_off
@@ -110,6 +111,24 @@ def test_a_better_cut_and_a_small_device_are_found() -> None:
     made = plan("cifar10", world=replace(WORLD, profile=tiny))
     assert not made.chosen.fits and made.best.fits
     assert made.best.cut == "pool2"
+
+
+def test_what_is_known_of_images_is_used() -> None:
+    """A client that draws 3,200 of its 100 images has 100 to send the teacher's features of."""
+    settings = config.parse(
+        config.override(presets.values_of("cifar10"), ["wire.teacher_once=true"])
+    )
+    few, many = (
+        method_costs(settings, (3, 32, 32), 10, 1.0, 1.0, images=images)[0]["up_bytes"]
+        for images in (100.0, 1e6)
+    )
+    row = 4 * cut_of(settings, (3, 32, 32), 10).features
+    assert many - few == (50 * 64 - 100) * row
+
+
+def test_images_set_aside_are_nobodys() -> None:
+    options = config.override(presets.values_of("digits"), ["data.validation=0.2"])
+    assert planned(config.parse(options)).mean == (5000 - 1000 - 40) / 10
 
 
 def test_a_codec_shrinks_a_plan() -> None:
