@@ -44,7 +44,7 @@ def _conv_relu_pool(
 
 
 # A client's tiles of 128 x 128 results from which on cuDNN fills a large GPU with one client.
-ENOUGH_TILES = 264
+ENOUGH_TILES = 128
 # Entries of a weight up to which a pass over memory that is saved is worth a slower convolution.
 SHALLOW = 1152
 
