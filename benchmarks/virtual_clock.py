@@ -36,7 +36,8 @@ from semisfl.data import sources
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.server.fleet import NetworkFleet
-from semisfl.runs import bench, start
+from semisfl.runs import start
+from semisfl.runs.client_speed import client_speed
 from semisfl.runs.report import read_run
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -220,7 +221,7 @@ async def _deliver(
 
 def measure(methods: Sequence[str], rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    speed = bench.client_speed("digits", "cpu")["gflops"]
+    speed = client_speed("digits", "cpu")["gflops"]
     rows = [one for method in methods for one in compare(method, rounds, speed)]
     return {
         "links_mbps": LINKS,

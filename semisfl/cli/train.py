@@ -178,7 +178,7 @@ def bench(
 def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> None:
     from semisfl.catalog import DATA
     from semisfl.presets import PRESETS
-    from semisfl.runs.bench import client_speed
+    from semisfl.runs.client_speed import client_speed
 
     if preset not in PRESETS.keys() & DATA.keys():
         raise ValueError(f"--preset {preset!r} is not known; use one of {', '.join(PRESETS)}")
