@@ -39,18 +39,27 @@ class Streams:
         """The results of independent calls; on a GPU over a few streams, on a CPU over its cores."""
         if not self._cuda or len(calls) == 1:
             return self._on_cores(calls)
-        main = torch.cuda.current_stream()
-        if not self._several:
-            self._several = [torch.cuda.Stream(priority=FIRST) for _ in range(STREAMS)]
-        for stream in self._several:
-            stream.wait_stream(main)
+        self.fork()
         results = []
         for number, call in enumerate(calls):
-            with torch.cuda.stream(self._several[number % STREAMS]):
+            with self.one_of_several(number):
                 results.append(call())
-        for stream in self._several:
-            main.wait_stream(stream)
+        self.join_several()
         return results
+
+    def fork(self) -> None:
+        """From here on independent calls may run in `one_of_several` streams, until `join_several`."""
+        if self._cuda and not self._several:
+            self._several = [torch.cuda.Stream(priority=FIRST) for _ in range(STREAMS)]
+        for stream in self._several:
+            stream.wait_stream(torch.cuda.current_stream())
+
+    def one_of_several(self, number: int) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._several[number % STREAMS] if self._cuda else None)
+
+    def join_several(self) -> None:
+        for stream in self._several:
+            torch.cuda.current_stream().wait_stream(stream)
 
     def _on_cores(self, calls: Sequence[Call]) -> list[Any]:
         def alone(call: Call) -> Any:

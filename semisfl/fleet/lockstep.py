@@ -113,11 +113,9 @@ class Lockstep:
         """One step of every slot, from its first meeting to its last."""
         self._clients = [_Client() for _ in steps]
         self.running, self._over = True, False
-        cuda = self._hardware.device.type == "cuda"
-        stream = torch.cuda.current_stream() if cuda else None
         threads = [
-            Thread(target=self._alone, args=(client, step, stream), daemon=True)
-            for client, step in zip(self._clients, steps, strict=True)
+            Thread(target=self._alone, args=(slot, step), daemon=True)
+            for slot, step in enumerate(steps)
         ]
         for thread in threads:
             thread.start()
@@ -132,13 +130,14 @@ class Lockstep:
                 thread.join()
             self.running, self._clients = False, []
 
-    def _alone(self, client: _Client, step: Step, stream: "torch.cuda.Stream | None") -> None:
+    def _alone(self, slot: int, step: Step) -> None:
+        client = self._clients[slot]
         client.go.acquire()
         try:
             if self._over:
                 return
             # The stream, like autocast, is a matter of each thread.
-            with torch.cuda.stream(stream), self._hardware.arithmetic():
+            with self._hardware.streams.one_of_several(slot), self._hardware.arithmetic():
                 step()
         except _GivenUp:
             return
@@ -149,12 +148,14 @@ class Lockstep:
 
     def _all_asked(self) -> bool:
         """Let everybody go on to the next meeting; False: all steps are at their end."""
+        self._hardware.streams.fork()
         for client in self._clients:
             client.asked = None
             client.go.release()
             self._back.acquire()
             if client.error is not None:
                 raise client.error
+        self._hardware.streams.join_several()
         asked = {client.asked for client in self._clients}
         if len(asked) > 1:
             raise RuntimeError(
