@@ -9,27 +9,25 @@ from semisfl.engine.weights import State
 
 
 class HostShelf:
-    """States by name. What lies on a GPU is copied to pinned memory, and lent from there; a CPU's stays.
+    """States by name, for ``device``: a GPU's are copied to pinned memory, and lent from there.
 
     Nobody waits for a copy: it is made in its turn, like everything that a device does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._kept: dict[str, State] = {}
         self._lent: dict[str, State] = {}
-        self._devices: dict[str, torch.device] = {}
 
     def put(self, name: str, state: Mapping[str, Tensor]) -> None:
         self._lent.clear()
         self._kept[name] = {key: _on_host(tensor) for key, tensor in state.items()}
-        self._devices[name] = next(iter(state.values())).device
 
     def get(self, name: str) -> State:
-        """On the device it came from. Whoever asks again before the next `put` shares it."""
+        """On the device. Whoever asks again before the next `put` shares it."""
         if name not in self._lent:
-            device = self._devices[name]
             self._lent[name] = {
-                key: tensor.to(device, non_blocking=True)
+                key: tensor.to(self._device, non_blocking=True)
                 for key, tensor in self._kept[name].items()
             }
         return self._lent[name]
@@ -37,15 +35,15 @@ class HostShelf:
     def keep(self, names: Collection[str]) -> None:
         """Only these."""
         for name in self._kept.keys() - set(names):
-            del self._kept[name], self._devices[name]
+            del self._kept[name]
 
     def state_dict(self) -> dict[str, State]:
-        if any(device.type == "cuda" for device in self._devices.values()):
+        if self._device.type == "cuda":
             torch.cuda.synchronize()  # the host is about to read what may still be on its way
         return dict(self._kept)
 
     def load_state_dict(self, state: Mapping[str, State]) -> None:
-        self._kept, self._lent, self._devices = {}, {}, {}
+        self._kept, self._lent = {}, {}
         for name, one in state.items():
             self.put(name, one)
 

@@ -239,7 +239,7 @@ def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
 
 
 def test_what_is_seldom_needed_lies_in_the_hosts_memory() -> None:
-    shelf, there = HostShelf(), torch.randn(1000, device="cuda")
+    shelf, there = HostShelf(torch.device("cuda")), torch.randn(1000, device="cuda")
     shelf.put("one", {"weight": there})
     shelf.put("two", {"weight": 2 * there})
     there.zero_()  # what was put aside is a copy
@@ -258,3 +258,15 @@ def test_idle_clients_of_fedmatch_take_no_device_memory() -> None:
     shelf = fast.method.helpers._shelf  # type: ignore[attr-defined]
     assert shelf._kept and not shelf._lent
     assert not any(t.is_cuda for state in shelf._kept.values() for t in state.values())
+
+
+def test_idle_clients_of_fedmatch_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+    """Which is read into the host's memory, while what is new lies on the device."""
+    options = settings("method=fedmatch", "runtime.precision=bf16", "fedmatch.refresh=1")
+    first, second = (assemble(options, toy_data(side=28), device="cuda") for _ in range(2))
+    for index in range(2):
+        first.method.round(index)
+    checkpoint.write(tmp_path / "saved.safetensors", first.method.state_dict())
+    second.method.load_state_dict(checkpoint.read(tmp_path / "saved.safetensors"))
+    rows = [one.method.round(2) for one in (first, second)]
+    assert rows[0].loss_semi == pytest.approx(rows[1].loss_semi, rel=0.02)

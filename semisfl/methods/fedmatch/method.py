@@ -79,7 +79,7 @@ class FedMatch:
         self.meter = Meter(setup.hardware)
         self.supervised_step = setup.capture(self._supervised_step)
         self.work = FedMatchWork()
-        self.helpers = Helpers()
+        self.helpers = Helpers(setup.hardware.device)
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
         self.noise = setup.labeled.normalized(noise)
         self.links = SparseLinks(self.names, settings.threshold, base="psi")
