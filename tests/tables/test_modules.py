@@ -193,7 +193,7 @@ def test_a_layer_used_twice() -> None:
 
 
 def test_names_that_every_module_has() -> None:
-    for name in ("forward", "weights", "parts", "training"):
+    for name in ("forward", "weights", "children", "training"):
         table = parse_layers([{"kind": "flatten", "name": name}, {"kind": "linear"}])
         with pytest.raises(ValueError, match=f"a layer cannot be called '{name}'"):
             modules_of(table, SHAPE, CLASSES)
