@@ -7,11 +7,10 @@ names those who did, and everything downstream follows from that.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,77 +19,8 @@ from torch import Tensor, nn
 from semisfl import seeds
 from semisfl.data.batches import ViewKind
 from semisfl.engine.weights import State as State
+from semisfl.fleet.byte_counts import Direction, Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
-
-Kind = Literal["model", "teacher", "features", "gradients"]
-Direction = Literal["down", "up"]
-
-
-class Traffic:
-    """Bytes that cross, or in simulation would cross, the wire: by kind, direction and client."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str, int]] = Counter()
-
-    def add(self, kind: Kind, direction: Direction, client: int, size: int) -> None:
-        self.counts[kind, direction, client] += size
-
-    def merge(self, state: Mapping[str, int]) -> None:
-        """Add what another one counted, as of its `state_dict`."""
-        other = Traffic()
-        other.load_state_dict(state)
-        self.counts.update(other.counts)
-
-    def by_kind(self) -> dict[str, int]:
-        """``{"model_down": ..., "features_up": ...}``, over all clients."""
-        totals: Counter[str] = Counter()
-        for (kind, direction, _), size in self.counts.items():
-            totals[f"{kind}_{direction}"] += size
-        return dict(sorted(totals.items()))
-
-    def by_client(self) -> dict[int, tuple[int, int]]:
-        """Bytes up and down of each client."""
-        moved: dict[int, tuple[int, int]] = {}
-        for (_, direction, client), size in self.counts.items():
-            up, down = moved.get(client, (0, 0))
-            moved[client] = (up + size, down) if direction == "up" else (up, down + size)
-        return moved
-
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    def since(self, before: Counter[tuple[str, str, int]]) -> Counter[tuple[str, str, int]]:
-        """What was counted after ``counts`` were ``before``."""
-        return self.counts - before
-
-    def state_dict(self) -> dict[str, int]:
-        return {
-            f"{kind}/{direction}/{client}": size
-            for (kind, direction, client), size in self.counts.items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.counts.clear()
-        for key, size in state.items():
-            kind, direction, client = key.split("/")
-            self.counts[kind, direction, int(client)] = int(size)
-
-
-def by_client(counts: Mapping[tuple[str, str, int], int]) -> list[dict[str, Any]]:
-    """Clients with the same bytes together: ``{"clients": [0, 3], "model_down": 208384, ...}``."""
-    each: dict[int, dict[str, int]] = {}
-    for (kind, direction, client), size in sorted(counts.items()):
-        each.setdefault(client, {})[f"{kind}_{direction}"] = size
-    groups: list[dict[str, Any]] = []
-    for client, sizes in sorted(each.items()):
-        alike = next(
-            (group for group in groups if group == sizes | {"clients": group["clients"]}), None
-        )
-        if alike is None:
-            groups.append({"clients": [client], **sizes})
-        else:
-            alike["clients"].append(client)
-    return groups
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,8 @@ from torch import Tensor
 from semisfl.config import ConfigError
 from semisfl.fleet import cluster_full, cluster_split
 from semisfl.fleet.aggregate import combine
-from semisfl.fleet.base import (
-    ClientResult,
-    ClientWork,
-    Features,
-    FullRound,
-    SplitRound,
-    State,
-    Traffic,
-)
+from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.parcels import room_for, unpack
 from semisfl.fleet.ranks import Moving, RankLost, Ranks, launch

@@ -7,14 +7,8 @@ asks for during the round is sent along, and counted only if it was asked for.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from semisfl.fleet.base import (
-    ClientResult,
-    ClientWork,
-    Direction,
-    FullRound,
-    State,
-    Traffic,
-)
+from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
+from semisfl.fleet.byte_counts import Direction, Traffic
 from semisfl.fleet.cluster_split import Block
 from semisfl.fleet.parcels import outline, pack, room_for, unpack
 from semisfl.fleet.ranks import Ranks

@@ -14,15 +14,8 @@ from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms, clone
 from semisfl.fleet.aggregate import combine
-from semisfl.fleet.base import (
-    ClientResult,
-    ClientWork,
-    Features,
-    FullRound,
-    SplitRound,
-    State,
-    Traffic,
-)
+from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.caps import Spent, most_uses
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
 from semisfl.fleet.counting import count_steps

@@ -26,7 +26,8 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
 from semisfl.engine.stack import stackable
 from semisfl.engine.weights import clone
-from semisfl.fleet.base import ClientResult, ClientWork, Direction, FullRound, State, Traffic
+from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
+from semisfl.fleet.byte_counts import Direction, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.fleet.lockstep import Lockstep
 from semisfl.fleet.setup import FleetSetup

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from semisfl.fleet.base import RoundAborted, by_client
+from semisfl.fleet.base import RoundAborted
+from semisfl.fleet.byte_counts import by_client
 from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory

@@ -16,7 +16,8 @@ from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms
-from semisfl.fleet.base import SplitRound, Traffic, mean_state
+from semisfl.fleet.base import SplitRound, mean_state
+from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator

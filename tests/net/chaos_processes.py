@@ -13,7 +13,8 @@ from pathlib import Path
 
 from semisfl.config import parse, read
 from semisfl.data import sources
-from semisfl.fleet.base import Kind, SplitRound
+from semisfl.fleet.base import SplitRound
+from semisfl.fleet.byte_counts import Kind
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
 from semisfl.net.client.join import join

@@ -19,7 +19,8 @@ from torch import Tensor
 from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.fleet.base import Features, SplitRound, State, Traffic, mean_state
+from semisfl.fleet.base import Features, SplitRound, State, mean_state
+from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net import certs

@@ -24,12 +24,11 @@ from semisfl.fleet.base import (
     ClientWork,
     Features,
     FullRound,
-    Kind,
     RoundAborted,
     SplitRound,
     State,
-    Traffic,
 )
+from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.codec import roundtrip_state
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.savings import TeacherRows, arrived, check, difference

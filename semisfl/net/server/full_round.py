@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from semisfl.fleet.base import ClientResult, ClientWork, FullRound, Kind, State
+from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
+from semisfl.fleet.byte_counts import Kind
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, Schema, WireError, encode, payload_bytes

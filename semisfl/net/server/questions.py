@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from semisfl.config import Config
-from semisfl.fleet.base import Kind, Traffic
+from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
