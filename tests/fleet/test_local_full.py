@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Barrier
 
 import pytest
@@ -14,7 +15,7 @@ from semisfl.fleet.base import ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
 from semisfl.fleet.lockstep import Lockstep
-from semisfl.run_settings import OptimizerConfig
+from semisfl.run_settings import OptimizerConfig, RuntimeConfig
 from semisfl.runs.experiment import Experiment
 from semisfl.stopping import Stopped
 from tests.toy import assemble
@@ -113,6 +114,29 @@ def test_working_copies_of_stacked_models_stay_up_to_date(
         assert stack.parameters[0].dtype == torch.bfloat16
         for module in stack.modules:
             assert all(p.dtype == torch.float32 for p in module.parameters()), name
+
+
+@pytest.mark.usefixtures("without_mkldnn")
+def test_what_a_step_writes_to_its_weights_its_next_pass_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Hardware, "weights_dtype", torch.bfloat16)
+    hardware = Hardware("cpu", RuntimeConfig(precision="bf16"))
+    lockstep = Lockstep(nn.Linear(2, 2), 2, OptimizerConfig(), hardware)
+    seen = []
+
+    def step(slot: int) -> None:
+        model, images = lockstep.model("one", slot), torch.ones(3, 2, dtype=torch.bfloat16)
+        before = model(images)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        seen.append((before, model(images)))
+
+    lockstep.run([partial(step, slot) for slot in range(2)])
+    assert len(seen) == 2
+    for before, after in seen:
+        torch.testing.assert_close(after, 2 * before)
 
 
 def student(experiment: Experiment) -> nn.Module:
