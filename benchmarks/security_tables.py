@@ -204,6 +204,17 @@ def held_back() -> str:
     )
 
 
+def cifar10_noise() -> str:
+    """Trained without and with noise; what crosses of each."""
+    rows = []
+    for folder in ("cifar10-h200", "cifar10-noise-h200"):
+        found = leaks(folder)
+        sent = [row for row in found["features"] if row["cut"] == "flatten"]
+        row = sent[-1] if folder.startswith("cifar10-noise") else sent[0]
+        rows.append((row["defence"], f"{found['accuracy']:.1f}", *attacked(row)))
+    return table(("trained with", "accuracy", *ATTACKED), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tradeoff": tradeoff,
     "cuts": lambda: cuts("plain-seed0/cuts"),
@@ -211,6 +222,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uses": uses,
     "cifar10": lambda: cuts("cifar10-h200"),
     "cifar10-updates": lambda: updates("cifar10-h200"),
+    "cifar10-noise": cifar10_noise,
     "rules": rules,
     "shares": shares,
     "held-back": held_back,
