@@ -51,7 +51,7 @@ class RecordingFleet(NetworkFleet):
             self._stop.check()
             time.sleep(0.1)
         self._answered: list[list[int]] = []
-        self._active, self._counts = plan.active, super().image_counts()
+        self._plan, self._counts = plan, super().image_counts()
         super().start_round(plan)
 
     def _answers(self, kind: Kind) -> dict[int, Frame]:
@@ -69,7 +69,7 @@ class RecordingFleet(NetworkFleet):
         if suspect is None:
             record = {
                 "round": self._plan.index,
-                "active": self._active,
+                "active": self._plan.active,
                 "answered": self._answered,
                 "images": self._counts,
                 "strikes": {n: c for n, c in self._listener._strikes.items() if c},

@@ -9,7 +9,6 @@ import logging
 import queue
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,20 @@ from semisfl.fleet.base import (
     State,
 )
 from semisfl.fleet.byte_counts import Kind, Traffic
-from semisfl.fleet.codec import roundtrip_state
 from semisfl.fleet.held_back import HeldBack
-from semisfl.fleet.savings import TeacherRows, arrived, check, difference
+from semisfl.fleet.savings import check
 from semisfl.fleet.setup import FleetSetup
 from semisfl.net.chunks import LoopThread
-from semisfl.net.frames import Frame, encode, payload_bytes
+from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas, Terms, joined, separated
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
 from semisfl.net.server.diary import Diary, remembered, timestamp
-from semisfl.net.server.full_round import Due, ServerFullRound
+from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.plausible import ranges, sizes
 from semisfl.net.server.questions import Arrival, Questions
 from semisfl.net.server.roster import Roster
+from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.rows import DeviceRow
 
 log = logging.getLogger(__name__)
@@ -196,71 +195,13 @@ class NetworkFleet:
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
-        self._plan, self._step = plan, 0
         self._questions.start_round()
         self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
-        wire, images = self.config.wire, self.roster.images
-        # In memory of its own: what clients answer is held against it and added to it here.
-        known = roundtrip_state(plan.bottom, wire.models) if wire.updates else {}
-        self._sent = {name: tensor.cpu() for name, tensor in known.items()}
-        frozen = plan.teacher_decay is None and plan.teacher_for is None
-        self._teacher_rows = {
-            client: TeacherRows(
-                *(self.config.seed, plan.index, client, images.get(client, 1)),
-                *(plan.steps, self.config.clients.batch),
-            )
-            for client in (plan.active if wire.teacher_once and frozen else ())
-        }
-        fields = {
-            "round": plan.index,
-            "steps": plan.steps,
-            "lr": float(plan.lr),
-            "ema": plan.teacher_decay is not None,
-            "decay": float(plan.teacher_decay or 0.0),
-        }
-        teacher_bottom = (
-            difference(self._sent, plan.teacher_bottom) if wire.updates else plan.teacher_bottom
+        self._split_round = ServerSplitRound(
+            self._shapes, plan, self.roster.images, self._questions.ask
         )
-        for teacher in (False, True):
-            clients = [
-                c
-                for c in plan.active
-                if (plan.teacher_for is None or c in plan.teacher_for) == teacher
-            ]
-            if not clients:
-                continue
-            states = {"bottom": plan.bottom} | ({"teacher": teacher_bottom} if teacher else {})
-            tensors = joined(states)
-            kind = "split" if teacher else "split_alone"
-            frame = (b"".join(encode(kind, fields, tensors, self._shapes.codecs(tensors))),)
-            sizes: dict[Kind, int] = {"model": payload_bytes(self._shapes.split_alone)}
-            if teacher:
-                sizes["teacher"] = payload_bytes(self._shapes.bottom_frame)
-            for client in clients:
-                self._questions.ask(client, frame, sizes, self._due(client))
+        self._split_round.begin()
         self._check_quorum(len(self._questions))
-
-    def _due(self, client: int) -> Due:
-        """Features, or after the last step the bottom."""
-        about, step = {"round": self._plan.index}, self._step
-        if step == self._plan.steps:
-            return Due({"bottom": self._shapes.bottom_frame}, about, whole=self._whole_bottom)
-        kept = self._teacher_rows.get(client)
-        rows = self.config.clients.batch if kept is None else kept.new(step)
-
-        def whole(frame: Frame) -> Frame:
-            if kept is None:
-                return frame
-            teacher = kept.whole(step, frame.tensors["teacher"])
-            return replace(frame, tensors={**frame.tensors, "teacher": teacher})
-
-        frames = {"features": self._shapes.features_frames[rows]}
-        return Due(frames, {**about, "step": step}, whole=whole)
-
-    def _whole_bottom(self, frame: Frame) -> Frame:
-        crossed = separated(frame.tensors, ["bottom"])["bottom"]
-        bottom = arrived(self._sent, crossed, self.config.wire)
-        return replace(frame, tensors=joined({"bottom": bottom}))
 
     def _answers(self, kind: Kind) -> dict[int, Frame]:
         """One frame of every client that is still taking part, if they are enough."""
@@ -283,16 +224,9 @@ class NetworkFleet:
         return Features(student.requires_grad_(), teacher, clients)
 
     def backward(self, gradients: Tensor) -> None:
-        fields = {"round": self._plan.index, "step": self._step}
         gradients = gradients.detach().float().cpu()
         self._check_sent({"gradients": gradients})
-        rows = gradients.chunk(len(self._participants))
-        self._step += 1
-        for client, share in zip(self._participants, rows, strict=True):
-            kind, tensors = self._shapes.gradient_frame(share)
-            frame = encode(kind, fields, tensors, self.config.wire.gradients)
-            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients[kind])}
-            self._questions.ask(client, frame, sizes, self._due(client))
+        self._split_round.send_gradients(self._participants, gradients)
 
     def finish_round(self) -> State:
         answers = self._answers("model")
@@ -300,7 +234,8 @@ class NetworkFleet:
             client: separated(answers[client].tensors, ["bottom"])["bottom"]
             for client in sorted(answers)
         }
-        bottom = combine(self.config.robust, states, self._plan.bottom, self.held_back)
+        before = self._split_round.plan.bottom
+        bottom = combine(self.config.robust, states, before, self.held_back)
         return {name: tensor.to(self._hardware.device) for name, tensor in bottom.items()}
 
     # --- a full-model round ----------------------------------------------------------------------

@@ -1,0 +1,103 @@
+"""The server's side of a split round: what each client is sent, and what it owes, step by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from semisfl.fleet.base import SplitRound
+from semisfl.fleet.byte_counts import Kind
+from semisfl.fleet.codec import roundtrip_state
+from semisfl.fleet.savings import TeacherRows, arrived, difference
+from semisfl.net.frames import Frame, encode, payload_bytes
+from semisfl.net.messages import Schemas, joined, separated
+from semisfl.net.server.full_round import Ask, Due
+
+
+class ServerSplitRound:
+    """What `NetworkFleet` says to each client in a split round: see `semisfl.net.messages`."""
+
+    def __init__(
+        self, schemas: Schemas, plan: SplitRound, images: Mapping[int, int], ask: Ask
+    ) -> None:
+        """``images``: how many each client holds."""
+        self.plan = plan
+        self._shapes, self._config, self._ask = schemas, schemas.config, ask
+        self._step = 0
+        wire = self._config.wire
+        # In memory of its own: what clients answer is held against it and added to it here.
+        known = roundtrip_state(plan.bottom, wire.models) if wire.updates else {}
+        self._sent = {name: tensor.cpu() for name, tensor in known.items()}
+        frozen = plan.teacher_decay is None and plan.teacher_for is None
+        self._teacher_rows = {
+            client: TeacherRows(
+                *(self._config.seed, plan.index, client, images.get(client, 1)),
+                *(plan.steps, self._config.clients.batch),
+            )
+            for client in (plan.active if wire.teacher_once and frozen else ())
+        }
+
+    def begin(self) -> None:
+        plan = self.plan
+        fields = {
+            "round": plan.index,
+            "steps": plan.steps,
+            "lr": float(plan.lr),
+            "ema": plan.teacher_decay is not None,
+            "decay": float(plan.teacher_decay or 0.0),
+        }
+        teacher_bottom = (
+            difference(self._sent, plan.teacher_bottom)
+            if self._config.wire.updates
+            else plan.teacher_bottom
+        )
+        for teacher in (False, True):
+            clients = [
+                c
+                for c in plan.active
+                if (plan.teacher_for is None or c in plan.teacher_for) == teacher
+            ]
+            if not clients:
+                continue
+            states = {"bottom": plan.bottom} | ({"teacher": teacher_bottom} if teacher else {})
+            tensors = joined(states)
+            kind = "split" if teacher else "split_alone"
+            frame = (b"".join(encode(kind, fields, tensors, self._shapes.codecs(tensors))),)
+            sizes: dict[Kind, int] = {"model": payload_bytes(self._shapes.split_alone)}
+            if teacher:
+                sizes["teacher"] = payload_bytes(self._shapes.bottom_frame)
+            for client in clients:
+                self._ask(client, frame, sizes, self._due(client))
+
+    def send_gradients(self, clients: Sequence[int], gradients: Tensor) -> None:
+        """Those of the step that ``clients`` took part in, in their order."""
+        fields = {"round": self.plan.index, "step": self._step}
+        rows = gradients.chunk(len(clients))
+        self._step += 1
+        for client, share in zip(clients, rows, strict=True):
+            kind, tensors = self._shapes.gradient_frame(share)
+            frame = encode(kind, fields, tensors, self._config.wire.gradients)
+            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients[kind])}
+            self._ask(client, frame, sizes, self._due(client))
+
+    def _due(self, client: int) -> Due:
+        """Features, or after the last step the bottom."""
+        about, step = {"round": self.plan.index}, self._step
+        if step == self.plan.steps:
+            return Due({"bottom": self._shapes.bottom_frame}, about, whole=self._whole_bottom)
+        kept = self._teacher_rows.get(client)
+        rows = self._config.clients.batch if kept is None else kept.new(step)
+
+        def whole(frame: Frame) -> Frame:
+            if kept is None:
+                return frame
+            teacher = kept.whole(step, frame.tensors["teacher"])
+            return replace(frame, tensors={**frame.tensors, "teacher": teacher})
+
+        frames = {"features": self._shapes.features_frames[rows]}
+        return Due(frames, {**about, "step": step}, whole=whole)
+
+    def _whole_bottom(self, frame: Frame) -> Frame:
+        crossed = separated(frame.tensors, ["bottom"])["bottom"]
+        bottom = arrived(self._sent, crossed, self._config.wire)
+        return replace(frame, tensors=joined({"bottom": bottom}))
