@@ -49,11 +49,6 @@ class Stack:
                 self.tensors[name] = torch.stack([state[name] for state in states])
                 for slot, module in enumerate(self.modules):
                     module.get_buffer(name).data = self.tensors[name][slot]
-        self.first_parameters = list(self.modules[0].parameters())
-        """The first slot's own, each of which stands for all slots' in `stacked_layers`."""
-        self.buffers: Rows = {
-            id(own): self.tensors[name] for name, own in self.modules[0].named_buffers()
-        }
         stacked_parameters = [
             self.stacked(row).requires_grad_(trainable)
             for row in zip(*(module.parameters() for module in self.modules), strict=True)
@@ -69,11 +64,13 @@ class Stack:
 
     def _together(self, parameters: Sequence[Tensor], say: bool) -> Pass | None:
         """The pass of all slots at once; none where that cannot be."""
-        of_first = zip(self.first_parameters, parameters, strict=True)
+        first = self.modules[0]
+        rows: Rows = {
+            **{id(own): rows for own, rows in zip(first.parameters(), parameters, strict=True)},
+            **{id(own): self.tensors[name] for name, own in first.named_buffers()},
+        }
         try:
-            return stacked(
-                self.modules, {**{id(own): row for own, row in of_first}, **self.buffers}
-            )
+            return stacked(self.modules, rows)
         except NotStacked as layer:
             if say:
                 log.warning("clients' models are computed one by one, slower, due to %s", layer)
@@ -89,18 +86,6 @@ class Stack:
         else:
             rows.home = home._replace(rows=len(slots), stride=rows.stride(0))  # type: ignore[attr-defined]
         return rows
-
-    def show_masters(self) -> None:
-        """From here on slots' modules show full-precision weights; `refresh` takes over what is changed."""
-        for module in self.modules:
-            for parameter in module.parameters():
-                if hasattr(parameter, "master"):
-                    parameter.data = parameter.master
-                    del parameter.master, parameter.home  # type: ignore[attr-defined]
-
-    def refresh(self) -> None:
-        """Bring the working copies up to date with what others wrote to the weights."""
-        self._weights.refresh()
 
     def load(self, state: State, slot: int | None = None) -> None:
         """Give every slot, or one, the same state."""
@@ -154,11 +139,6 @@ class Stack:
             for output, module, share in zip(outputs, self.modules, rows, strict=True)
         ]
         return [gradient for slot in parallel(calls) for gradient in slot]
-
-
-def stackable(template: nn.Module) -> bool:
-    """Whether copies of ``template`` can be computed at once; where not, one line says why."""
-    return Stack(template, 1, together=True)._pass is not None
 
 
 def _rows(slots: Sequence[Tensor]) -> Tensor:

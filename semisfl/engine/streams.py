@@ -39,27 +39,18 @@ class Streams:
         """The results of independent calls; on a GPU over a few streams, on a CPU over its cores."""
         if not self._cuda or len(calls) == 1:
             return self._on_cores(calls)
-        self.fork()
-        results = []
-        for number, call in enumerate(calls):
-            with self.one_of_several(number):
-                results.append(call())
-        self.join_several()
-        return results
-
-    def fork(self) -> None:
-        """From here on independent calls may run in `one_of_several` streams, until `join_several`."""
-        if self._cuda and not self._several:
+        main = torch.cuda.current_stream()
+        if not self._several:
             self._several = [torch.cuda.Stream(priority=FIRST) for _ in range(STREAMS)]
         for stream in self._several:
-            stream.wait_stream(torch.cuda.current_stream())
-
-    def one_of_several(self, number: int) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._several[number % STREAMS] if self._cuda else None)
-
-    def join_several(self) -> None:
+            stream.wait_stream(main)
+        results = []
+        for number, call in enumerate(calls):
+            with torch.cuda.stream(self._several[number % STREAMS]):
+                results.append(call())
         for stream in self._several:
-            torch.cuda.current_stream().wait_stream(stream)
+            main.wait_stream(stream)
+        return results
 
     def _on_cores(self, calls: Sequence[Call]) -> list[Any]:
         def alone(call: Call) -> Any:

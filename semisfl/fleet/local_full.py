@@ -1,6 +1,5 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -24,17 +23,13 @@ from semisfl.data.batches import (
 )
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
-from semisfl.engine.stack import stackable
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
 from semisfl.fleet.byte_counts import Direction, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
-from semisfl.fleet.lockstep import Lockstep
 from semisfl.fleet.setup import FleetSetup
 from semisfl.layers import use_generator
 from semisfl.stopping import Stopped
-
-log = logging.getLogger(__name__)
 
 PREDICT_BATCH = 512
 
@@ -43,14 +38,8 @@ class Slot:
     """A `ClientRuntime` of the simulation. Models and held tensors stay in place between rounds."""
 
     def __init__(
-        self,
-        template: nn.Module,
-        config: Config,
-        hardware: Hardware,
-        engine: "FullModelClients",
-        place: int,
+        self, template: nn.Module, config: Config, hardware: Hardware, engine: "FullModelClients"
     ) -> None:
-        self._place = place
         self.device = hardware.device
         self.batch = config.clients.batch
         self.classes = engine.classes
@@ -73,7 +62,7 @@ class Slot:
         self.steps = round_plan.steps
         self.settings: Mapping[str, Any] = round_plan.settings
         self.count = len(shard)
-        self._round, self.round_lr = round_plan, float(round_plan.lr)
+        self._round = round_plan
         self._shard = shard
         self.plans = {}
         self.lr.fill_(round_plan.lr)
@@ -105,12 +94,9 @@ class Slot:
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
-            if self._engine.lockstep is not None:
-                self._models[name] = self._engine.lockstep.model(name, self._place)
-            else:
-                # Convolutions prefer channels-last images, which is how they come, and weights alike.
-                model = clone(self._template)
-                self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            # Convolutions prefer channels-last images, which is how they come, and weights alike.
+            model = clone(self._template)
+            self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             use_generator(self._models[name], self._generator)
         return self._models[name]
 
@@ -182,18 +168,6 @@ class Slot:
     def held_step(self, name: str) -> Tensor:
         return self.batches.row_of(self._held[name])
 
-    def saved(self) -> Callable[[], None]:
-        """What brings held tensors and draws back to what they are now; models are the engine's."""
-        held = [(tensor, tensor.clone()) for tensor in self._held.values()]
-        drawn = self._generator.get_state()
-
-        def restore() -> None:
-            for tensor, copied in held:
-                tensor.copy_(copied)
-            self._generator.set_state(drawn)
-
-        return restore
-
     def step(self, work: ClientWork, names: Sequence[str]) -> None:
         """One step of ``work`` on a part of the batches that is read by this slot alone."""
         for name in names:
@@ -202,12 +176,9 @@ class Slot:
         self.batches.advance()
 
     def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
-        if self._engine.lockstep is not None and self._engine.lockstep.running:
-            self._engine.lockstep.descend(self._place, model, loss, clip_norm, self.lr)
-            return
         if id(model) not in self._sgd:
             self._sgd[id(model)] = SGD(model.parameters(), self._config.optimizer)
-            self._sgd[id(model)].restart(self.round_lr)
+            self._sgd[id(model)].restart(float(self._round.lr))
         self._sgd[id(model)].descend(loss, clip_norm=clip_norm)
 
 
@@ -228,10 +199,6 @@ class FullModelClients:
         self._config, self._hardware, self._stop = setup.config, setup.hardware, setup.stop
         self._slots: list[Slot] = []
         self._captured: dict[tuple[str, int], Callable[[], None]] = {}
-        self.lockstep: Lockstep | None = None
-        self._met: dict[str, bool] = {}
-        self.stacks: bool | None = None
-        """Whether slots' models are computed at once; None: not yet decided."""
 
     def train(
         self,
@@ -240,17 +207,8 @@ class FullModelClients:
         between: Callable[[], None] | None = None,
     ) -> list[ClientResult]:
         count = len(round_plan.active)
-        if self.stacks is None:
-            # Working copies exist where the fused kernels do, which is where stacks gain.
-            copies = self._hardware.weights_dtype != torch.float32
-            self.stacks = copies and stackable(self._template)
-        if self.stacks and (self.lockstep is None or self.lockstep.slots != count):
-            # A stack is made for so many; clients leave only when their caps are used up.
-            self._slots, self._captured = [], {}
-            self.lockstep = Lockstep(self._template, count, self._config.optimizer, self._hardware)
         while len(self._slots) < count:
-            place = len(self._slots)
-            self._slots.append(Slot(self._template, self._config, self._hardware, self, place))
+            self._slots.append(Slot(self._template, self._config, self._hardware, self))
         slots = self._slots[:count]
         contributes = []
         for slot, client in zip(slots, round_plan.active, strict=True):
@@ -306,8 +264,6 @@ class FullModelClients:
         between: Callable[[], None] | None,
     ) -> None:
         """All slots take each step side by side, which a GPU captures once and replays."""
-        if self.lockstep is not None:
-            self.lockstep.start_round(slots[0].round_lr)
         key = (work.name, len(slots))
         if key not in self._captured:
             self._captured[key] = self._hardware.graphs.capture(lambda: self._step(work, slots))
@@ -337,38 +293,8 @@ class FullModelClients:
         for name in self._names:
             for slot, share in zip(slots, self.batches.get(name).chunk(len(slots)), strict=True):
                 slot.views[name] = share
-        calls = [partial(work.step, slot) for slot in slots]
-        if self.lockstep is None or not self._meets(work, slots, calls):
-            self._hardware.streams.side_by_side(calls)
+        self._hardware.streams.side_by_side([lambda slot=slot: work.step(slot) for slot in slots])  # type: ignore[misc]
         self.batches.advance()
-
-    def _meets(
-        self, work: ClientWork, slots: list[Slot], calls: Sequence[Callable[[], None]]
-    ) -> bool:
-        """The step of all slots at once; False, and nothing has happened, if this work's cannot be so.
-
-        A work that asks for gradients itself, for example, finds none of its own model's weights.
-        """
-        assert self.lockstep is not None
-        if work.name in self._met:
-            if self._met[work.name]:
-                self.lockstep.run(calls)
-            return self._met[work.name]
-        restore = [self.lockstep.saved(), *(slot.saved() for slot in slots)]
-        try:
-            self.lockstep.run(calls)
-        except RuntimeError as error:
-            log.warning(
-                "%s: clients' models are computed one by one, slower: %s",
-                work.name,
-                str(error).splitlines()[0],
-            )
-            for back in restore:
-                back()
-            self._met[work.name] = False
-            return False
-        self._met[work.name] = True
-        return True
 
     def _finish(self, work: ClientWork, slot: Slot, contributes: bool) -> ClientResult:
         if not contributes:

@@ -1,25 +1,17 @@
 """Full-model rounds on a CPU: every client takes its steps at its own pace, and nothing else changes."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from threading import Barrier
 
 import pytest
 import torch
-from torch import nn
 
-from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
-from semisfl.fleet.lockstep import Lockstep
-from semisfl.run_settings import OptimizerConfig, RuntimeConfig
-from semisfl.runs.experiment import Experiment
 from semisfl.stopping import Stopped
 from tests.toy import assemble
-from tests.twin import largest_difference
 
 STEPS = 500
 
@@ -49,111 +41,6 @@ def test_own_pace_gives_what_steps_side_by_side_give(
     ):
         for name, value in one.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
-
-
-@pytest.mark.parametrize("batchnorm", [False, True])
-@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch", "fl2"])
-def test_stacked_models_give_what_separate_ones_give(
-    method: str,
-    batchnorm: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Steps in threads that meet at every call of a model; some clients contribute nothing.
-
-    (FL)2 asks for gradients of its own, finds none, and is computed client by client from then on.
-    """
-    settings = ("clients.active=3", "semifl.confidence_threshold=0.3", "fedmatch.refresh=1")
-    apart, together = (
-        assemble(method, *settings, dropout=True, batchnorm=batchnorm) for _ in range(2)
-    )
-    start = {name: t.clone() for name, t in student(apart).state_dict().items()}
-    monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
-    assert isinstance(together.fleet, LocalFleet)
-    together.fleet._full.stacks = True
-    for index in range(3):
-        one, other = apart.method.round(index), together.method.round(index)
-        assert one.loss_semi == pytest.approx(other.loss_semi, rel=1e-4)
-        assert one.contributing == other.contributing
-    assert together.fleet._full.lockstep is not None
-    assert ("one by one" in caplog.text) == (method == "fl2")
-    mine = student(together).state_dict()
-    for name, value in student(apart).state_dict().items():
-        torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
-    assert largest_difference(mine, start) > 0.01
-
-
-@pytest.fixture
-def without_mkldnn() -> Iterator[None]:
-    """Where a CPU has no bf16, its first product in that type would switch mkldnn off for good."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
-
-@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch"])
-@pytest.mark.usefixtures("without_mkldnn")
-def test_working_copies_of_stacked_models_stay_up_to_date(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In bf16, where what is stepped, averaged or loaded must reach the copies that layers compute on."""
-    settings = (
-        "clients.active=3",
-        "runtime.precision=bf16",
-        "teacher.ema_decay=0.5",
-        f"{method}.confidence_threshold=0",
-    )
-    apart, together = (assemble(method, *settings) for _ in range(2))
-    assert isinstance(together.fleet, LocalFleet)
-    monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
-    rows = [apart.method.round(index) for index in range(2)]
-    monkeypatch.setattr(Hardware, "weights_dtype", torch.bfloat16)
-    for index, row in enumerate(rows):
-        assert together.method.round(index).loss_semi == pytest.approx(row.loss_semi, rel=0.02)
-    assert together.fleet._full.lockstep is not None
-    for name, stack in together.fleet._full.lockstep._stacks.items():
-        assert stack.parameters[0].dtype == torch.bfloat16
-        for module in stack.modules:
-            assert all(p.dtype == torch.float32 for p in module.parameters()), name
-
-
-@pytest.mark.usefixtures("without_mkldnn")
-def test_what_a_step_writes_to_its_weights_its_next_pass_sees(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Hardware, "weights_dtype", torch.bfloat16)
-    hardware = Hardware("cpu", RuntimeConfig(precision="bf16"))
-    lockstep = Lockstep(nn.Linear(2, 2), 2, OptimizerConfig(), hardware)
-    seen = []
-
-    def step(slot: int) -> None:
-        model, images = lockstep.model("one", slot), torch.ones(3, 2, dtype=torch.bfloat16)
-        before = model(images)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(2)
-        seen.append((before, model(images)))
-
-    lockstep.run([partial(step, slot) for slot in range(2)])
-    assert len(seen) == 2
-    for before, after in seen:
-        torch.testing.assert_close(after, 2 * before)
-
-
-def student(experiment: Experiment) -> nn.Module:
-    return experiment.method.tested()["student"]
-
-
-def test_steps_that_differ_are_refused_and_threads_end() -> None:
-    lockstep = Lockstep(nn.Linear(2, 2), 2, OptimizerConfig(), Hardware("cpu"))
-    models = [lockstep.model("one", slot) for slot in range(2)]
-    images = torch.ones(3, 2)
-    before = threading.active_count()
-    with pytest.raises(RuntimeError, match="steps differ"):
-        lockstep.run([lambda: models[0](images), lambda: None])
-    with pytest.raises(ZeroDivisionError):
-        lockstep.run([lambda: models[0](images), lambda: 1 // 0])
-    assert threading.active_count() == before
-    torch.testing.assert_close(models[0](images), models[1](images))  # alone, as ever
 
 
 class Counting:
