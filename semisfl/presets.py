@@ -136,7 +136,7 @@ def frontier(values: Values) -> Values:
     return merge(
         values,
         {
-            "semisfl": {"labels": {"align": "client"}},
+            "semisfl": {"labels": {"align": "client"}, "labeled_view": "both"},
             "teacher": {"client": "ema"},
             "controller": {"kind": "raw"},
             "wire": {
