@@ -63,14 +63,14 @@ class Places(NamedTuple):
         return (parts, across, clients), {"parts": parts, "turns": triton.cdiv(blocks, parts)}
 
 
-Rows = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
+NormRows = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
 """Of BatchNorm, [clients, channels]: a convolution's bias before it, weight, bias, running mean and variance."""
 
 
 def settled(
     x: Tensor,
     sums: Tensor,
-    rows: Rows,
+    rows: NormRows,
     count: int = 1,
     momentum: float = 0.0,
     eps: float = 1e-5,
