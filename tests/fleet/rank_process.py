@@ -95,3 +95,5 @@ def end() -> None:
 
 if __name__ == "__main__":
     World(int(sys.argv[1]), int(sys.argv[2])).serve()
+    # Left to the end of the process, gloo's threads may abort it.
+    dist.destroy_process_group()
