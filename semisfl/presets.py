@@ -138,7 +138,6 @@ def frontier(values: Values) -> Values:
         {
             "semisfl": {"labels": {"align": "client"}, "labeled_view": "both"},
             "teacher": {"client": "ema"},
-            "controller": {"kind": "raw"},
             "wire": {
                 "student_features": "int4",
                 "teacher_features": "int4",
