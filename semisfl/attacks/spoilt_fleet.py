@@ -63,6 +63,7 @@ class SpoiltFleet(LocalFleet):
             rows = slice(place * honest.batch, (place + 1) * honest.batch)
             sight = Sight(honest, self._first, rows, self._generator)
             student[rows], teacher[rows] = self.attack.features(sight)
+        self.leaving_teacher = teacher[self.batches.extra("new")] if self._teacher_once else teacher
         return replace(honest, student=student.requires_grad_(), teacher=teacher)
 
     @torch.no_grad()
@@ -79,8 +80,9 @@ class SpoiltFleet(LocalFleet):
 
     def bottoms(self) -> dict[int, State]:
         bottoms = super().bottoms()
-        for _, client in self._spoils(self._plan.active):
-            bottoms[client] = spoilt_state(self.attack, bottoms[client], self._plan.bottom)
+        for place, client in self._spoils(self._plan.active):
+            spoilt = spoilt_state(self.attack, bottoms[client], self._plan.bottom)
+            bottoms[client] = self.outgoing.bottom(self._sent, spoilt, place)
         return bottoms
 
     def finish_round(self) -> State:
