@@ -6,15 +6,16 @@ Each table stands between ``<!-- security tradeoff -->`` and ``<!-- end of trade
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+from semisfl import config as configs
 from semisfl.attacks.poisoning import ATTACKS
-from semisfl.attacks.spoiling import NOBODY, Outcome, read
+from semisfl.attacks.spoiling import NOBODY, Losses, losses, read
 from semisfl.paper.document import filled
+from semisfl.runs.report import Spread
 
 LEAKAGE, SPOILERS = Path("results/leakage"), Path("results/spoilers/digits.jsonl")
 DOCUMENT, PICTURE = Path("docs/security.md"), Path("docs/leakage-tradeoff.png")
@@ -52,8 +53,8 @@ def leaks(folder: str) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    error = stdev(values) / len(values) ** 0.5
-    return f"{mean(values):.{digits}f} ± {error:.{digits}f}"
+    found = Spread.of(values)
+    return f"{found.mean:.{digits}f} ± {found.stderr:.{digits}f}"
 
 
 def by_seed(point: str) -> list[dict[str, Any]]:
@@ -132,15 +133,9 @@ def updates(folder: str) -> str:
     return table(("from the", "clients × images", "SSIM", "PSNR", "identified"), rows)
 
 
-def points_lost() -> dict[tuple[str, str, float], list[float]]:
-    """By attack, rule and share; a value per seed, against the plain mean without attackers."""
-    outcomes: list[Outcome] = list(read(SPOILERS))
-    clean = {o.seed: o.accuracy for o in outcomes if (o.attack, o.rule) == (NOBODY, "mean")}
-    found: dict[tuple[str, str, float], list[float]] = defaultdict(list)
-    for outcome in sorted(outcomes, key=lambda one: one.seed):
-        key = outcome.attack, outcome.rule, outcome.share
-        found[key].append(clean[outcome.seed] - outcome.accuracy)
-    return found
+def points_lost() -> Losses:
+    """In the order of seeds."""
+    return losses(sorted(read(SPOILERS), key=lambda outcome: outcome.seed))
 
 
 def rules() -> str:
@@ -148,7 +143,7 @@ def rules() -> str:
     rows = []
     for attack in (NOBODY, *ATTACKS):
         share = 0.0 if attack == NOBODY else 0.2
-        rows.append((f"`{attack}`", *(f"{found[attack, r, share][0]:+.1f}" for r in SINGLE)))
+        rows.append((f"`{attack}`", *(f"{found[attack, share][r][0]:+.1f}" for r in SINGLE)))
     return table(("attack", *(f"`{rule}`" for rule in SINGLE)), rows)
 
 
@@ -158,14 +153,14 @@ def shares() -> str:
         (
             f"`{attack}`",
             *(
-                spread(found[attack, rule, share])
+                spread(found[attack, share][rule])
                 for rule in ("mean", RECOMMENDED)
                 for share in SHARES
             ),
         )
         for attack in ATTACKS
     ]
-    nobody = spread(found[NOBODY, RECOMMENDED, 0.0])
+    nobody = spread(found[NOBODY, 0.0][RECOMMENDED])
     head = [f"{word} {share:.0%}" for word in ("mean", "recommended") for share in SHARES]
     return (
         f"{table(('attack', *head), rows)}\n\nNobody attacks: the recommended rule costs {nobody}."
@@ -175,14 +170,17 @@ def shares() -> str:
 def held_back() -> str:
     """Backdoors, and who was held back how often."""
     outcomes = list(read(SPOILERS))
+    config = configs.parse(configs.read(SPOILERS.with_suffix(".toml")))
+    rounds = config.rounds - config.server.pretrain_rounds
+    everybody = range(config.clients.total)
     rows = []
     for attack in ATTACKS:
         mine = [o for o in outcomes if o.attack == attack and o.rule == RECOMMENDED]
         guilty = [o.held_back.get(str(k), 0) for o in mine for k in o.attackers]
         honest = [
-            o.held_back.get(str(k), 0) for o in mine for k in range(10) if k not in o.attackers
+            o.held_back.get(str(k), 0) for o in mine for k in everybody if k not in o.attackers
         ]
-        rows.append((f"`{attack}`", f"{mean(guilty) / 8:.0%}", f"{mean(honest) / 8:.0%}"))
+        rows.append((f"`{attack}`", f"{mean(guilty) / rounds:.0%}", f"{mean(honest) / rounds:.0%}"))
     taken = {
         (attack, rule, share): mean(
             o.backdoor for o in outcomes if (o.attack, o.rule, o.share) == (attack, rule, share)
@@ -239,8 +237,8 @@ def draw(file: Path) -> None:
         words: (mean(run["features"][-1]["decoder"]["ssim"] for run in by_seed(point)), lost(point))
         for point, words in POINTS.items()
     }
-    for words, (ssim, losses) in sorted(points.items(), key=lambda item: -mean(item[1][1])):
-        height = mean(losses)
+    for words, (ssim, points_of) in sorted(points.items(), key=lambda item: -mean(item[1][1])):
+        height = mean(points_of)
         axes.plot(ssim, height, "o", color="C1" if "noise" in words else "C0")
         while any(abs(ssim - x) < 0.3 and abs(height - y) < 0.11 for x, y in labelled):
             height -= 0.02

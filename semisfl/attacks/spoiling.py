@@ -175,16 +175,22 @@ def backdoor_rate(experiment: Experiment) -> float:
     return 100 * float((chosen == TARGET).float().mean())
 
 
-def lost(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """Rows of a table: attack, share, and by rule the points of accuracy lost, mean over seeds.
+Losses = dict[tuple[str, float], dict[str, list[float]]]
+"""By attack and share, then by rule: points of accuracy lost, a value per seed."""
 
-    Against the same seed under the plain mean without attackers, so that what a rule costs is in it.
-    """
+
+def losses(outcomes: Sequence[Outcome]) -> Losses:
+    """Against the same seed under the plain mean without attackers, so that what a rule costs is in it."""
     clean = {o.seed: o.accuracy for o in outcomes if o.attack == NOBODY and o.rule == "mean"}
-    found: dict[tuple[str, float], dict[str, list[float]]] = {}
+    found: Losses = {}
     for outcome in outcomes:
         if outcome.seed in clean:
             by_rule = found.setdefault((outcome.attack, outcome.share), {})
             by_rule.setdefault(outcome.rule, []).append(clean[outcome.seed] - outcome.accuracy)
-    for (attack, share), by_rule in found.items():
+    return found
+
+
+def lost(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, float, dict[str, float]]]:
+    """Rows of a table: attack, share, and by rule the points of accuracy lost, mean over seeds."""
+    for (attack, share), by_rule in losses(outcomes).items():
         yield attack, share, {rule: sum(all_) / len(all_) for rule, all_ in by_rule.items()}

@@ -16,5 +16,5 @@ def test_the_goals_that_the_document_claims_are_met() -> None:
     assert tables.mean(noisy) <= 0.44 and tables.mean(tables.lost("noise0.14")) <= 2
     found = tables.points_lost()
     for attack in tables.ATTACKS:
-        assert tables.mean(found[attack, tables.RECOMMENDED, 0.2]) <= 3
-    assert tables.mean(found[tables.NOBODY, tables.RECOMMENDED, 0.0]) <= 0.5
+        assert tables.mean(found[attack, 0.2][tables.RECOMMENDED]) <= 3
+    assert tables.mean(found[tables.NOBODY, 0.0][tables.RECOMMENDED]) <= 0.5
