@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ HEAD = 256
 LENGTH = 8
 PATIENCE = timedelta(hours=1)
 """For rank 0, which loads its images before it meets the others."""
+KEPT = 16
+"""Parts of messages. A thread of gloo lets go of a part some time after it has crossed; if that leaves
+nobody who holds it, the thread waits for the interpreter, which may be waiting for the thread to end."""
 
 
 class RankLost(ConnectionError):
@@ -76,6 +80,7 @@ class Ranks:
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.others = range(1, self.count)
         self.lost = False
+        self._kept: deque[Tensor] = deque(maxlen=KEPT)
 
     @classmethod
     def join(cls, device: torch.device) -> "Ranks":
@@ -110,14 +115,14 @@ class Ranks:
         """Rank 0 to all others."""
         with self._talking():
             for part in _encoded({"do": what, **values}):
-                dist.broadcast(part, group_src=0, group=self._group)
+                dist.broadcast(self._keep(part), group_src=0, group=self._group)
 
     def hear(self) -> dict[str, Any]:
         """What rank 0 says; ``do`` is what it is about."""
         with self._talking():
-            head = torch.empty(HEAD, dtype=torch.uint8)
+            head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
             dist.broadcast(head, group_src=0, group=self._group)
-            rest = torch.empty(_length_after(head), dtype=torch.uint8)
+            rest = self._keep(torch.empty(_length_after(head), dtype=torch.uint8))
             if len(rest):
                 dist.broadcast(rest, group_src=0, group=self._group)
             return _decoded(head, rest)
@@ -126,16 +131,20 @@ class Ranks:
         """To rank 0."""
         with self._talking():
             for part in _encoded(values):
-                dist.send(part, group_dst=0, group=self._group)
+                dist.send(self._keep(part), group_dst=0, group=self._group)
 
     def answer_of(self, rank: int) -> dict[str, Any]:
         with self._talking():
-            head = torch.empty(HEAD, dtype=torch.uint8)
+            head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
             dist.recv(head, group_src=rank, group=self._group)
-            rest = torch.empty(_length_after(head), dtype=torch.uint8)
+            rest = self._keep(torch.empty(_length_after(head), dtype=torch.uint8))
             if len(rest):
                 dist.recv(rest, group_src=rank, group=self._group)
             return _decoded(head, rest)
+
+    def _keep(self, part: Tensor) -> Tensor:
+        self._kept.append(part)
+        return part
 
     # --- tensors ---------------------------------------------------------------------------------
 

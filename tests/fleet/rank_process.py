@@ -3,7 +3,6 @@
 The process that asks is rank 0. A fleet of two ranks uses the first two of the four.
 """
 
-import os
 import socket
 import subprocess
 import sys
@@ -95,6 +94,6 @@ def end() -> None:
 
 
 if __name__ == "__main__":
-    World(int(sys.argv[1]), int(sys.argv[2])).serve()
-    # With torch 2.7 gloo's threads may abort a process that ends, and hang one that destroys its group.
-    os._exit(0)
+    others = World(int(sys.argv[1]), int(sys.argv[2]))
+    others.serve()
+    dist.destroy_process_group()
