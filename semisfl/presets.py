@@ -136,7 +136,7 @@ def frontier(values: Values) -> Values:
     return merge(
         values,
         {
-            "semisfl": {"labels": {"align": "client"}, "labeled_view": "both"},
+            "semisfl": {"labels": {"align": "client"}},
             "teacher": {"client": "ema"},
             "wire": {
                 "student_features": "int4",
