@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
@@ -21,6 +22,8 @@ from semisfl.runs.sinks import RunInfo, Sink
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 
 
 class _Warnings(logging.Handler):
@@ -143,6 +146,13 @@ def can_draw() -> bool:
         return True
     say("warning: no picture, as matplotlib is not installed; pip install 'semisfl[plots]'")
     return False
+
+
+def picture_at(place: Path) -> Path | None:
+    """Where a picture is to be drawn, as PNG unless its name says otherwise; None: it cannot be."""
+    if not can_draw():
+        return None
+    return place if place.suffix in PICTURES else place.with_name(f"{place.name}.png")
 
 
 def clock(seconds: float) -> str:

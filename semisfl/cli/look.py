@@ -129,7 +129,7 @@ def partition(
 
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()
-    picture = out if console.can_draw() else None
+    picture = console.picture_at(out)
     if picture:
         partitions.draw(held, labels, data.classes, picture)
 

@@ -64,7 +64,7 @@ def plan(
     made = plans.make(config, held, world_of(uplink, downlink, latency, profile, config.seed))
     if not json_:  # at once: drawing takes seconds
         _print_plan(made, held.mean, profile)
-    picture = out if console.can_draw() else None
+    picture = console.picture_at(out)
     if picture:
         from semisfl.costs import charts
 
@@ -244,9 +244,9 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
     table = Table(
         title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
     )
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

@@ -72,7 +72,7 @@ def cost(
     if not json_:  # at once: drawing takes seconds
         _print(told, world, profile, codec, target)
     place = out or (runs[0] if len(runs) == 1 else Path()) / "cost.png"
-    picture = place if console.can_draw() else None
+    picture = console.picture_at(place)
     if picture:
         from semisfl.costs import charts
 

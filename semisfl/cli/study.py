@@ -134,7 +134,7 @@ def _tell(
         _print_results(summaries, notes, target)
         if swept:
             _print_swept(swept)
-    picture = place if console.can_draw() else None
+    picture = console.picture_at(place)
     over = place.with_name(f"{place.stem}-sweep.png") if picture and swept else None
     if picture:
         plots.draw([group for group, _ in results], picture, panels)
@@ -220,7 +220,14 @@ def _print_swept(swept: Swept) -> None:
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # what tells methods apart may be long
+        pad_edge=False,
+    )
     table.add_column("method", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -110,7 +110,7 @@ def evaluate(
         console.say(f"warning: skipped {skipped.image}: {skipped.reason}")
     if not json_:
         _print(found)
-    picture = out if console.can_draw() else None
+    picture = console.picture_at(out)
     if picture:
         evaluation_plot.draw(found, picture)
     if json_:

@@ -1,6 +1,5 @@
 """What run directories say, as numbers. Imports nothing that trains."""
 
-import json
 import logging
 import math
 import tomllib
@@ -12,18 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.lookup import title_of
 from semisfl.rows import RoundRow
 from semisfl.run_settings import StopConfig
+from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.metrics import read_metrics
 
 log = logging.getLogger(__name__)
-
-Flat = dict[str, Any]
-"""A configuration's values by dotted key."""
-MOST_DIFFERENCES = 4
-"""More of them would fill a table's cell or a legend."""
 
 
 @dataclass(frozen=True)
@@ -190,49 +184,6 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return named
 
 
-def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
-    """Places of configurations that differ in their seed only, each with a label that tells them
-    from the others."""
-    other = ("seed", "sinks")
-    flat = [
-        flatten({key: item for key, item in one.items() if key not in other}) for one in configs
-    ]
-    groups: dict[str, list[int]] = {}
-    for place, config in enumerate(flat):
-        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(place)
-    firsts = [flat[places[0]] for places in groups.values()]
-    named = []
-    for first, places in zip(firsts, groups.values(), strict=True):
-        rivals = [other for other in firsts if other["method"] == first["method"]]
-        label = " ".join([title_of(first["method"]), *_differences(first, rivals)])
-        named.append((label, places))
-    return named
-
-
-def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
-    """What tells a configuration from its rivals: of the keys they differ in, what most do not have.
-
-    If that is too much to read, as few keys as suffice, and a mark that there is more.
-    """
-    # In the order of the file, where the data comes early; rounds have a column of their own.
-    keys = list(dict.fromkeys(key for other in rivals for key in other))
-    keys.sort(key=lambda key: key == "rounds")
-    values = {key: [str(other.get(key, "none")) for other in rivals] for key in keys}
-    mine = {key: str(config.get(key, "none")) for key in keys}
-    own = [key for key in keys if 2 * values[key].count(mine[key]) <= len(rivals)]
-    more = []
-    if len(own) > MOST_DIFFERENCES:
-        enough: list[str] = []
-
-        def kinds(names: Sequence[str]) -> int:
-            return len(set(zip(*(values[name] for name in names), strict=True)))
-
-        while kinds(enough) < len(rivals):
-            enough.append(max(keys, key=lambda key: kinds([*enough, key])))
-        own, more = [key for key in own if key in enough], ["…"]
-    return [f"{key}={mine[key]}" for key in sorted(own)] + more
-
-
 def _fair(label: str, runs: list[Run]) -> Group:
     """The finished runs; if there is none, all that were tested, up to the last round all were tested in."""
     finished = [run for run in runs if run.finished and run.tested]
@@ -256,19 +207,6 @@ def _fair(label: str, runs: list[Run]) -> Group:
 def _progress(run: Run) -> str:
     done = run.rows[-1].round + 1 if run.rows else 0
     return f"round {done} of {run.config['rounds']}"
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Nested values by dotted key."""
-    flat: Flat = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            flat |= flatten({f"{key}[{index}]": item for index, item in enumerate(value)}, prefix)
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def summarise(group: Group, target: float | None = None) -> Summary:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semisfl.lookup import title_of
-from semisfl.runs.report import Group, Spread, Summary, accuracy_of, flatten
+from semisfl.runs.labels import flatten
+from semisfl.runs.report import Group, Spread, Summary, accuracy_of
 from semisfl.sections import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.lookup import title_of
-from semisfl.runs.report import alike_but_for_seed, judged_on, runs_inside
+from semisfl.runs.labels import alike_but_for_seed
+from semisfl.runs.report import judged_on, runs_inside
 from semisfl.watch.follow import Followed
 
 BINS = 60

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from semisfl import __version__, config, presets
+from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 
@@ -263,6 +264,7 @@ BARE = """
 import sys
 for name in ("matplotlib", "grpc", "msgpack", "cryptography", "datasets", "scipy", "triton"):
     sys.modules[name] = None
+from semisfl.cli import console
 from semisfl.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -538,3 +540,9 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(images: Path) -> 
         states = [checkpoint.read(Path(run, f"{name}.safetensors")) for run in ("whole", "parts")]
         assert checkpoint.digest(states[0]) == checkpoint.digest(states[1]), name
     assert rows_but_for_time(Path("whole/metrics.jsonl")) == rows_but_for_time(metrics)
+
+
+def test_a_picture_is_a_png_unless_its_name_says_otherwise(tmp_path: Path) -> None:
+    assert console.picture_at(tmp_path / "cost") == tmp_path / "cost.png"
+    assert console.picture_at(tmp_path / "of.run1") == tmp_path / "of.run1.png"
+    assert console.picture_at(tmp_path / "cost.svg") == tmp_path / "cost.svg"

@@ -82,40 +82,6 @@ def test_groups_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     assert [len(group.runs) for group in groups] == [2, 1, 1]
 
 
-def test_a_group_is_called_by_what_most_do_not_have(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [50.0])
-    write_run(tmp_path / "b", [50.0], queue="single")
-    write_run(tmp_path / "c", [50.0], flip=False)
-    groups = report.group_runs(report.find_runs([tmp_path]))
-    assert [group.label for group in groups] == [
-        "SemiSFL",
-        "SemiSFL queue=single",
-        "SemiSFL flip=False",
-    ]
-
-
-def test_many_differences_are_cut_short_and_labels_stay_apart(tmp_path: Path) -> None:
-    several = {f"key{number}": 1 for number in range(5)}
-    write_run(tmp_path / "a", [50.0], name="digits", **several)
-    write_run(tmp_path / "b", [50.0], name="cifar10", **dict.fromkeys(several, 2))
-    groups = report.group_runs(report.find_runs([tmp_path]))
-    assert [group.label for group in groups] == ["SemiSFL name=digits …", "SemiSFL name=cifar10 …"]
-
-
-def test_tables_of_layers_are_told_apart_by_what_differs(tmp_path: Path) -> None:
-    for name, channels in (("a", 4), ("b", 6)):
-        path = write_run(tmp_path / name, [50.0])
-        with open(path / "config.toml", "a", encoding="utf-8") as file:
-            file.write(
-                f'[[model.layers]]\nkind = "relu"\n[[model.layers]]\nchannels = {channels}\n'
-            )
-    groups = report.group_runs(report.find_runs([tmp_path]))
-    assert [group.label for group in groups] == [
-        "SemiSFL model.layers[1].channels=4",
-        "SemiSFL model.layers[1].channels=6",
-    ]
-
-
 # --- unfinished runs -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,109 @@
+"""What configurations are called in a table or a legend: by their method, and what tells them apart."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from semisfl import lookup
+from semisfl.config import ConfigError, parse
+from semisfl.presets import VARIANTS
+
+Flat = dict[str, Any]
+"""A configuration's values by dotted key."""
+MOST_DIFFERENCES = 4
+"""More of them would fill a table's cell or a legend."""
+BESIDE = {"runtime.checkpoint_every", "runtime.evaluate_every", "runtime.capture"}
+"""Settings that change no number of a round."""
+VARIANT = "variant"
+
+
+def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
+    """Places of configurations that differ in their seed only, each with a label that tells them
+    from the others."""
+    other = ("seed", "sinks")
+    flat = [
+        flatten({key: item for key, item in one.items() if key not in other}) for one in configs
+    ]
+    groups: dict[str, list[int]] = {}
+    for place, config in enumerate(flat):
+        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(place)
+    firsts = [flat[places[0]] for places in groups.values()]
+    labels = {}
+    for method in {first["method"] for first in firsts}:
+        rivals = [place for place, first in enumerate(firsts) if first["method"] == method]
+        told = _with_variants([_in_full(firsts[place]) for place in rivals])
+        for place, mine in zip(rivals, told, strict=True):
+            labels[place] = " ".join([lookup.title_of(method), *_differences(mine, told)])
+    return [(labels[place], places) for place, places in enumerate(groups.values())]
+
+
+def _in_full(config: Flat) -> Flat:
+    """With today's defaults for what an older file does not have, without other methods' settings."""
+    try:
+        row = lookup.method(config["method"])
+        defaults = parse({"method": config["method"]}).model_dump(mode="json", exclude_none=True)
+    except ConfigError:  # of a package that is not installed here
+        return config
+    foreign = {other.section for other in lookup.methods().values()} - {row.section}
+    whole = flatten(defaults) | config
+    return {key: value for key, value in whole.items() if key.partition(".")[0] not in foreign}
+
+
+def _with_variants(rivals: Sequence[Flat]) -> list[Flat]:
+    """A variant's settings as one, named by it, where each rival has all of them or none."""
+    told = [dict(one) for one in rivals]
+    for name, change in VARIANTS.items():
+        settings = flatten(change({}))
+        have = [
+            sum(str(one.get(key, "none")) == str(value) for key, value in settings.items())
+            for one in told
+        ]
+        if set(have) == {0, len(settings)}:
+            told = [
+                {key: value for key, value in one.items() if key not in settings}
+                | ({VARIANT: name} if count else {})
+                for one, count in zip(told, have, strict=True)
+            ]
+    return told
+
+
+def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
+    """What tells a configuration from its rivals: of the keys they differ in, what most do not have.
+
+    If that is too much to read, as few keys as suffice, and a mark that there is more.
+    """
+    # In the order of the file, where the data comes early; rounds have a column of their own.
+    keys = list(dict.fromkeys(key for other in rivals for key in other))
+    keys.sort(key=lambda key: (key != VARIANT, key == "rounds", key in BESIDE))
+    values = {key: [str(other.get(key, "none")) for other in rivals] for key in keys}
+    mine = {key: str(config.get(key, "none")) for key in keys}
+
+    def kinds(names: Sequence[str]) -> int:
+        return len(set(zip(*(values[name] for name in names), strict=True)))
+
+    before = [key for key in keys if key not in BESIDE]
+    if kinds(before) == len(rivals):
+        keys = before
+    own = [key for key in keys if 2 * values[key].count(mine[key]) <= len(rivals)]
+    if mine.get(VARIANT) == "none":
+        own = [key for key in own if key != VARIANT]
+    more = []
+    if len(own) > MOST_DIFFERENCES:
+        enough: list[str] = []
+        while kinds(enough) < len(rivals):
+            enough.append(max(keys, key=lambda key: kinds([*enough, key])))
+        own, more = [key for key in own if key in enough], ["…"]
+    return [mine[key] if key == VARIANT else f"{key}={mine[key]}" for key in sorted(own)] + more
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Nested values by dotted key."""
+    flat: Flat = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            flat |= flatten({f"{key}[{index}]": item for index, item in enumerate(value)}, prefix)
+        else:
+            flat[prefix + key] = value
+    return flat

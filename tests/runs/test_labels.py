@@ -1,0 +1,90 @@
+"""What runs are called: by what tells them apart and matters."""
+
+from pathlib import Path
+from typing import Any
+
+from semisfl import presets
+from semisfl.presets import merge
+from semisfl.runs import report
+from semisfl.runs.labels import alike_but_for_seed
+from tests.runs.test_report import write_run
+
+
+def labels(*configs: dict[str, Any]) -> list[str]:
+    return [label for label, _ in alike_but_for_seed(configs)]
+
+
+def test_a_group_is_called_by_what_most_do_not_have(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [50.0])
+    write_run(tmp_path / "b", [50.0], queue="single")
+    write_run(tmp_path / "c", [50.0], flip=False)
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == [
+        "SemiSFL",
+        "SemiSFL queue=single",
+        "SemiSFL flip=False",
+    ]
+
+
+def test_many_differences_are_cut_short_and_labels_stay_apart(tmp_path: Path) -> None:
+    several = {f"key{number}": 1 for number in range(5)}
+    write_run(tmp_path / "a", [50.0], name="digits", **several)
+    write_run(tmp_path / "b", [50.0], name="cifar10", **dict.fromkeys(several, 2))
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["SemiSFL name=digits …", "SemiSFL name=cifar10 …"]
+
+
+def test_tables_of_layers_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for name, channels in (("a", 4), ("b", 6)):
+        path = write_run(tmp_path / name, [50.0])
+        with open(path / "config.toml", "a", encoding="utf-8") as file:
+            file.write(
+                f'[[model.layers]]\nkind = "relu"\n[[model.layers]]\nchannels = {channels}\n'
+            )
+    groups = report.group_runs(report.find_runs([tmp_path]))
+    assert [group.label for group in groups] == [
+        "SemiSFL model.layers[1].channels=4",
+        "SemiSFL model.layers[1].channels=6",
+    ]
+
+
+def test_a_variant_is_called_by_its_name() -> None:
+    plain, frontier = (presets.values_of(name) for name in ("digits", "digits+frontier"))
+    semisfl = {"method": "semisfl"}
+    assert labels(semisfl | plain, semisfl | frontier) == ["SemiSFL", "SemiSFL frontier"]
+    in_part = merge(frontier, {"teacher": {"client": "frozen"}})
+    told = labels(semisfl | plain, semisfl | frontier, semisfl | in_part)
+    assert len(set(told)) == 3
+    assert not any(label.endswith(" frontier") for label in told), "the last has it in part"
+
+
+def test_what_changes_no_number_tells_apart_only_if_nothing_else_does() -> None:
+    often, seldom = ({"method": "semisfl", "runtime": {"checkpoint_every": n}} for n in (1, 9))
+    other = merge(seldom, {"data": {"labeled": 10}})
+    assert labels(often, other) == ["SemiSFL data.labeled=40", "SemiSFL data.labeled=10"]
+    assert labels(often, seldom) == [
+        "SemiSFL runtime.checkpoint_every=1",
+        "SemiSFL runtime.checkpoint_every=9",
+    ]
+
+
+def test_an_older_file_is_as_by_default_in_what_it_does_not_have() -> None:
+    older = {"method": "semisfl", "data": {"labeled": 10}}
+    newer = {"method": "semisfl", "data": {"labeled": 20}, "teacher": {"client": "frozen"}}
+    assert labels(older, newer) == ["SemiSFL data.labeled=10", "SemiSFL data.labeled=20"]
+
+
+def test_settings_of_other_methods_do_not_tell_apart() -> None:
+    one, two = (
+        {"method": "semisfl", "semisfl": {"temperature": t}, "fedmatch": {"lambda_i": t}}
+        for t in (0.1, 0.2)
+    )
+    assert labels(one, two) == [
+        "SemiSFL semisfl.temperature=0.1",
+        "SemiSFL semisfl.temperature=0.2",
+    ]
+
+
+def test_runs_of_a_method_that_is_not_installed_are_told_apart_too() -> None:
+    one, two = ({"method": "nowhere.at_all:Mine", "rounds": rounds} for rounds in (1, 2))
+    assert labels(one, two) == ["Mine rounds=1", "Mine rounds=2"]
