@@ -12,7 +12,10 @@ Flat = dict[str, Any]
 """A configuration's values by dotted key."""
 MOST_DIFFERENCES = 4
 """More of them would fill a table's cell or a legend."""
-BESIDE = {"runtime.checkpoint_every", "runtime.evaluate_every", "runtime.capture"}
+BESIDE = (
+    *("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.capture"),
+    *("stop.target", "stop.patience", "stop.hours", "stop.gigabytes"),
+)
 """Settings that change no number of a round."""
 VARIANT = "variant"
 

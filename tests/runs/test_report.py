@@ -175,9 +175,12 @@ def test_committed_results_can_be_reported(
     runs = {Path(run) for result in told for run in result["runs"]}
     assert runs == {file.parent for file in folder.glob("*/config.toml")}
     for result in told:
-        assert result["accuracy"]["mean"] > 30
-        # `watch` holds a run that is not finished, for the page's pictures of one.
-        assert bool(result["remark"]) == (folder.name == "watch")
+        # One of those tried with 250 labels does not learn.
+        assert result["accuracy"]["mean"] > (9 if folder.name == "250-labels" else 30)
+        # `watch` holds a run that is not finished, for the page's pictures of one, `frontier` two that
+        # ended where they were told to.
+        if not (folder.name == "frontier" and "ended by a limit" in result["remark"]):
+            assert bool(result["remark"]) == (folder.name == "watch")
         assert result["label"].split()[0] == METHODS[result["method"]].title
     assert picture.read_bytes().startswith(PNG)
 

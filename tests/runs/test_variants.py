@@ -1,5 +1,6 @@
 """Groups of settings from a file: which runs they are, what a table calls them, what is refused."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from semisfl import config, presets
 from semisfl.rows import RoundRow
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.labels import flatten
 from semisfl.runs.sweeps import Sweep
 from semisfl.runs.variants import Variant, read_variants
 
@@ -76,7 +78,16 @@ def test_mistakes_in_a_file(tmp_path: Path, text: str, said: str) -> None:
     assert said in str(error.value)
 
 
-def test_the_variants_that_are_tried_for_the_frontier_are_settings(tmp_path: Path) -> None:
-    found = read_variants(ROOT / "results" / "frontier" / "variants.toml")
+@pytest.mark.parametrize("file", sorted((ROOT / "results" / "frontier").glob("*.toml")))
+def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path: Path) -> None:
+    """Each group has its runs beside the file, with the settings that it has now."""
+    found = read_variants(file)
     jobs = compare.list_jobs(presets.values_of("cifar10"), ["semisfl"], 1, tmp_path, variants=found)
-    assert len(jobs) == len(found) > 20 and found[0] == Variant("plain")
+    assert len(jobs) == len(found) and found[0] == Variant("plain")
+    for variant, job in zip(found, jobs, strict=True):
+        path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*/config.toml"))
+        had, has = (
+            flatten(one) for one in (tomllib.loads(path.read_text()), job.config.model_dump())
+        )
+        keys = [assignment.partition("=")[0] for assignment in variant.assignments]
+        assert [had[key] for key in keys] == [has[key] for key in keys]
