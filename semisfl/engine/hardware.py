@@ -40,7 +40,11 @@ class Hardware:
     def arithmetic(self) -> Iterator[None]:
         """Models called inside compute in the chosen precision."""
         with torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+            self.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.precision == "bf16",
+            # Kept until the end of the block: on a CPU it spans many steps, which change the weights.
+            cache_enabled=self.device.type == "cuda",
         ):
             yield
 
