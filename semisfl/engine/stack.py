@@ -117,13 +117,16 @@ class Stack:
 
     def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:
         """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
-        if self._pass is not None:
-            outputs = [self._pass(x)]
-        else:
-            shares = x.chunk(len(self.modules))
-            outputs = parallel([partial(m, s) for m, s in zip(self.modules, shares, strict=True)])
+        return self.joined(parallel(self.calls(x)) if self._pass is None else [self._pass(x)])
+
+    def calls(self, x: Tensor) -> list[Callable[[], Tensor]]:
+        """Each slot's pass over its share of the rows; their results are to be `joined`."""
+        shares = x.chunk(len(self.modules))
+        return [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
+
+    def joined(self, outputs: list[Tensor]) -> Tensor:
         # Kept for `gradients`, which a GPU does not use: there they would only hold memory.
-        self._outputs = [] if x.is_cuda else outputs
+        self._outputs = [] if outputs[0].is_cuda else outputs
         return outputs[0] if self._pass is not None else torch.cat(outputs)
 
     def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:

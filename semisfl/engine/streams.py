@@ -31,6 +31,7 @@ class Streams:
         self._ahead: torch.cuda.Stream | None = None
         self._tasks: list[Callable[[], None]] = []
         self._cores: ThreadPoolExecutor | None = None
+        self._threads = 1
         self.overlap = Overlap(self._cuda)
 
     # --- independent calls -----------------------------------------------------------------------
@@ -57,11 +58,23 @@ class Streams:
             with self._arithmetic():  # autocast is a matter of each thread
                 return call()
 
-        return list(self._cores.map(alone, calls) if self._cores else map(alone, calls))
+        if self._cores is None:
+            return list(map(alone, calls))
+        # One that would be left for the end, with the other cores idle, uses all of them.
+        last = len(calls) % self._threads == 1
+        done = list(self._cores.map(alone, calls[:-1] if last else calls))
+        if last:
+            torch.set_num_threads(self._threads)
+            try:
+                done.append(alone(calls[-1]))
+            finally:
+                torch.set_num_threads(1)
+        return done
 
     @contextmanager
     def a_core_each(self) -> Iterator[None]:
-        """Inside, the calls of `side_by_side` have a CPU core each; everything else uses one.
+        """Inside, the calls of `side_by_side` have a CPU core each but the last of an odd number, which
+        has all of them; everything else uses one.
 
         Small models gain little from several cores in one operation, and threads that wait for
         the next operation take the cores from those that work.
@@ -70,6 +83,7 @@ class Streams:
         if self._cuda or threads == 1:
             yield
             return
+        self._threads = threads
         self._cores = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         torch.set_num_threads(1)
         try:

@@ -203,11 +203,18 @@ class LocalFleet:
 
     def forward(self) -> Features:
         assert self._students is not None and self._teachers is not None
+        strong, weak = self.batches.get("strong"), self.batches.get("weak")
         parallel = self.hardware.streams.side_by_side
-        with self.hardware.streams.a_core_each():
-            self._outputs = self._students(self.batches.get("strong"), parallel)
+        if self.hardware.device.type == "cpu":
+            # One queue for the cores: none waits at the end of the students for the others.
+            calls = [*self._students.calls(strong), *self._teachers.calls(weak)]
+            with self.hardware.streams.a_core_each():
+                outputs = parallel(calls)
+            self._outputs = self._students.joined(outputs[: len(calls) // 2])
+            teacher = self._teachers.joined(outputs[len(calls) // 2 :])
+        else:
+            self._outputs = self._students(strong, parallel)
             with torch.no_grad():
-                weak = self.batches.get("weak")
                 teacher = (
                     self._teachers.modules[0](weak)
                     if self._one_teacher
@@ -232,9 +239,8 @@ class LocalFleet:
 
     @property
     def _one_teacher(self) -> bool:
-        """Whether one large pass gives all clients' teacher features; a CPU's cores share it instead."""
-        alike = not self._teacher_per_client and not self._teachers_differ
-        return alike and self.hardware.device.type == "cuda"
+        """Whether one large pass gives all clients' teacher features."""
+        return not self._teacher_per_client and not self._teachers_differ
 
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
