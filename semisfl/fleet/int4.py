@@ -49,13 +49,16 @@ class GroupScaled(Codec):
         values = tensor.detach().to(torch.float32)
         if not has_rows(values.shape):
             return (values,)
-        rows = values.flatten(1)
+        whole, scale = self._quantised(values.flatten(1))
+        return self._packed(whole.flatten(1)[:, : prod(values.shape[1:])]), scale.squeeze(2)
+
+    def _quantised(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole numbers [row, group, value] as floats, and the groups' scales in bf16."""
         grouped = self._grouped(rows)
         maximum = grouped.abs().amax(dim=2, keepdim=True)
         scale = scale_of(maximum).clamp(max=LARGEST_SCALE).to(torch.bfloat16)
         # bf16 may round the maximum down: up to 7.03 sevenths of it, which are 7 all the same.
-        whole = quantised(grouped, scale.to(torch.float32), 7)
-        return self._packed(whole.flatten(1)[:, : rows.shape[1]]), scale.squeeze(2)
+        return quantised(grouped, scale.to(torch.float32), 7), scale
 
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
@@ -79,8 +82,15 @@ class GroupScaled(Codec):
         return bool((holds | empty).all()) and not bool(whole[:, length:].any())
 
     def roundtrip(self, tensor: Tensor) -> Tensor:
-        # Packing goes by rows; what arrives keeps the memory format, as with the other codecs.
-        return torch.empty_like(tensor).copy_(super().roundtrip(tensor))
+        """As by `encode` and `decode`, without the packing."""
+        if not has_rows(tensor.shape):
+            return super().roundtrip(tensor)
+        rows = tensor.detach().to(torch.float32).flatten(1)
+        whole, scale = self._quantised(rows)
+        # Four bits have one zero: + 0.0 makes it of -0.0 too.
+        values = restored(whole.add_(0.0), scale.to(torch.float32), 7).flatten(1)
+        # What arrives keeps the memory format, as with the other codecs.
+        return torch.empty_like(tensor).copy_(values[:, : rows.shape[1]].reshape(tensor.shape))
 
     def _grouped(self, rows: Tensor) -> Tensor:
         """[row, group, value]; the last group is filled up with zeros."""

@@ -271,3 +271,15 @@ def test_captured_graph_equals_the_cpu(name: str) -> None:
     torch.testing.assert_close(
         arrived.cpu(), codec.roundtrip(tensor), rtol=0, atol=0, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (2, 5, 7), (4, 33), (6,), (3, 1), (2, 3, 4, 5)])
+def test_int4_without_packing_is_what_packing_gives(shape: tuple[int, ...]) -> None:
+    """To the last bit, signs of zeros and what is not finite included."""
+    codec = CODECS["int4"]
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    tensor.view(-1)[::5] = -1e-9
+    for value in (0.0, float("inf"), float("nan"), 3e38, 1e-33):
+        tensor.view(-1)[0] = value
+        packed = codec.decode(codec.encode(tensor), tensor.shape, tensor.dtype)
+        assert torch.equal(codec.roundtrip(tensor).view(torch.int32), packed.view(torch.int32))
