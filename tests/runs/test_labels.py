@@ -86,5 +86,6 @@ def test_settings_of_other_methods_do_not_tell_apart() -> None:
 
 
 def test_runs_of_a_method_that_is_not_installed_are_told_apart_too() -> None:
-    one, two = ({"method": "nowhere.at_all:Mine", "rounds": rounds} for rounds in (1, 2))
-    assert labels(one, two) == ["Mine rounds=1", "Mine rounds=2"]
+    for name, title in (("nowhere.at_all:Mine", "Mine"), ("nowhere", "nowhere")):
+        one, two = ({"method": name, "rounds": rounds} for rounds in (1, 2))
+        assert labels(one, two) == [f"{title} rounds=1", f"{title} rounds=2"]
