@@ -227,6 +227,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # what tells methods apart may be long
         pad_edge=False,
+        min_width=len(title),
     )
     table.add_column("method", overflow="fold")
     for heading in headings:

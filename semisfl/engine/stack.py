@@ -120,7 +120,9 @@ class Stack:
         return self.joined(parallel(self.calls(x)) if self._pass is None else [self._pass(x)])
 
     def calls(self, x: Tensor) -> list[Callable[[], Tensor]]:
-        """Each slot's pass over its share of the rows; their results are to be `joined`."""
+        """Each slot's pass over its share of the rows, or that of all; what they give is to be `joined`."""
+        if self._pass is not None:
+            return [partial(self._pass, x)]
         shares = x.chunk(len(self.modules))
         return [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
 

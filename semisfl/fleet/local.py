@@ -207,11 +207,11 @@ class LocalFleet:
         parallel = self.hardware.streams.side_by_side
         if self.hardware.device.type == "cpu":
             # One queue for the cores: none waits at the end of the students for the others.
-            calls = [*self._students.calls(strong), *self._teachers.calls(weak)]
+            calls = self._students.calls(strong)
             with self.hardware.streams.a_core_each():
-                outputs = parallel(calls)
-            self._outputs = self._students.joined(outputs[: len(calls) // 2])
-            teacher = self._teachers.joined(outputs[len(calls) // 2 :])
+                outputs = parallel([*calls, *self._teachers.calls(weak)])
+            self._outputs = self._students.joined(outputs[: len(calls)])
+            teacher = self._teachers.joined(outputs[len(calls) :])
         else:
             self._outputs = self._students(strong, parallel)
             with torch.no_grad():
