@@ -135,7 +135,7 @@ def _tell(
         if swept:
             _print_swept(swept)
     picture = console.picture_at(place)
-    over = place.with_name(f"{place.stem}-sweep.png") if picture and swept else None
+    over = picture.with_name(f"{picture.stem}-sweep.png") if picture and swept else None
     if picture:
         plots.draw([group for group, _ in results], picture, panels)
     if swept and over:

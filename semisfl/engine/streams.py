@@ -73,8 +73,8 @@ class Streams:
 
     @contextmanager
     def a_core_each(self) -> Iterator[None]:
-        """Inside, the calls of `side_by_side` have a CPU core each but the last of an odd number, which
-        has all of them; everything else uses one.
+        """Inside, the calls of `side_by_side` have a CPU core each, and one that is left over all of
+        them; everything else uses one.
 
         Small models gain little from several cores in one operation, and threads that wait for
         the next operation take the cores from those that work.

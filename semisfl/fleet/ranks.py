@@ -9,10 +9,11 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,13 +120,7 @@ class Ranks:
 
     def hear(self) -> dict[str, Any]:
         """What rank 0 says; ``do`` is what it is about."""
-        with self._talking():
-            head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
-            dist.broadcast(head, group_src=0, group=self._group)
-            rest = self._keep(torch.empty(_length_after(head), dtype=torch.uint8))
-            if len(rest):
-                dist.broadcast(rest, group_src=0, group=self._group)
-            return _decoded(head, rest)
+        return self._message(partial(dist.broadcast, group_src=0, group=self._group))
 
     def answer(self, **values: Any) -> None:
         """To rank 0."""
@@ -134,12 +129,15 @@ class Ranks:
                 dist.send(self._keep(part), group_dst=0, group=self._group)
 
     def answer_of(self, rank: int) -> dict[str, Any]:
+        return self._message(partial(dist.recv, group_src=rank, group=self._group))
+
+    def _message(self, receive: Callable[[Tensor], object]) -> dict[str, Any]:
         with self._talking():
             head = self._keep(torch.empty(HEAD, dtype=torch.uint8))
-            dist.recv(head, group_src=rank, group=self._group)
+            receive(head)
             rest = self._keep(torch.empty(_length_after(head), dtype=torch.uint8))
             if len(rest):
-                dist.recv(rest, group_src=rank, group=self._group)
+                receive(rest)
             return _decoded(head, rest)
 
     def _keep(self, part: Tensor) -> Tensor:

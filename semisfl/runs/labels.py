@@ -34,24 +34,26 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     labels = {}
     for method in {first["method"] for first in firsts}:
         rivals = [place for place, first in enumerate(firsts) if first["method"] == method]
-        told = _with_variants([_in_full(firsts[place]) for place in rivals])
+        told = _with_variants(_in_full(method, [firsts[place] for place in rivals]))
         for place, mine in zip(rivals, told, strict=True):
             labels[place] = " ".join([lookup.title_of(method), *_differences(mine, told)])
     return [(labels[place], places) for place, places in enumerate(groups.values())]
 
 
-def _in_full(config: Flat) -> Flat:
+def _in_full(method: str, configs: Sequence[Flat]) -> Sequence[Flat]:
     """With today's defaults for what an older file does not have, without other methods' settings."""
-    if ":" in config["method"]:  # to know its settings, its code would have to be imported
-        return config
+    if ":" in method:  # to know its settings, its code would have to be imported
+        return configs
     try:
-        row = lookup.method(config["method"])
-        defaults = parse({"method": config["method"]}).model_dump(mode="json", exclude_none=True)
+        section = lookup.method(method).section
+        defaults = flatten(parse({"method": method}).model_dump(mode="json", exclude_none=True))
     except ConfigError:  # a name of a package that is not installed here
-        return config
-    foreign = {other.section for other in lookup.methods().values()} - {row.section}
-    whole = flatten(defaults) | config
-    return {key: value for key, value in whole.items() if key.partition(".")[0] not in foreign}
+        return configs
+    foreign = {other.section for other in lookup.methods().values()} - {section}
+    return [
+        {key: value for key, value in whole.items() if key.partition(".")[0] not in foreign}
+        for whole in (defaults | config for config in configs)
+    ]
 
 
 def _with_variants(rivals: Sequence[Flat]) -> list[Flat]:

@@ -264,7 +264,6 @@ BARE = """
 import sys
 for name in ("matplotlib", "grpc", "msgpack", "cryptography", "datasets", "scipy", "triton"):
     sys.modules[name] = None
-from semisfl.cli import console
 from semisfl.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
