@@ -62,9 +62,13 @@ class Teacher(Generic[Module]):
 @torch.no_grad()
 def follow(target: nn.Module, source: nn.Module, decay: Tensor) -> None:
     """target <- decay target + (1 - decay) source, buffers included; counters are copied."""
+    weights = [module.__dict__.get("weights") for module in (target, source)]
+    copies = all(isinstance(one, Weights) for one in weights)
+    if copies:
+        weights_of(target).follow(weights_of(source), decay)
     mine, theirs = target.state_dict(), source.state_dict()
     for name, tensor in mine.items():
-        if tensor.is_floating_point():
-            tensor.lerp_(theirs[name], 1 - decay)
-        else:
+        if not tensor.is_floating_point():
             tensor.copy_(theirs[name])
+        elif not copies:
+            tensor.lerp_(theirs[name], 1 - decay)

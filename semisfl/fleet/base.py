@@ -205,7 +205,11 @@ class ClientRuntime(Protocol):
 
 
 class ClientWork(Protocol):
-    """A method's client half."""
+    """A method's client half.
+
+    ``only_called = True`` says that it calls, loads, descends and averages its models and touches no
+    parameter otherwise: their layers may then compute on copies of lower precision.
+    """
 
     name: str
 

@@ -56,8 +56,11 @@ class Slot:
         self.plans: dict[str, DrawnView] = {}
         self.views: dict[str, Tensor] = {}
 
-    def begin(self, round_plan: FullRound, client: int, shard: np.ndarray) -> None:
+    def begin(
+        self, work: ClientWork, round_plan: FullRound, client: int, shard: np.ndarray
+    ) -> None:
         self.client = client
+        self._copied = getattr(work, "only_called", False)
         self.round_index = round_plan.index
         self.steps = round_plan.steps
         self.settings: Mapping[str, Any] = round_plan.settings
@@ -96,8 +99,11 @@ class Slot:
         if name not in self._models:
             # Convolutions prefer channels-last images, which is how they come, and weights alike.
             model = clone(self._template)
-            self._models[name] = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            use_generator(self._models[name], self._generator)
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self._copied and self._hardware.weights_dtype != torch.float32:
+                self._hardware.working_copy(model)
+            self._models[name] = model
+            use_generator(model, self._generator)
         return self._models[name]
 
     def received(self, name: str) -> State | None:
@@ -212,7 +218,7 @@ class FullModelClients:
         slots = self._slots[:count]
         contributes = []
         for slot, client in zip(slots, round_plan.active, strict=True):
-            slot.begin(round_plan, client, self._shards[client])
+            slot.begin(work, round_plan, client, self._shards[client])
             contributes.append(work.start(slot))
         if not any(contributes):
             return [ClientResult(client, {}, {}) for client in round_plan.active]

@@ -7,6 +7,7 @@ from threading import Barrier
 import pytest
 import torch
 
+from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
@@ -41,6 +42,35 @@ def test_own_pace_gives_what_steps_side_by_side_give(
     ):
         for name, value in one.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("method", "batchnorm"), [("semifl", False), ("fedswitch", False), ("fedswitch", True)]
+)
+def test_layers_may_compute_on_copies_of_their_weights(
+    method: str, batchnorm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a copy is as exact as the cast that it saves; here in float16."""
+    settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
+    settings += ("fedswitch.confidence_threshold=0.2", "fedswitch.iid_threshold=9")
+    monkeypatch.setattr(Hardware, "dtype", torch.float16)
+    monkeypatch.setattr(
+        Hardware,
+        "arithmetic",
+        lambda _: torch.autocast("cpu", dtype=torch.float16, cache_enabled=False),
+    )
+    cast = assemble(method, *settings, batchnorm=batchnorm)
+    rows = [cast.method.round(index) for index in range(2)]
+    monkeypatch.setattr(Hardware, "weights_dtype", torch.float16)
+    copied = assemble(method, *settings, batchnorm=batchnorm)
+    others = [copied.method.round(index) for index in range(2)]
+    assert rows[1].mask_rate == others[1].mask_rate != 1
+    assert rows[1].loss_semi == pytest.approx(others[1].loss_semi, rel=1e-3)
+    for one, other in zip(
+        cast.method.tested().values(), copied.method.tested().values(), strict=True
+    ):
+        for name, value in one.state_dict().items():
+            assert torch.allclose(value, other.state_dict()[name], atol=1e-4), name
 
 
 class Counting:
