@@ -1,10 +1,17 @@
 """Seconds per round of single presets, models and methods on few synthetic images: `semisfl bench`, in parts.
 
 python -m benchmarks.rounds stl10 cifar10:resnet18 cifar10::fedswitch --images 3000
+
+Every item has a process of its own. They start up side by side, which takes longest, and are timed one after another,
+while the others wait.
 """
 
 import argparse
 import json
+import multiprocessing
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -14,9 +21,10 @@ from semisfl.runs import bench
 from semisfl.runs.round_work import matrix_product, round_operations
 
 LABELED = 1000
+LONGEST_KERNELS = 45
 
 
-def timed(item: str, device: torch.device, images: int, counted: int) -> dict[str, object]:
+def timed(item: str, given: argparse.Namespace, turn: Connection) -> dict[str, object]:
     """``item``: a preset, the name of another model after a colon, a method after one more."""
     preset, model, method = (*item.split(":"), "", "")[:3]
     known = DATA[preset]
@@ -28,18 +36,44 @@ def timed(item: str, device: torch.device, images: int, counted: int) -> dict[st
         *bench.ALL_CONTRIBUTE,
         *([f"model.name={model}"] if model else []),
     )
-    run = bench.Timed(options, known.shape, str(device), images, known.classes)
-    seconds = run.median(counted)
-    work = round_operations(options, known.shape, known.classes, images - LABELED)
+    run = bench.Timed(options, known.shape, given.device, given.images, known.classes)
+    turn.send("ready")
+    turn.recv()
+    seconds = run.median(given.rounds)
+    work = round_operations(options, known.shape, known.classes, given.images - LABELED)
     row: dict[str, object] = {
         "item": item,
         "seconds_a_round": seconds,
         "tflops": work / seconds / 1e12,
         "start_up_seconds": run.start_up,
     }
-    if device.type == "cuda":
+    if given.device.startswith("cuda"):
         row["peak_gib"] = run.peak_gib
-    return {**row, "shares_percent": run.shares()}
+    kernels = run.kernels()
+    if given.kernels:
+        given.kernels.mkdir(parents=True, exist_ok=True)
+        name = "-".join(part for part in (preset, model, method) if part)
+        (given.kernels / f"{name}.txt").write_text(longest(kernels))
+    return {**row, "shares_percent": bench.shares(kernels)}
+
+
+def longest(kernels: list[bench.Kernel]) -> str:
+    """A line each: share, milliseconds, launches, name."""
+    total = sum(kernel.microseconds for kernel in kernels) or 1
+    launches = sum(kernel.launches for kernel in kernels)
+    lines = [f"kernel seconds {total / 1e6:.4f}, launches {launches}"]
+    for name, spent, times in kernels[:LONGEST_KERNELS]:
+        share, milliseconds = 100 * spent / total, spent / 1e3
+        lines.append(f"{share:5.1f}% {milliseconds:10.2f} ms {times:7d} {name[:150]}")
+    return "\n".join(lines) + "\n"
+
+
+def in_turn(item: str, given: argparse.Namespace, turn: Connection) -> None:
+    try:
+        turn.send(timed(item, given, turn))
+    except Exception as reason:
+        traceback.print_exc()
+        turn.send({"item": item, "failed": str(reason)})
 
 
 def main() -> None:
@@ -48,11 +82,23 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kernels", type=Path, help="folder for the longest kernels of each item")
     given = parser.parse_args()
-    device = Hardware(given.device).device
-    print(json.dumps({"matrix_product_tflops": matrix_product(device)}), flush=True)
+    given.device = str(Hardware(given.device).device)
+    context = multiprocessing.get_context("spawn")
+    waiting = {}
     for item in given.items:
-        print(json.dumps(timed(item, device, given.images, given.rounds)), flush=True)
+        here, there = context.Pipe()
+        context.Process(target=in_turn, args=(item, given, there), daemon=True).start()
+        waiting[item] = here
+    started = {item: turn.recv() for item, turn in waiting.items()}
+    product = matrix_product(torch.device(given.device))
+    print(json.dumps({"matrix_product_tflops": product}), flush=True)
+    for item, answer in started.items():
+        if answer == "ready":
+            waiting[item].send("go")
+            answer = waiting[item].recv()
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

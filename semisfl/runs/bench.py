@@ -5,7 +5,7 @@ import re
 import time
 from collections import Counter
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -115,8 +115,8 @@ class Timed:
         """Device memory at most, less what somebody else had left there."""
         return (torch.cuda.max_memory_allocated() - self._left) / 2**30
 
-    def shares(self) -> dict[str, float]:
-        """Where the device's time of one round goes, in percent."""
+    def kernels(self) -> list["Kernel"]:
+        """Of one round, those that took longest first; of a CPU, operations."""
         cuda = self.experiment.hardware.device.type == "cuda"
         threads = torch.get_num_threads()
         if not cuda:
@@ -125,12 +125,24 @@ class Timed:
         with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
             self.rounds(1)
         torch.set_num_threads(threads)
-        totals: Counter[str] = Counter()
-        for event in seen.key_averages():
-            spent = event.self_device_time_total if cuda else event.self_cpu_time_total
-            totals[_kind(event.key)] += spent
-        whole = sum(totals.values()) or 1
-        return {name: 100 * spent / whole for name, spent in totals.most_common()}
+        spent = "self_device_time_total" if cuda else "self_cpu_time_total"
+        found = [Kernel(e.key, getattr(e, spent), e.count) for e in seen.key_averages()]
+        return sorted(found, key=lambda kernel: -kernel.microseconds)
+
+
+class Kernel(NamedTuple):
+    name: str
+    microseconds: float
+    launches: int
+
+
+def shares(kernels: list[Kernel]) -> dict[str, float]:
+    """Where a device's time goes, in percent."""
+    totals: Counter[str] = Counter()
+    for kernel in kernels:
+        totals[_kind(kernel.name)] += kernel.microseconds  # type: ignore[assignment]
+    whole = sum(totals.values()) or 1
+    return {name: 100 * spent / whole for name, spent in totals.most_common()}
 
 
 def _kind(name: str) -> str:
@@ -164,7 +176,7 @@ def rounds_of_methods(
             row["share_of_matrix_product_percent"] = 100 * tflops / product
             if method == "semisfl":
                 row["start_up_seconds"] = timed.start_up
-                row["shares_percent"] = timed.shares()
+                row["shares_percent"] = shares(timed.kernels())
             if device.startswith("cuda"):
                 row["peak_gib"] = timed.peak_gib
             rows.append(row)

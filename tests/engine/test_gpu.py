@@ -188,6 +188,9 @@ def test_a_stack_computes_what_each_of_its_modules_does(name: str) -> None:
         pairs = [(out[share], alone, wanted)]
         pairs += [(s[slot], o, e) for s, o, e in zip(gradients, own, exact_gradients, strict=True)]
         for together, single, right in pairs:
+            if not right.any():  # a bias that BatchNorm takes away again has no gradient
+                assert not together.any()
+                continue
             errors = [(t.float() - right).norm() / right.norm() for t in (together, single)]
             assert errors[0] < 1.5 * errors[1] + 0.005
 
