@@ -123,23 +123,24 @@ class SGD:
     def apply(self, gradients: Sequence[Tensor | None], clip_norm: float | None = None) -> None:
         """One step along given gradients, their joint norm limited to ``clip_norm``."""
         by_parameter = dict(zip(map(id, self.parameters), gradients, strict=True))
+        share = None
         if clip_norm is not None:
             given = [gradient for gradient in gradients if gradient is not None]
-            norm = torch.stack([part.float() for part in torch._foreach_norm(given)]).norm()
+            norm = torch.stack(torch._foreach_norm(given, dtype=torch.float32)).norm()
             share = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            by_parameter = {
-                key: None if g is None else g * share.to(g.dtype) for key, g in by_parameter.items()
-            }
         if self._copies:
-            self._step_copies([by_parameter[id(p)] for p in self._copies])
+            self._step_copies([by_parameter[id(p)] for p in self._copies], share)
         if self._plain:
-            self._step_plain([by_parameter[id(p)] for p in self._plain])
+            plain = [by_parameter[id(p)] for p in self._plain]
+            if share is not None:
+                plain = [None if g is None else g * share.to(g.dtype) for g in plain]
+            self._step_plain(plain)
 
-    def _step_copies(self, gradients: list[Tensor | None]) -> None:
-        """One by one, or laid side by side."""
+    def _step_copies(self, gradients: list[Tensor | None], share: Tensor | None) -> None:
+        """One by one, or laid side by side; of each gradient only its ``share``."""
         if self._one_by_one:
             for home, given in zip(self._homes, gradients, strict=True):
-                self._step_rows(home, self._flat(home, given))
+                self._step_rows(home, self._flat(home, given), share=share)
             return
         parts: list[Tensor] = []
         for home, given in zip(self._homes, gradients, strict=True):
@@ -147,14 +148,18 @@ class SGD:
             parts.append(self._zeros[: home.stop - home.start - home.size])
         first, last = self._homes[0], self._homes[-1]
         whole = Home(self._weights, first.start, last.stop - first.start)
-        self._step_rows(whole, torch.cat(parts))
+        self._step_rows(whole, torch.cat(parts), share=share)
 
     def _flat(self, home: Home, gradient: Tensor | None) -> Tensor:
         """Of a parameter that was not used it is zero: momentum and decay go on."""
         return self._zeros[: home.rows * home.size] if gradient is None else as_flat(gradient)
 
     def _step_rows(
-        self, home: Home, gradient: Tensor, average: MovingAverage | None = None
+        self,
+        home: Home,
+        gradient: Tensor,
+        average: MovingAverage | None = None,
+        share: Tensor | None = None,
     ) -> None:
         assert self._weights.work is not None
         config = self.config
@@ -168,6 +173,7 @@ class SGD:
             config.momentum,
             config.nesterov,
             *(average.along(home) if average is not None else ()),
+            scale=share,
         )
 
     @torch.no_grad()

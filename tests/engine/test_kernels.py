@@ -296,8 +296,8 @@ def test_a_row_of_images() -> None:
     assert mine.stride() == plain.stride()
 
 
-@pytest.mark.parametrize("followed", [False, True])
-def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
+@pytest.mark.parametrize(("followed", "scale"), [(False, None), (True, None), (False, 0.25)])
+def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None) -> None:
     from semisfl.engine.kernels.update import fused_sgd
 
     config = OptimizerConfig(nesterov=True)
@@ -311,7 +311,7 @@ def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
     for row in range(3):
         place = slice(5 + 30 * row, 25 + 30 * row)
         weight, velocity, mine = (t[place] for t in wanted)
-        upstream = gradient[row] + config.weight_decay * weight
+        upstream = (scale or 1.0) * gradient[row] + config.weight_decay * weight
         velocity.mul_(config.momentum).add_(upstream)
         weight.sub_(0.1 * (upstream + config.momentum * velocity))
         if followed:
@@ -320,6 +320,7 @@ def test_a_step_of_rows_that_lie_apart(followed: bool) -> None:
     fused_sgd(
         home.of(master), home.of(work), home.of(momentum), gradient, lr,
         config.weight_decay, config.momentum, config.nesterov, *along,
+        scale=None if scale is None else torch.tensor(scale, device=DEVICE),
     )  # fmt: skip
     for got, expected in zip(flat, wanted, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

@@ -209,13 +209,13 @@ def check_normalized_row() -> None:
 
 def check_sgd_step() -> None:
     """Rows of a stack, by hand in doubles."""
-    for nesterov in (False, True):
+    for nesterov, scale in ((False, None), (True, None), (True, 0.3)):
         for followed in (False, True):
             master, momentum, teacher = (random(2, 6, seed=seed) for seed in range(3))
             work, teacher_work = torch.zeros(2, 6).bfloat16(), torch.zeros(2, 6).bfloat16()
             gradient = random(12, seed=4)
             w, v, t = (part.double().clone() for part in (master, momentum, teacher))
-            g = gradient.double().view(2, 6) + 0.01 * w
+            g = (scale or 1.0) * gradient.double().view(2, 6) + 0.01 * w
             v = 0.9 * v + g
             w = w - 0.1 * (g + 0.9 * v if nesterov else v)
             t = 0.7 * t + 0.3 * w if followed else t
@@ -229,6 +229,7 @@ def check_sgd_step() -> None:
                 0.9,
                 nesterov,
                 *((teacher, teacher_work, torch.tensor(0.7)) if followed else ()),
+                scale=None if scale is None else torch.tensor(scale),
             )
             for got, wanted in ((master, w), (momentum, v), (teacher, t)):
                 torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)

@@ -191,7 +191,7 @@ def normalized_row(
 @_operation(
     "sgd_step(Tensor(a!) master, Tensor(b!) work, Tensor(c!) momentum, Tensor gradient, Tensor lr, "
     "float weight_decay, float momentum_factor, bool nesterov, Tensor(d!)? teacher=None, "
-    "Tensor(e!)? teacher_work=None, Tensor? ema_decay=None) -> ()"
+    "Tensor(e!)? teacher_work=None, Tensor? ema_decay=None, Tensor? scale=None) -> ()"
 )
 def sgd_step(
     master: Tensor,
@@ -205,13 +205,16 @@ def sgd_step(
     teacher: Tensor | None = None,
     teacher_work: Tensor | None = None,
     ema_decay: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> None:
     """One SGD step of full-precision weights [rows, size]; ``work`` is their copy in another type.
 
     The rows of the three lie equally far from each other, those of ``gradient`` one after the
     other. ``teacher``: weights laid out alike that follow, their working copy, and their decay.
+    ``scale``: what the gradient is multiplied with, as where its norm is limited.
     """
-    gradient = gradient.view_as(master).float() + weight_decay * master
+    gradient = gradient.view_as(master).float()
+    gradient = (gradient if scale is None else scale * gradient) + weight_decay * master
     momentum.mul_(momentum_factor).add_(gradient)
     master.sub_(lr * (gradient + momentum_factor * momentum if nesterov else momentum))
     work.copy_(master)

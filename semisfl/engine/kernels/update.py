@@ -11,14 +11,16 @@ BLOCK = 1024
 @triton.jit
 def _sgd(
     master, work, momentum, gradient, lr, size, stride, weight_decay, factor,
-    teacher, teacher_work, ema_decay,
-    NESTEROV: tl.constexpr, FOLLOWED: tl.constexpr, BLOCK: tl.constexpr,
+    teacher, teacher_work, ema_decay, scale,
+    NESTEROV: tl.constexpr, FOLLOWED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, inside_row = tl.program_id(1), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = inside_row < size
     offsets = row * stride + inside_row
     weight = tl.load(master + offsets, mask=inside)
     descent = tl.load(gradient + row * size + inside_row, mask=inside).to(tl.float32)
+    if SCALED:
+        descent *= tl.load(scale)
     descent += weight_decay * weight
     buffer = factor * tl.load(momentum + offsets, mask=inside) + descent
     change = descent + factor * buffer if NESTEROV else buffer
@@ -42,15 +44,20 @@ def fused_sgd(
     weight_decay: float,
     momentum_factor: float,
     nesterov: bool,
-    *teacher: Tensor | None,
+    teacher: Tensor | None = None,
+    teacher_work: Tensor | None = None,
+    ema_decay: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> None:
-    """`sgd_step`; ``teacher``: its weights, their working copy and the decay, or nothing."""
+    """`sgd_step`; what is not given is not read: anything may stand in its place."""
     rows, size = master.shape
-    followed = any(part is not None for part in teacher)
+    followed = teacher is not None
     _sgd[(triton.cdiv(size, BLOCK), rows)](
         master, work, momentum, gradient, lr, size, master.stride(0),
-        weight_decay, momentum_factor, *(teacher if followed else (master, work, lr)),
-        NESTEROV=nesterov, FOLLOWED=followed, BLOCK=BLOCK,
+        weight_decay, momentum_factor,
+        *((teacher, teacher_work, ema_decay) if followed else (master, work, lr)),
+        lr if scale is None else scale,
+        NESTEROV=nesterov, FOLLOWED=followed, SCALED=scale is not None, BLOCK=BLOCK,
     )  # fmt: skip
 
 
