@@ -207,8 +207,9 @@ class ClientRuntime(Protocol):
 class ClientWork(Protocol):
     """A method's client half.
 
-    ``only_called = True`` says that it calls, loads, descends and averages its models and touches no
-    parameter otherwise: their layers may then compute on copies of lower precision.
+    ``only_called`` names models, as in ``("student", "helper*")``, that it calls, loads, descends and
+    averages and whose parameters it touches in no other way: their layers may compute on copies of
+    lower precision.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """Full-model rounds in this process: every active client runs a method's client half in its own slot."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import compress
 from threading import Event
@@ -60,7 +61,7 @@ class Slot:
         self, work: ClientWork, round_plan: FullRound, client: int, shard: np.ndarray
     ) -> None:
         self.client = client
-        self._copied = getattr(work, "only_called", False)
+        self._only_called: Sequence[str] = getattr(work, "only_called", ())
         self.round_index = round_plan.index
         self.steps = round_plan.steps
         self.settings: Mapping[str, Any] = round_plan.settings
@@ -100,7 +101,8 @@ class Slot:
             # Convolutions prefer channels-last images, which is how they come, and weights alike.
             model = clone(self._template)
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            if self._copied and self._hardware.weights_dtype != torch.float32:
+            copied = any(fnmatchcase(name, pattern) for pattern in self._only_called)
+            if copied and self._hardware.weights_dtype != torch.float32:
                 self._hardware.working_copy(model)
             self._models[name] = model
             use_generator(model, self._generator)

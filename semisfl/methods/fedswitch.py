@@ -103,7 +103,7 @@ class FedSwitchWork:
     """
 
     name = "fedswitch"
-    only_called = True
+    only_called = ("student", "labeller")
     answers = Answers({"student": every_tensor}, {**COUNTED, "by_teacher": (0.0, 1.0)})
 
     def start(self, client: ClientRuntime) -> bool:

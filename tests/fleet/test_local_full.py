@@ -11,6 +11,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientRuntime, FullRound, State
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.local_full import FullModelClients, Slot
+from semisfl.runs.experiment import Experiment
 from semisfl.stopping import Stopped
 from tests.toy import assemble
 
@@ -45,14 +46,21 @@ def test_own_pace_gives_what_steps_side_by_side_give(
 
 
 @pytest.mark.parametrize(
-    ("method", "batchnorm"), [("semifl", False), ("fedswitch", False), ("fedswitch", True)]
+    ("method", "batchnorm", "models"),
+    [
+        ("semifl", False, {"model"}),
+        ("fedswitch", False, {"student", "labeller"}),
+        ("fedswitch", True, {"student", "labeller"}),
+        ("fedmatch", True, {"helper0", "helper1"}),
+    ],
 )
 def test_layers_may_compute_on_copies_of_their_weights(
-    method: str, batchnorm: bool, monkeypatch: pytest.MonkeyPatch
+    method: str, batchnorm: bool, models: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where a copy is as exact as the cast that it saves; here in float16."""
     settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
     settings += ("fedswitch.confidence_threshold=0.2", "fedswitch.iid_threshold=9")
+    settings += ("fedmatch.confidence_threshold=0.3", "fedmatch.refresh=1")
     monkeypatch.setattr(Hardware, "dtype", torch.float16)
     monkeypatch.setattr(
         Hardware,
@@ -64,6 +72,7 @@ def test_layers_may_compute_on_copies_of_their_weights(
     monkeypatch.setattr(Hardware, "weights_dtype", torch.float16)
     copied = assemble(method, *settings, batchnorm=batchnorm)
     others = [copied.method.round(index) for index in range(2)]
+    assert (with_copies(cast), with_copies(copied)) == (set(), models)
     assert rows[1].mask_rate == others[1].mask_rate != 1
     assert rows[1].loss_semi == pytest.approx(others[1].loss_semi, rel=1e-3)
     for one, other in zip(
@@ -71,6 +80,17 @@ def test_layers_may_compute_on_copies_of_their_weights(
     ):
         for name, value in one.state_dict().items():
             assert torch.allclose(value, other.state_dict()[name], atol=1e-4), name
+
+
+def with_copies(experiment: Experiment) -> set[str]:
+    """The clients' models whose layers compute on copies."""
+    assert isinstance(experiment.fleet, LocalFleet)
+    slot = experiment.fleet._full._slots[0]
+    return {
+        name
+        for name, model in slot._models.items()
+        if any(hasattr(parameter, "master") for parameter in model.parameters())
+    }
 
 
 class Counting:

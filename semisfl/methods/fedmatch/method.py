@@ -191,6 +191,7 @@ class FedMatchWork:
     """The client's half."""
 
     name = "fedmatch"
+    only_called = ("helper*",)
     answers = Answers({"psi": every_tensor}, COUNTED)
 
     def start(self, client: ClientRuntime) -> bool:

@@ -141,7 +141,7 @@ class SemiFLWork:
     """The client's half."""
 
     name = "semifl"
-    only_called = True
+    only_called = ("model",)
     answers = Answers({"model": every_tensor}, COUNTED, may_decline=True)
 
     def start(self, client: ClientRuntime) -> bool:
@@ -205,7 +205,7 @@ class StatisticsWork:
     """What a client does for sBN: no step, only its images' statistics under the model it is sent."""
 
     name = "batchnorm-statistics"
-    only_called = True
+    only_called = ("model",)
     answers = Answers({"statistics": is_statistic}, {"batches": (1.0, 1e6)})
 
     def start(self, client: ClientRuntime) -> bool:
