@@ -7,7 +7,12 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from semisfl.engine.kernels import conv_norm_relu_pool, conv_relu_pool, norm_relu_pool
+from semisfl.engine.kernels import (
+    conv_norm_relu_pool,
+    conv_relu_pool,
+    linear_relu,
+    norm_relu_pool,
+)
 
 
 class Dropout(nn.Module):
@@ -37,7 +42,7 @@ def use_generator(module: nn.Module, generator: torch.Generator) -> None:
 
 
 class Layers(nn.Sequential):
-    """A Sequential that does convolution, BatchNorm, ReLU and max-pooling in fewer operations."""
+    """A Sequential that does convolution, BatchNorm, ReLU, max-pooling and linear layers in fewer operations."""
 
     def forward(self, x: Tensor) -> Tensor:
         for part in parts_of(self):
@@ -122,7 +127,23 @@ class NormBlock(NamedTuple):
         return out
 
 
-Part = nn.Module | ConvBlock | NormBlock
+class LinearBlock(NamedTuple):
+    """relu(linear(x)), or without ReLU."""
+
+    layers: tuple[nn.Module, ...]
+    linear: nn.Linear
+    relu: bool
+
+    def on(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            out: Tensor = linear_relu(x, self.linear.weight, self.linear.bias, self.relu)
+            return out
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+Part = nn.Module | ConvBlock | NormBlock | LinearBlock
 
 
 def parts_of(sequence: Iterable[nn.Module]) -> list[Part]:
@@ -135,16 +156,24 @@ def parts_of(sequence: Iterable[nn.Module]) -> list[Part]:
             layers.pop(0)
             parts.append(ConvBlock(first, 2 if _taken_pool(layers) else 1))
             continue
+        if type(first) is nn.Linear and first.bias is not None:
+            relu = _taken_relu(layers)
+            parts.append(LinearBlock((first, *relu), first, bool(relu)))
+            continue
         conv = first if plain_conv(first) and layers and plain_norm(layers[0]) else None
         norm = layers.pop(0) if conv is not None else first
         if not plain_norm(norm):
             parts.append(first)
             continue
-        relu = [layers.pop(0)] if layers and type(layers[0]) is nn.ReLU else []
+        relu = _taken_relu(layers)
         pool = _taken_pool(layers) if relu else []
         together = (*([conv] if conv is not None else []), norm, *relu, *pool)
         parts.append(NormBlock(together, conv, norm, bool(relu), 2 if pool else 1))
     return parts
+
+
+def _taken_relu(layers: list[nn.Module]) -> list[nn.Module]:
+    return [layers.pop(0)] if layers and type(layers[0]) is nn.ReLU else []
 
 
 def _taken_pool(layers: list[nn.Module]) -> list[nn.Module]:

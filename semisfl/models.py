@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.config import Config
+from semisfl.engine.kernels import unit_rows
 from semisfl.layers import Dropout, Layers, Residual, named_layers
 from semisfl.run_settings import ModelConfig
 from semisfl.tables.kinds import Layer
@@ -65,7 +65,8 @@ class SplitModel(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """Unit vectors z of Eq. (3)."""
-        return F.normalize(self.projector(features).float(), dim=1)
+        unit: Tensor = unit_rows(self.projector(features))
+        return unit
 
     @property
     def keys(self) -> int:
@@ -112,9 +113,7 @@ def split(
         size *= side
     hidden = size if size <= WIDEST_HEAD else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
-        "mlp": lambda: nn.Sequential(
-            nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)
-        ),
+        "mlp": lambda: Layers(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
         "linear": lambda: nn.Linear(size, projection),
         "none": nn.Identity,
     }

@@ -101,7 +101,7 @@ ALLOWED = {
     "toml": ("config",),
     "engine": ("engine", "layers", "run_settings"),
     "layers": ("engine.kernels",),
-    "models": ("layers", "tables", "seeds", "config", "run_settings"),
+    "models": ("layers", "tables", "seeds", "config", "run_settings", "engine.kernels"),
     "data": ("data", "seeds", "run_settings", "files", "catalog", "lookup", "engine.kernels"),
     "algorithm": ("algorithm", "config", "run_settings", "label_settings", "engine"),
     "fleet": ("fleet", "engine", "models", "layers", "tables", "data", *SETTINGS),

@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from semisfl.engine.kernels import contrast
+from semisfl.engine import kernels
 
 
 class References(NamedTuple):
@@ -19,10 +18,16 @@ class References(NamedTuple):
     """bool [r]: enters the sums at all."""
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over rows."""
+    loss: Tensor = kernels.cross_entropy(logits, labels)
+    return loss
+
+
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:
     """H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch; -1: none."""
-    losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
-    return (losses * confident).mean()
+    loss: Tensor = kernels.cross_entropy(logits, labels, confident)
+    return loss
 
 
 def contrastive(
@@ -40,7 +45,7 @@ def contrastive(
     carry j's label. An anchor without positives contributes 0 and is still counted.
     ``mask`` [n, r] takes single references away from single anchors.
     """
-    loss: Tensor = contrast(projections, labels, *references, temperature, mask)
+    loss: Tensor = kernels.contrast(projections, labels, *references, temperature, mask)
     return loss
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
+
+from semisfl.algorithm import losses
 
 
 def adversarial(
@@ -41,7 +42,7 @@ def cross_entropy(top: nn.Module, features: Tensor, labels: Tensor, radius: floa
     ``features``.
     """
     if not radius:
-        return F.cross_entropy(top(features).float(), labels)
-    here = F.cross_entropy(top(features.detach()).float(), labels)
+        return losses.cross_entropy(top(features), labels)
+    here = losses.cross_entropy(top(features.detach()), labels)
     weights = adversarial(top, here, radius)
-    return F.cross_entropy(functional_call(top, weights, (features,)).float(), labels)
+    return losses.cross_entropy(functional_call(top, weights, (features,)), labels)

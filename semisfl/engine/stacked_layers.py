@@ -17,6 +17,7 @@ from semisfl.layers import (
     ConvBlock,
     Dropout,
     Layers,
+    LinearBlock,
     NormBlock,
     Part,
     Residual,
@@ -70,6 +71,9 @@ def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
             raise NotStacked(f"{part.norm}, which keeps a cumulative average")
         block = part
         return lambda x: block.stacked(x, lambda weight: rows[id(weight)])
+    if isinstance(part, LinearBlock):
+        linear = partial(_linear, part.linear, rows)
+        return _in_turn([linear, F.relu]) if part.relu else linear
     if type(part) in (nn.Sequential, Layers):
         return stacked(_same(part, copies), rows)
     if isinstance(part, Residual):

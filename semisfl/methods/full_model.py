@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.sgd import SGD
 from semisfl.fleet.aggregate import combine
@@ -57,7 +57,7 @@ class SupervisedPhase:
     def _step(self) -> None:
         images, labels = self.labeled.next()
         self.model.train()
-        loss = F.cross_entropy(self.model(images).float(), labels)
+        loss = cross_entropy(self.model(images), labels)
         self.sgd.descend(loss, clip_norm=self.clip_norm)
         if self.ema is not None:
             self.ema.update()

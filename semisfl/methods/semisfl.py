@@ -59,7 +59,8 @@ class SemiSFL:
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
-        streams, self.overlap = setup.hardware.streams, setup.hardware.streams.overlap
+        streams = setup.hardware.streams
+        self.overlap, self.beside = streams.overlap, streams.side
         self.supervised_sgd = SGD(
             self.student.parameters(), config.optimizer, streams, followed_by=ema.average
         )
@@ -135,20 +136,22 @@ class SemiSFL:
             features = student.bottom(for_student)
             shown = _for_each_view(labels, for_student)
             loss = sharpness.cross_entropy(student.top, features, shown, settings.sharpness)  # H
+            projections = student.project(features)
         with torch.no_grad():
             keys = teacher.project(teacher.bottom(for_teacher))
-        self.overlap.join()
         references = self.queue.push_labeled(keys, labels)
+        self.overlap.join()
         parts = {}
         if settings.supervised_contrast:
             mask = None if settings.own_key else _own_key(labels, shown, references.keys)
             contrast = contrastive(
-                student.project(features), shown, references, settings.temperature, mask
+                projections, shown, references, settings.temperature, mask
             )  # T, Eq. (3)
             loss, parts = loss + contrast, {"loss_supervised_contrast": contrast}
+        with self.beside(loss, *parts.values()):
+            self.meter.add(loss_supervised=loss, **parts)
         self.supervised_sgd.descend(loss)  # Line 4
         self.ema.update()  # Line 5
-        self.meter.add(loss_supervised=loss, **parts)
 
     def _cross_entity_step(self) -> None:
         """Lines 10 to 16: one exchange with every active client."""
@@ -166,7 +169,8 @@ class SemiSFL:
         labels, confident = self.influence.believed(
             features, self.active, logits, given.labels, given.confident
         )
-        loss = self.labelling.loss(logits, given, labels, confident)  # H, Eq. (1)
+        with self.overlap:
+            loss = self.labelling.loss(logits, given, labels, confident)  # H, Eq. (1)
         parts = {"loss_consistency": loss}
         if settings.clustering:
             in_turn = settings.server_pass == "in_turn"
@@ -178,13 +182,19 @@ class SemiSFL:
             clustering = contrastive(
                 projections, labels, references, settings.temperature, mask
             )  # C, Eq. (5)
-            loss, parts = loss + clustering, {**parts, "loss_clustering": clustering}
+            parts["loss_clustering"] = clustering
+        self.overlap.join()
+        if settings.clustering:
+            loss = loss + clustering
+        with self.beside(labels, confident, loss, *parts.values()):
+            counts = statistics.of_step(
+                features, self.active, labels, confident, self.setup.classes
+            )
+            self.meter.add(loss_semi=loss, **parts, **counts)
         # Lines 13 and 16: L_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
         (gradients,) = self.server_sgd.descend(loss, also=[features.student])
         # Line 14. The loss is a mean over all rows; a client wants the mean over its own.
         self.fleet.backward(gradients * len(features.clients))
-        counts = statistics.of_step(features, self.active, labels, confident, self.setup.classes)
-        self.meter.add(loss_semi=loss, **parts, **counts)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"teacher": self.teacher, "student": self.student}

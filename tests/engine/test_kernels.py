@@ -38,7 +38,7 @@ def channels_last(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("pool", [1, 2])
-@pytest.mark.parametrize("shape", [(8, 64, 12, 12), (3, 70, 7, 9), (5, 192, 6, 4)])
+@pytest.mark.parametrize("shape", [(8, 64, 12, 12), (3, 70, 7, 9), (5, 192, 6, 4), (9, 64, 26, 26)])
 def test_bias_relu_pooling(shape: tuple[int, ...], pool: int) -> None:
     from semisfl.engine.kernels.pooling import bias_relu
 
@@ -282,6 +282,81 @@ def test_contrast(count: int) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
     nobody = references._replace(present=torch.zeros_like(references.present))
     assert float(fused_contrast(z.detach(), labels, nobody, 0.1)) == 0
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("rows", "width", "out"), [(64, 40, 10), (131, 33, 70)])
+def test_a_linear_layer(rows: int, width: int, out: int, relu: bool) -> None:
+    from semisfl.engine.kernels.linear import fused_linear
+
+    given = [random(rows, width), random(out, width) / width**0.5, random(out)]
+    for tensor in given:
+        tensor.requires_grad_()
+    mine = fused_linear(*given, relu)
+    exact = [tensor.detach().float().requires_grad_() for tensor in given]
+    # What is open is decided by what was rounded.
+    right = F.linear(*exact) * (1 if not relu else (mine != 0))
+    near(mine, right)
+    upstream = torch.randn_like(mine)
+    got = torch.autograd.grad(mine, given, upstream)
+    for a, b in zip(got, torch.autograd.grad(right, exact, upstream.float()), strict=True):
+        near(a, b)
+
+
+def test_a_linear_layer_does_not_hide_nan() -> None:
+    from semisfl.engine.kernels.linear import fused_linear
+
+    x, weight, bias = random(4, 8).requires_grad_(), random(6, 8), random(6)
+    weight[2] = float("nan")
+    out = fused_linear(x, weight.requires_grad_(), bias.requires_grad_(), True)
+    of_bias = torch.autograd.grad(out, bias, torch.full_like(out, float("nan")))[0]
+    assert out[:, 2].isnan().all() and of_bias[2].isnan()
+
+
+@pytest.mark.parametrize("width", [128, 100])
+def test_unit_vectors(width: int) -> None:
+    from semisfl.engine.kernels.by_row import fused_unit
+
+    x = random(9, width)
+    x[3] = 0
+    x.requires_grad_()
+    exact = x.detach().float().requires_grad_()
+    mine, right = fused_unit(x), F.normalize(exact, dim=1)
+    assert torch.allclose(mine, right, atol=1e-6)
+    upstream = torch.randn_like(mine)
+    upstream[3] = 0  # of no length it has no direction: PyTorch gives 1e12 of it
+    (got,), (wanted,) = (
+        torch.autograd.grad(y, z, upstream) for y, z in ((mine, x), (right, exact))
+    )
+    near(got, wanted)
+
+
+@pytest.mark.parametrize("weights", ["none", "bool", "float"])
+@pytest.mark.parametrize("classes", [10, 101])
+def test_cross_entropy(classes: int, weights: str) -> None:
+    from semisfl.engine.kernels.by_row import fused_entropy
+
+    logits = (3 * random(37, classes)).requires_grad_()
+    labels = torch.arange(37, device=DEVICE) % classes
+    given = None
+    if weights != "none":
+        labels[5] = -1
+        given = torch.rand(37, device=DEVICE)
+        given = given > 0.4 if weights == "bool" else given
+    exact = logits.detach().float().requires_grad_()
+    right = OPERATIONS["cross_entropy"](exact, labels, given)
+    mine = fused_entropy(logits, labels, given)
+    assert torch.allclose(mine, right, rtol=1e-5)
+    (got,), (wanted,) = (torch.autograd.grad(2 * y, z) for y, z in ((mine, logits), (right, exact)))
+    near(got, wanted)
+
+
+@pytest.mark.parametrize(("parts", "size"), [(1, 70), (131, 70), (33, 500)])
+def test_parts_of_a_sum(parts: int, size: int) -> None:
+    from semisfl.engine.kernels.partial_sums import added_up
+
+    given = random(parts, 2, size, dtype=torch.float32)
+    near(added_up(given, DTYPE), given.sum(0))
 
 
 def test_a_row_of_images() -> None:

@@ -178,6 +178,34 @@ def check_conv_norm_relu_pool() -> None:
     same_with_gradients(mine, plain, x, kernel, random(2, 6, seed=4), random(2, 6, seed=5))
 
 
+def check_linear_relu() -> None:
+    for relu in (False, True):
+        same_with_gradients(
+            lambda x, w, b, relu=relu: kernels.linear_relu(x, w, b, relu),
+            lambda x, w, b, relu=relu: (x @ w.T + b).clamp(min=0 if relu else -1e9),
+            *(random(4, 5), random(3, 5, seed=1), random(3, seed=2)),
+        )
+
+
+def check_unit_rows() -> None:
+    same_with_gradients(
+        kernels.unit_rows, lambda x: x / x.square().sum(1, keepdim=True).sqrt(), random(4, 6)
+    )
+    assert not kernels.unit_rows(torch.zeros(2, 3)).any()
+    assert kernels.unit_rows(random(2, 3).bfloat16()).dtype is torch.float32
+
+
+def check_cross_entropy() -> None:
+    """Of three rows; with weights the mean is over all of them, whatever their labels and weights are."""
+    logits, labels = random(3, 4), torch.tensor([2, 0, -1])
+    log_share = logits.log_softmax(1)
+    taken = -log_share[torch.arange(3), labels]
+    weighted = (taken[0] * 0.5 + taken[1] * 2) / 3
+    mine = kernels.cross_entropy(logits, labels, torch.tensor([0.5, 2.0, 7.0]))
+    torch.testing.assert_close(mine, weighted)
+    torch.testing.assert_close(kernels.cross_entropy(logits[:2], labels[:2]), taken[:2].mean())
+
+
 def check_contrast() -> None:
     """Three anchors, four keys: one of another label, one not a positive, one absent, one masked."""
     z, keys = F.normalize(random(3, 4), dim=1), F.normalize(random(4, 4, seed=1), dim=1)

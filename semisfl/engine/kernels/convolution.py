@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from semisfl.engine.kernels.gathered import convolve, to_few_weights, to_input, to_weight
+from semisfl.engine.kernels.partial_sums import added_up
 from semisfl.engine.kernels.pooling import check_size, unpool
 
 # So many entries of a weight are gathered one by one.
@@ -97,7 +98,8 @@ class _Conv(torch.autograd.Function):
     ) -> Tensor:
         out, which = convolved(x, weight, bias, None, shape, after, keep)
         ctx.save_for_backward(x, weight, which)
-        ctx.shape, ctx.after, ctx.biased = shape, after, bias is not None
+        ctx.shape, ctx.after = shape, after
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.clients, ctx.images = len(weight), len(x) // len(weight)
         return out
 
@@ -107,13 +109,15 @@ class _Conv(torch.autograd.Function):
         grad = grad.contiguous(memory_format=torch.channels_last)
         if few(ctx.shape) and not ctx.needs_input_grad[0]:
             of_weight, sums = _few_gradients(ctx, x, grad, which)
-            return None, of_weight, sums if ctx.biased else None, None, None, None
+            return None, of_weight, sums, None, None, None
         shape, images, clients = ctx.shape, ctx.images, ctx.clients
         full = (len(x), shape.CO, shape.OH, shape.OW)
         of_bias: Tensor | None = None
         if ctx.after.relu:
-            grad, of_bias = unpool(grad, which, full, ctx.after.pool, clients)
-        elif ctx.biased:
+            grad, of_bias = unpool(
+                grad, which, full, ctx.after.pool, ctx.bias_dtype or grad.dtype, clients
+            )
+        elif ctx.bias_dtype is not None:
             of_bias = grad.unflatten(0, (clients, -1)).sum((1, 3, 4))
         of_input = None
         if ctx.needs_input_grad[0]:
@@ -175,7 +179,9 @@ def _weight_room(
     return torch.empty(size, dtype=dtype, device=device)
 
 
-def _few_gradients(ctx: Any, x: Tensor, grad: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+def _few_gradients(
+    ctx: Any, x: Tensor, grad: Tensor, which: Tensor
+) -> tuple[Tensor, Tensor | None]:
     shape, clients = ctx.shape, ctx.clients
     tile = _few_weights_tile(shape)
     blocks = triton.cdiv(grad.numel() // clients // shape.CO, tile["BK"])
@@ -189,7 +195,8 @@ def _few_gradients(ctx: Any, x: Tensor, grad: Tensor, which: Tensor) -> tuple[Te
         IMAGES=ctx.images, POOL=ctx.after.pool, RELU=ctx.after.relu, PARTS=parts,
         TURNS=triton.cdiv(blocks, parts), **tile,
     )  # fmt: skip
-    return out.sum(0).movedim(-1, 2), sums.sum(0)
+    of_bias = None if ctx.bias_dtype is None else added_up(sums, ctx.bias_dtype)
+    return added_up(out, x.dtype).movedim(-1, 2), of_bias
 
 
 def geometry(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from semisfl.engine.kernels.by_row import WIDEST, fused_entropy, fused_unit
 from semisfl.engine.kernels.clustering import fused_contrast
 from semisfl.engine.kernels.convolution import (
     FEW,
@@ -16,6 +17,7 @@ from semisfl.engine.kernels.convolution import (
     stacked_convolution,
 )
 from semisfl.engine.kernels.images import normalized_row
+from semisfl.engine.kernels.linear import fused_linear
 from semisfl.engine.kernels.normalisation import fused_norm, settled
 from semisfl.engine.kernels.one_each import convolutions_in_turn
 from semisfl.engine.kernels.plain import OPERATIONS
@@ -106,6 +108,29 @@ def _conv_norm_relu_pool(
     return normed_convolution(x, kernel.to(x.dtype), known, padding, stride, Epilogue(relu, pool))
 
 
+def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    if x.dim() != 2 or not torch.is_autocast_enabled("cuda"):
+        plain: Tensor = OPERATIONS["linear_relu"](x, weight, bias, relu)
+        return plain
+    dtype = torch.get_autocast_dtype("cuda")
+    return fused_linear(x.to(dtype), weight.to(dtype), bias.to(dtype), relu)
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    if x.shape[1] <= WIDEST:
+        return fused_unit(x)
+    plain: Tensor = OPERATIONS["unit_rows"](x)
+    return plain
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    weighted = weights is not None and weights.requires_grad
+    if logits.shape[1] <= WIDEST and not weighted:
+        return fused_entropy(logits, labels, weights)
+    plain: Tensor = OPERATIONS["cross_entropy"](logits, labels, weights)
+    return plain
+
+
 def _contrast(
     projections: Tensor,
     labels: Tensor,
@@ -137,6 +162,9 @@ FORMS: dict[str, Callable[..., Any]] = {
     "stacked_conv": _stacked_conv,
     "conv_norm_relu_pool": _conv_norm_relu_pool,
     "norm_relu_pool": fused_norm,
+    "linear_relu": _linear_relu,
+    "unit_rows": _unit_rows,
+    "cross_entropy": _cross_entropy,
     "contrast": _contrast,
     "normalized_row": normalized_row,
     "sgd_step": fused_sgd,

@@ -149,6 +149,27 @@ def conv_norm_relu_pool(
     return out
 
 
+@_operation("linear_relu(Tensor x, Tensor weight, Tensor bias, bool relu) -> Tensor")
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    out = F.linear(x, weight, bias)
+    return F.relu(out) if relu else out
+
+
+@_operation("unit_rows(Tensor x) -> Tensor")
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows of length one, in full precision."""
+    return F.normalize(x.float(), dim=1)
+
+
+@_operation("cross_entropy(Tensor logits, Tensor labels, Tensor? weights=None) -> Tensor")
+def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean over rows, in full precision; with ``weights`` one for each, and none for a label of -1."""
+    if weights is None:
+        return F.cross_entropy(logits.float(), labels)
+    losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
+    return (losses * weights).mean()
+
+
 @_operation(
     "contrast(Tensor projections, Tensor labels, Tensor keys, Tensor key_labels, Tensor positive, "
     "Tensor present, float temperature, Tensor? mask=None) -> Tensor"

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A program of the pooling kernels sees so many pixels of so many channels.
+from semisfl.engine.kernels.partial_sums import MOST_PARTS, added_up
+
+# A program of the pooling kernels sees so many pixels of so many channels at a time.
 TILE = {"PIXELS": 32, "CHANNELS": 64}
 # `which` of an element whose ReLU is closed: nothing flows back.
 CLOSED = tl.constexpr(4)
@@ -20,6 +22,7 @@ CLOSED = tl.constexpr(4)
 
 @triton.jit
 def _tile(
+    block,
     pixels,
     channels,
     width_out,
@@ -31,7 +34,7 @@ def _tile(
     CHANNELS: tl.constexpr,
 ):
     """Offsets of a tile in the pooled and in the unpooled image, which of it exists, its channels."""
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel = block * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
     line = pixel // width_out
@@ -51,8 +54,9 @@ def _forward(
     POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     target, source, inside, channel = _tile(
-        pixels, channels, width_out, height_out, width, height, POOL, PIXELS, CHANNELS
-    )
+        tl.program_id(0), pixels, channels, width_out, height_out, width, height,
+        POOL, PIXELS, CHANNELS,
+    )  # fmt: skip
     best = tl.load(x + source, mask=inside).to(tl.float32)
     chosen = tl.zeros([PIXELS, CHANNELS], dtype=tl.int32)
     for corner in tl.static_range(1, POOL * POOL):
@@ -70,32 +74,41 @@ def _forward(
 
 @triton.jit
 def _backward(
-    grad, which, grad_x, sums, pixels, channels, width_out, height_out, width, height,
+    grad, which, grad_x, sums, pixels, channels, width_out, height_out, width, height, turns,
     POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    target, source, inside, channel = _tile(
-        pixels, channels, width_out, height_out, width, height, POOL, PIXELS, CHANNELS
-    )
-    client = tl.program_id(2).to(tl.int64)
+    client, parts = tl.program_id(2).to(tl.int64), tl.num_programs(0)
     grad += client * pixels * channels
     which += client * pixels * channels
     grad_x += client * pixels // (width_out * height_out) * (width * height * channels)
-    value = tl.load(grad + target, mask=inside, other=0.0)
-    chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
-    for corner in tl.static_range(0, POOL * POOL):
-        step = (corner // 2 * width + corner % 2) * channels
-        tl.store(
-            grad_x + source + step,
-            tl.where(chosen == corner, value, 0.0).to(value.dtype),
-            mask=inside,
-        )
-    total = tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
+    total = tl.zeros([CHANNELS], tl.float32)
+    for turn in range(turns):
+        target, source, inside, _ = _tile(
+            tl.program_id(0) + turn * parts, pixels, channels, width_out, height_out, width, height,
+            POOL, PIXELS, CHANNELS,
+        )  # fmt: skip
+        value = tl.load(grad + target, mask=inside, other=0.0)
+        chosen = tl.load(which + target, mask=inside, other=CLOSED).to(tl.int32)
+        for corner in tl.static_range(0, POOL * POOL):
+            step = (corner // 2 * width + corner % 2) * channels
+            tl.store(
+                grad_x + source + step,
+                tl.where(chosen == corner, value, 0.0).to(value.dtype),
+                mask=inside,
+            )
+        total += tl.sum(tl.where(chosen == CLOSED, 0.0, value.to(tl.float32)), axis=0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     part = tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
     tl.store(sums + part * channels + channel, total, mask=channel < channels)
 
 
 def unpool(
-    grad: Tensor, which: Tensor, shape: tuple[int, ...], pool: int, clients: int = 1
+    grad: Tensor,
+    which: Tensor,
+    shape: tuple[int, ...],
+    pool: int,
+    bias_dtype: torch.dtype,
+    clients: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The gradient before ReLU and pooling, [*shape], and of the bias, [clients, channels]."""
     _, channels, height, width = shape
@@ -106,13 +119,14 @@ def unpool(
         # The kernel writes every pixel that was pooled; an odd last row or column was not.
         out.zero_()
     pixels = grad.numel() // channels // clients
-    grid = (triton.cdiv(pixels, TILE["PIXELS"]), triton.cdiv(channels, TILE["CHANNELS"]), clients)
+    blocks = triton.cdiv(pixels, TILE["PIXELS"])
+    grid = (min(blocks, MOST_PARTS), triton.cdiv(channels, TILE["CHANNELS"]), clients)
     sums = torch.empty(grid[0], clients, channels, device=grad.device)
     _backward[grid](
-        grad, which, out, sums,
-        pixels, channels, width // pool, height // pool, width, height, POOL=pool, **TILE,
+        grad, which, out, sums, pixels, channels, width // pool, height // pool, width, height,
+        triton.cdiv(blocks, grid[0]), POOL=pool, **TILE,
     )  # fmt: skip
-    return out, sums.sum(0)
+    return out, added_up(sums, bias_dtype)
 
 
 def check_size(*tensors: Tensor) -> None:
@@ -140,14 +154,14 @@ class _BiasRelu(torch.autograd.Function):
             pixels, channels, width // pool, height // pool, width, height, POOL=pool, **TILE,
         )  # fmt: skip
         ctx.save_for_backward(which)
-        ctx.shape, ctx.pool = x.shape, pool
+        ctx.shape, ctx.pool, ctx.bias_dtype = x.shape, pool, bias.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (which,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        of_x, of_bias = unpool(grad, which, ctx.shape, ctx.pool)
+        of_x, of_bias = unpool(grad, which, ctx.shape, ctx.pool, ctx.bias_dtype)
         return of_x, of_bias[0], None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from semisfl.algorithm.losses import consistency
+from semisfl.algorithm.losses import consistency, cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.sharpness import adversarial
 from semisfl.fleet.base import Answers, ClientResult, ClientRuntime, State, every_tensor
@@ -128,7 +128,7 @@ class FL2Work:
         model, images = client.model("model").train(), client.batch_of("strong")
         labels, sure = client.held_step("labels"), client.held_step("sure")
         logits = model(images)
-        loss = F.cross_entropy(logits.float(), labels)  # every image of a batch was kept
+        loss = cross_entropy(logits, labels)  # every image of a batch was kept
         # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
         beyond_doubt = consistency(logits, labels, sure)
         weights = adversarial(

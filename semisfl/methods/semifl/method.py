@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import (
@@ -196,8 +196,8 @@ def semifl_losses(
     strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The loss's two terms: CE(strong, y_fix), and l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
-    return F.cross_entropy(strong.float(), labels), torch.lerp(
-        F.cross_entropy(mixed.float(), others), F.cross_entropy(mixed.float(), labels), weight
+    return cross_entropy(strong, labels), torch.lerp(
+        cross_entropy(mixed, others), cross_entropy(mixed, labels), weight
     )
 
 

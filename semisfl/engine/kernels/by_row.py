@@ -1,0 +1,112 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
+"""Unit vectors and cross-entropy, a row at a time: in PyTorch each is a dozen kernels of a few numbers."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EPS = tl.constexpr(1e-12)
+# Values of a row that one program holds.
+WIDEST = 16384
+
+
+@triton.jit
+def _unit(x, out, lengths, width, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    length = tl.sqrt(tl.sum(value * value, axis=0))
+    tl.store(lengths + row, length)
+    tl.store(out + row * width + column, value / tl.maximum(length, EPS), mask=inside)
+
+
+@triton.jit
+def _unit_back(grad, out, lengths, of_x, width, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    unit = tl.load(out + row * width + column, mask=inside, other=0.0)
+    length = tl.load(lengths + row)
+    # Along itself a vector's direction does not change, unless it is shorter than any.
+    along = tl.where(length >= EPS, tl.sum(value * unit, axis=0), 0.0)
+    value = (value - along * unit) / tl.maximum(length, EPS)
+    tl.store(of_x + row * width + column, value.to(of_x.dtype.element_ty), mask=inside)
+
+
+class _Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        rows, width = x.shape
+        out = torch.empty(x.shape, device=x.device)
+        lengths = torch.empty(rows, device=x.device)
+        _unit[(rows,)](x, out, lengths, width, BLOCK=triton.next_power_of_2(width))
+        ctx.save_for_backward(out, lengths)
+        ctx.dtype = x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        out, lengths = ctx.saved_tensors
+        rows, width = out.shape
+        of_x = torch.empty_like(out, dtype=ctx.dtype)
+        _unit_back[(rows,)](
+            grad.contiguous(), out, lengths, of_x, width, BLOCK=triton.next_power_of_2(width)
+        )
+        return of_x
+
+
+def fused_unit(x: Tensor) -> Tensor:
+    """`unit_rows` of rows no longer than `WIDEST`."""
+    return _Unit.apply(x.contiguous())
+
+
+@triton.jit
+def _entropy(
+    logits, labels, weights, losses, gradients, rows, classes,
+    WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row's part of the mean, and the mean's gradient with respect to the row."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < classes
+    value = tl.load(logits + row * classes + column, mask=inside, other=float("-inf"))
+    value = value.to(tl.float32)
+    label = tl.load(labels + row)
+    weight = tl.load(weights + row).to(tl.float32) / rows if WEIGHTED else 1.0 / rows
+    weight = tl.where(label < 0, 0.0, weight)
+    highest = tl.max(value, axis=0)
+    powers = tl.where(inside, tl.exp(value - highest), 0.0)
+    total = tl.sum(powers, axis=0)
+    is_label = column == label
+    chosen = tl.sum(tl.where(is_label, value, 0.0), axis=0)
+    loss = tl.where(label < 0, 0.0, (tl.log(total) + highest - chosen) * weight)
+    tl.store(losses + row, loss)
+    gradient = (powers / total - is_label.to(tl.float32)) * weight
+    gradient = gradient.to(gradients.dtype.element_ty)
+    tl.store(gradients + row * classes + column, gradient, mask=inside)
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        rows, classes = logits.shape
+        losses = torch.empty(rows, device=logits.device)
+        gradients = torch.empty_like(logits)
+        _entropy[(rows,)](
+            logits, labels, labels if weights is None else weights, losses, gradients,
+            rows, classes, WEIGHTED=weights is not None, BLOCK=triton.next_power_of_2(classes),
+        )  # fmt: skip
+        ctx.save_for_backward(gradients)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradients,) = ctx.saved_tensors
+        return gradients * grad, None, None
+
+
+def fused_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """`cross_entropy` of rows no longer than `WIDEST`."""
+    return _Entropy.apply(logits.contiguous(), labels, weights)

@@ -1,0 +1,63 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
+"""A linear layer and ReLU whose way back takes one pass before the matrix products: mask, and the bias's gradient."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from semisfl.engine.kernels.pooling import check_size
+
+TILE = {"ROWS": 64, "COLUMNS": 32}
+
+
+@triton.jit
+def _back(
+    grad, out, masked, sums, rows, columns,
+    RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        there = (row < rows)[:, None] & (column < columns)[None, :]
+        place = row[:, None] * columns + column[None, :]
+        value = tl.load(grad + place, mask=there, other=0.0)
+        if RELU:
+            # Not "> 0": a NaN must not be hidden.
+            is_closed = tl.load(out + place, mask=there, other=0.0) <= 0
+            value = tl.where(is_closed, 0.0, value).to(masked.dtype.element_ty)
+            tl.store(masked + place, value, mask=there)
+        total += tl.sum(value.to(tl.float32), axis=0)
+    tl.store(sums + column, total.to(sums.dtype.element_ty), mask=column < columns)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        out = torch.addmm(bias, x, weight.t())
+        if relu:
+            out.relu_()
+        ctx.save_for_backward(x, weight, *([out] if relu else []))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *out = ctx.saved_tensors
+        grad = grad.contiguous()
+        check_size(grad)
+        rows, columns = grad.shape
+        of_bias = weight.new_empty(columns)
+        masked = torch.empty_like(grad) if out else grad
+        _back[(triton.cdiv(columns, TILE["COLUMNS"]),)](
+            grad, out[0] if out else grad, masked, of_bias, rows, columns, RELU=bool(out), **TILE
+        )
+        of_x = masked @ weight if ctx.needs_input_grad[0] else None
+        return of_x, masked.t() @ x, of_bias, None
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """`linear_relu` of rows ``x``, all of one type."""
+    return _Linear.apply(x, weight, bias, relu)
