@@ -67,8 +67,9 @@ def smooth_model() -> nn.Sequential:
 
 # How far weights may lie from those of the twin in float64. Rounding alone gives 1e-6, which the
 # smooth model shows. A ReLU or a pooling near its tie, decided the other way, moves them further:
-# the CNN's by 1.8e-5 on an H200, and by 1.9e-4 the float32 twin's own on a CPU.
-FAR = {"smooth": 1e-5, "bn": 1e-5, "cnn": 2e-4}
+# the CNN's by 1.8e-5 or, with kernels that round in another order, 2.4e-4 on an H200, and by 1.9e-4
+# the float32 twin's own on a CPU.
+FAR = {"smooth": 1e-5, "bn": 1e-5, "cnn": 5e-4}
 
 
 @pytest.mark.parametrize("case", FAR)
