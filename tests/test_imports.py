@@ -185,7 +185,7 @@ def test_the_core_needs_little() -> None:
             "seeds",
             "toml",
         ),
-        *modules("engine.hardware", "engine.sgd", "engine.stack", "engine.weights"),
+        *modules("engine.hardware", "engine.sgd", "engine.stack", "engine.sums", "engine.weights"),
         *(f"semisfl.runs.{name}" for name in ("experiment", "loop", "start", "directory")),
         *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full")),
     ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semisfl.engine.kernels import sgd_step
 from semisfl.engine.streams import Streams
+from semisfl.engine.sums import UNREGULARISED, Regularisers
 from semisfl.engine.weights import ALIGNMENT, Home, MovingAverage, as_flat
 from semisfl.run_settings import OptimizerConfig
 
@@ -72,16 +73,18 @@ class SGD:
         also: Sequence[Tensor] = (),
         clip_norm: float | None = None,
         gradient: Tensor | None = None,
+        regularisers: Regularisers = UNREGULARISED,
     ) -> list[Tensor]:
-        """One step down ``loss``; returns the gradients of ``also``.
+        """One step down ``loss`` and the ``regularisers`` of a sum; returns the gradients of ``also``.
 
         ``gradient``: that of ``loss`` itself, if it is not a single number.
         """
         leaves = [*also, *self.parameters]
         gradients: tuple[Tensor | None, ...]
-        if self._streams is None or clip_norm is not None or not self._beside_the_backward_pass:
+        at_once = clip_norm is not None or any(regularisers)
+        if self._streams is None or at_once or not self._beside_the_backward_pass:
             gradients = torch.autograd.grad(loss, leaves, gradient, allow_unused=True)
-            self.apply(gradients[len(also) :], clip_norm)
+            self.apply(gradients[len(also) :], clip_norm, regularisers)
         else:
             gradients = self._descend_early(self._streams, loss, leaves, gradient)
         return [
@@ -120,8 +123,15 @@ class SGD:
         return gradients
 
     @torch.no_grad()
-    def apply(self, gradients: Sequence[Tensor | None], clip_norm: float | None = None) -> None:
+    def apply(
+        self,
+        gradients: Sequence[Tensor | None],
+        clip_norm: float | None = None,
+        regularisers: Regularisers = UNREGULARISED,
+    ) -> None:
         """One step along given gradients, their joint norm limited to ``clip_norm``."""
+        summed = bool(self._copies) and self._weights.base is not None
+        assert summed or not any(regularisers), "regularisers are those of a sum"
         by_parameter = dict(zip(map(id, self.parameters), gradients, strict=True))
         share = None
         if clip_norm is not None:
@@ -129,18 +139,20 @@ class SGD:
             norm = torch.stack(torch._foreach_norm(given, dtype=torch.float32)).norm()
             share = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         if self._copies:
-            self._step_copies([by_parameter[id(p)] for p in self._copies], share)
+            self._step_copies([by_parameter[id(p)] for p in self._copies], share, regularisers)
         if self._plain:
             plain = [by_parameter[id(p)] for p in self._plain]
             if share is not None:
                 plain = [None if g is None else g * share.to(g.dtype) for g in plain]
             self._step_plain(plain)
 
-    def _step_copies(self, gradients: list[Tensor | None], share: Tensor | None) -> None:
+    def _step_copies(
+        self, gradients: list[Tensor | None], share: Tensor | None, regularisers: Regularisers
+    ) -> None:
         """One by one, or laid side by side; of each gradient only its ``share``."""
         if self._one_by_one:
             for home, given in zip(self._homes, gradients, strict=True):
-                self._step_rows(home, self._flat(home, given), share=share)
+                self._step_rows(home, self._flat(home, given), None, share, regularisers)
             return
         parts: list[Tensor] = []
         for home, given in zip(self._homes, gradients, strict=True):
@@ -148,7 +160,7 @@ class SGD:
             parts.append(self._zeros[: home.stop - home.start - home.size])
         first, last = self._homes[0], self._homes[-1]
         whole = Home(self._weights, first.start, last.stop - first.start)
-        self._step_rows(whole, torch.cat(parts), share=share)
+        self._step_rows(whole, torch.cat(parts), None, share, regularisers)
 
     def _flat(self, home: Home, gradient: Tensor | None) -> Tensor:
         """Of a parameter that was not used it is zero: momentum and decay go on."""
@@ -160,9 +172,10 @@ class SGD:
         gradient: Tensor,
         average: MovingAverage | None = None,
         share: Tensor | None = None,
+        regularisers: Regularisers = UNREGULARISED,
     ) -> None:
         assert self._weights.work is not None
-        config = self.config
+        config, base = self.config, self._weights.base
         sgd_step(
             home.of(self._weights.master),
             home.of(self._weights.work),
@@ -174,6 +187,8 @@ class SGD:
             config.nesterov,
             *(average.along(home) if average is not None else ()),
             scale=share,
+            base=None if base is None else home.of(base),
+            **regularisers._asdict(),
         )
 
     @torch.no_grad()

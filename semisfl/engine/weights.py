@@ -72,11 +72,20 @@ class Weights:
 
     With a ``dtype`` other than float32 the parameters of convolutions and linear layers become
     views of ``work``, a copy of the head of ``master`` in that type; everything else stays a view
-    of ``master``. Whoever writes to ``master`` calls `refresh`.
+    of ``master``. Whoever writes to ``master`` calls `refresh`. ``copied``: the parameters that
+    become views of ``work``, whatever ``dtype`` is.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        cast = _cast_parameters(module) if dtype != torch.float32 else []
+    base: Tensor | None = None
+    """What is added to ``master`` in ``work``, if the layers compute with a sum."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        copied: Sequence[nn.Parameter] = (),
+    ) -> None:
+        cast = copied or (_cast_parameters(module) if dtype != torch.float32 else [])
         known = {id(parameter) for parameter in cast}
         rest = [
             t
@@ -104,7 +113,7 @@ class Weights:
                 tensor.data = master
             start += padded(tensor)
         for layer in module.modules():
-            if cast and isinstance(layer, CAST_LAYERS):
+            if any(id(parameter) in known for parameter in layer.parameters(recurse=False)):
                 layer.register_state_dict_post_hook(_give_master)
                 layer.register_load_state_dict_pre_hook(_take_master)
         module.weights = self  # type: ignore[assignment]
@@ -113,7 +122,8 @@ class Weights:
     def refresh(self) -> None:
         """Bring the working copy up to date."""
         if self.work is not None:
-            self.work.copy_(self.master[: self.work.numel()])
+            values = self.master[: self.work.numel()]
+            self.work.copy_(values if self.base is None else values + self.base)
 
     @torch.no_grad()
     def follow(self, source: "Weights", decay: Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.batches import ViewKind
+from semisfl.engine.sums import UNREGULARISED, Regularisers
 from semisfl.engine.weights import State as State
 from semisfl.fleet.byte_counts import Direction, Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
@@ -152,6 +153,14 @@ class ClientRuntime(Protocol):
         """A full model of this client's own called ``name``; its weights are what was last loaded."""
         ...
 
+    def sum_model(self, name: str, fixed: str, learned: str, names: Sequence[str]) -> nn.Module:
+        """The model ``name`` becomes the sum of two others in the parameters ``names``.
+
+        The rest of its parameters it shares with ``fixed``, its buffers with ``learned``: only the
+        latter is stepped where the sum is descended. To be called whenever one of them was loaded.
+        """
+        ...
+
     def received(self, name: str) -> State | None:
         """A state sent at the round's start, or None if this client was not sent it."""
         ...
@@ -199,8 +208,17 @@ class ClientRuntime(Protocol):
         """Row of a held [steps, ...] tensor that belongs to the current step."""
         ...
 
-    def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
-        """One SGD step of ``model`` on ``loss``, with this round's rate and the run's momentum."""
+    def descend(
+        self,
+        model: nn.Module,
+        loss: Tensor,
+        clip_norm: float | None = None,
+        regularisers: Regularisers = UNREGULARISED,
+    ) -> None:
+        """One SGD step of ``model`` on ``loss``, with this round's rate and the run's momentum.
+
+        ``regularisers`` of a sum are descended too.
+        """
         ...
 
 

@@ -24,7 +24,8 @@ from semisfl.data.batches import (
 )
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.sgd import SGD
-from semisfl.engine.weights import clone
+from semisfl.engine.sums import UNREGULARISED, Regularisers, add_up
+from semisfl.engine.weights import clone, weights_of
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
 from semisfl.fleet.byte_counts import Direction, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
@@ -108,6 +109,14 @@ class Slot:
             use_generator(model, self._generator)
         return self._models[name]
 
+    def sum_model(self, name: str, fixed: str, learned: str, names: Sequence[str]) -> nn.Module:
+        if name in self._models:
+            weights_of(self._models[name]).refresh()
+        else:
+            parts = self.model(fixed), self.model(learned)
+            add_up(self.model(name), *parts, names, self._hardware.dtype)
+        return self.model(name)
+
     def received(self, name: str) -> State | None:
         return self._received.get(name)
 
@@ -183,11 +192,18 @@ class Slot:
         work.step(self)
         self.batches.advance()
 
-    def descend(self, model: nn.Module, loss: Tensor, clip_norm: float | None = None) -> None:
+    def descend(
+        self,
+        model: nn.Module,
+        loss: Tensor,
+        clip_norm: float | None = None,
+        regularisers: Regularisers = UNREGULARISED,
+    ) -> None:
         if id(model) not in self._sgd:
-            self._sgd[id(model)] = SGD(model.parameters(), self._config.optimizer)
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self._sgd[id(model)] = SGD(trained, self._config.optimizer)
             self._sgd[id(model)].restart(float(self._round.lr))
-        self._sgd[id(model)].descend(loss, clip_norm=clip_norm)
+        self._sgd[id(model)].descend(loss, clip_norm=clip_norm, regularisers=regularisers)
 
 
 class FullModelClients:

@@ -371,13 +371,17 @@ def test_a_row_of_images() -> None:
     assert mine.stride() == plain.stride()
 
 
-@pytest.mark.parametrize(("followed", "scale"), [(False, None), (True, None), (False, 0.25)])
-def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None) -> None:
+@pytest.mark.parametrize(
+    ("followed", "scale", "added"),
+    [(False, None, False), (True, None, False), (False, 0.25, False), (False, None, True)],
+)
+def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None, added: bool) -> None:
     from semisfl.engine.kernels.update import fused_sgd
 
     config = OptimizerConfig(nesterov=True)
-    flat = [random(100, dtype=torch.float32) for _ in range(3)]
-    master, momentum, teacher = flat
+    flat = [random(100, dtype=torch.float32) for _ in range(4)]
+    master, momentum, teacher, base = flat
+    master[7] = 0.0  # of |0| no gradient is taken
     work, teacher_work = (t.to(torch.bfloat16) for t in (master, teacher))
     gradient = random(3, 20, dtype=torch.float32)
     lr, decay = torch.tensor(0.1, device=DEVICE), torch.tensor(0.7, device=DEVICE)
@@ -385,8 +389,10 @@ def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None) -> N
     wanted = [t.clone() for t in flat]
     for row in range(3):
         place = slice(5 + 30 * row, 25 + 30 * row)
-        weight, velocity, mine = (t[place] for t in wanted)
+        weight, velocity, mine, below = (t[place] for t in wanted)
         upstream = (scale or 1.0) * gradient[row] + config.weight_decay * weight
+        if added:
+            upstream += 2 * 0.2 * (weight - below) + 0.05 * weight.sign()
         velocity.mul_(config.momentum).add_(upstream)
         weight.sub_(0.1 * (upstream + config.momentum * velocity))
         if followed:
@@ -396,8 +402,11 @@ def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None) -> N
         home.of(master), home.of(work), home.of(momentum), gradient, lr,
         config.weight_decay, config.momentum, config.nesterov, *along,
         scale=None if scale is None else torch.tensor(scale, device=DEVICE),
+        **({"base": home.of(base), "l2": 0.2, "l1": 0.05} if added else {}),
     )  # fmt: skip
     for got, expected in zip(flat, wanted, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    if added:
+        home.of(master).add_(home.of(base))
     for copy, of in ((work, master), (teacher_work, teacher)):
         torch.testing.assert_close(copy.float(), of, rtol=0.01, atol=0)

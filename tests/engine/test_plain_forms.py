@@ -237,13 +237,21 @@ def check_normalized_row() -> None:
 
 def check_sgd_step() -> None:
     """Rows of a stack, by hand in doubles."""
-    for nesterov, scale in ((False, None), (True, None), (True, 0.3)):
+    for nesterov, scale, added in (
+        (False, None, False),
+        (True, None, False),
+        (True, 0.3, False),
+        (True, None, True),
+        (False, 0.3, True),
+    ):
         for followed in (False, True):
             master, momentum, teacher = (random(2, 6, seed=seed) for seed in range(3))
             work, teacher_work = torch.zeros(2, 6).bfloat16(), torch.zeros(2, 6).bfloat16()
-            gradient = random(12, seed=4)
+            gradient, base = random(12, seed=4), random(2, 6, seed=5)
+            master[0, 1] = 0.0  # of |0| no gradient is taken
             w, v, t = (part.double().clone() for part in (master, momentum, teacher))
             g = (scale or 1.0) * gradient.double().view(2, 6) + 0.01 * w
+            g += 2 * 0.2 * (w - base) + 0.05 * w.sign() if added else 0
             v = 0.9 * v + g
             w = w - 0.1 * (g + 0.9 * v if nesterov else v)
             t = 0.7 * t + 0.3 * w if followed else t
@@ -258,10 +266,11 @@ def check_sgd_step() -> None:
                 nesterov,
                 *((teacher, teacher_work, torch.tensor(0.7)) if followed else ()),
                 scale=None if scale is None else torch.tensor(scale),
+                **({"base": base, "l2": 0.2, "l1": 0.05} if added else {}),
             )
             for got, wanted in ((master, w), (momentum, v), (teacher, t)):
                 torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)
-            assert torch.equal(work, master.bfloat16())
+            assert torch.equal(work, (master + base if added else master).bfloat16())
             assert torch.equal(teacher_work, teacher.bfloat16()) is followed
 
 

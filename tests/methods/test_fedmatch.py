@@ -18,7 +18,6 @@ from semisfl.methods.fedmatch.method import (
     agreement,
     decomposed,
     inter_client,
-    regularisers,
 )
 from semisfl.methods.fedmatch.sparse import SparseLinks, changed
 from semisfl.runs.experiment import Experiment
@@ -65,28 +64,6 @@ def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
     assert float(got) == pytest.approx(total / 3, rel=1e-10)
     nobody = torch.zeros(5, dtype=torch.bool)
     assert float(inter_client(torch.from_numpy(p).log(), [torch.from_numpy(h1)], nobody)) == 0
-
-
-def test_regularisers_are_sums_over_all_but_batchnorm() -> None:
-    sigma, psi = toy.network(batchnorm=True), toy.network(batchnorm=True)
-    with torch.no_grad():
-        for parameter in psi.parameters():
-            parameter.mul_(-0.3)
-    psi.get_parameter("fc1.weight").data[0, 0] = 0.0  # the slope of |0| is 0
-    expected = 0.0
-    for (name, s), p in zip(sigma.named_parameters(), psi.parameters(), strict=True):
-        if not name.startswith("bn."):
-            s_, p_ = s.detach().numpy().astype(float), p.detach().numpy().astype(float)
-            expected += 0.5 * ((s_ - p_) ** 2).sum() + 0.01 * np.abs(p_).sum()
-    assert regularisers(sigma, psi, 0.5, 0.01).item() == pytest.approx(expected, rel=1e-5)
-    assert not [name for name in decomposed(sigma) if name.startswith("bn.")]
-    names = decomposed(psi)
-    slopes = torch.autograd.grad(
-        3 * regularisers(sigma, psi, 0.5, 0.01), [psi.get_parameter(name) for name in names]
-    )
-    for name, slope in zip(names, slopes, strict=True):
-        mine, server = psi.get_parameter(name).detach(), sigma.get_parameter(name).detach()
-        torch.testing.assert_close(slope, 3 * (mine - server + 0.01 * mine.sign()))
 
 
 def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> None:

@@ -212,7 +212,8 @@ def normalized_row(
 @_operation(
     "sgd_step(Tensor(a!) master, Tensor(b!) work, Tensor(c!) momentum, Tensor gradient, Tensor lr, "
     "float weight_decay, float momentum_factor, bool nesterov, Tensor(d!)? teacher=None, "
-    "Tensor(e!)? teacher_work=None, Tensor? ema_decay=None, Tensor? scale=None) -> ()"
+    "Tensor(e!)? teacher_work=None, Tensor? ema_decay=None, Tensor? scale=None, "
+    "Tensor? base=None, float l2=0., float l1=0.) -> ()"
 )
 def sgd_step(
     master: Tensor,
@@ -227,18 +228,29 @@ def sgd_step(
     teacher_work: Tensor | None = None,
     ema_decay: Tensor | None = None,
     scale: Tensor | None = None,
+    base: Tensor | None = None,
+    l2: float = 0.0,
+    l1: float = 0.0,
 ) -> None:
     """One SGD step of full-precision weights [rows, size]; ``work`` is their copy in another type.
 
     The rows of the three lie equally far from each other, those of ``gradient`` one after the
     other. ``teacher``: weights laid out alike that follow, their working copy, and their decay.
-    ``scale``: what the gradient is multiplied with, as where its norm is limited.
+    ``scale``: what the gradient is multiplied with, as where its norm is limited. ``base``: what
+    ``work`` has more than ``master``; l2 |master - base|^2 + l1 |master|_1 is then descended too.
     """
     gradient = gradient.view_as(master).float()
-    gradient = (gradient if scale is None else scale * gradient) + weight_decay * master
-    momentum.mul_(momentum_factor).add_(gradient)
-    master.sub_(lr * (gradient + momentum_factor * momentum if nesterov else momentum))
-    work.copy_(master)
+    gradient = gradient if scale is None else scale * gradient
+    gradient = gradient.add(master, alpha=weight_decay)
+    if base is not None:
+        gradient.add_(master - base, alpha=2 * l2).add_(master.sign(), alpha=l1)
+    torch.add(gradient, momentum, alpha=momentum_factor, out=momentum)
+    step = gradient.add_(momentum, alpha=momentum_factor) if nesterov else momentum
+    master.addcmul_(step, lr, value=-1)
+    if base is None:
+        work.copy_(master)
+    else:
+        torch.add(master, base, out=work)
     if teacher is not None and teacher_work is not None and ema_decay is not None:
         teacher.lerp_(master, 1 - ema_decay)
         teacher_work.copy_(teacher)

@@ -11,8 +11,9 @@ BLOCK = 1024
 @triton.jit
 def _sgd(
     master, work, momentum, gradient, lr, size, stride, weight_decay, factor,
-    teacher, teacher_work, ema_decay, scale,
-    NESTEROV: tl.constexpr, FOLLOWED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    teacher, teacher_work, ema_decay, scale, base, l2, l1,
+    NESTEROV: tl.constexpr, FOLLOWED: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, inside_row = tl.program_id(1), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = inside_row < size
@@ -22,12 +23,17 @@ def _sgd(
     if SCALED:
         descent *= tl.load(scale)
     descent += weight_decay * weight
+    if ADDED:
+        below = tl.load(base + offsets, mask=inside)
+        sign = tl.where(weight > 0, 1.0, tl.where(weight < 0, -1.0, 0.0))
+        descent += 2 * l2 * (weight - below) + l1 * sign
     buffer = factor * tl.load(momentum + offsets, mask=inside) + descent
     change = descent + factor * buffer if NESTEROV else buffer
     weight -= tl.load(lr) * change
     tl.store(momentum + offsets, buffer, mask=inside)
     tl.store(master + offsets, weight, mask=inside)
-    tl.store(work + offsets, weight.to(work.dtype.element_ty), mask=inside)
+    computed = weight + below if ADDED else weight
+    tl.store(work + offsets, computed.to(work.dtype.element_ty), mask=inside)
     if FOLLOWED:
         mine = tl.load(teacher + offsets, mask=inside)
         mine += (weight - mine) * (1 - tl.load(ema_decay))
@@ -48,6 +54,9 @@ def fused_sgd(
     teacher_work: Tensor | None = None,
     ema_decay: Tensor | None = None,
     scale: Tensor | None = None,
+    base: Tensor | None = None,
+    l2: float = 0.0,
+    l1: float = 0.0,
 ) -> None:
     """`sgd_step`; what is not given is not read: anything may stand in its place."""
     rows, size = master.shape
@@ -56,8 +65,9 @@ def fused_sgd(
         master, work, momentum, gradient, lr, size, master.stride(0),
         weight_decay, momentum_factor,
         *((teacher, teacher_work, ema_decay) if followed else (master, work, lr)),
-        lr if scale is None else scale,
-        NESTEROV=nesterov, FOLLOWED=followed, SCALED=scale is not None, BLOCK=BLOCK,
+        lr if scale is None else scale, master if base is None else base, l2, l1,
+        NESTEROV=nesterov, FOLLOWED=followed, SCALED=scale is not None, ADDED=base is not None,
+        BLOCK=BLOCK,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.engine.sgd import SGD
+from semisfl.engine.sums import Regularisers
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
@@ -201,6 +202,7 @@ class FedMatchWork:
         for name in self._helpers(client):
             upload = client.received(name) or given(client, "psi")
             client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
+        client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
         client.hold("helped", torch.tensor(float(client.received("helper0") is not None)))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("plain", "plain", indices)  # weak augmentation hurt its authors
@@ -215,14 +217,8 @@ class FedMatchWork:
 
     def step(self, client: ClientRuntime) -> None:
         settings, helped = client.settings, client.held("helped")
-        sigma, psi = client.model("sigma").requires_grad_(False), client.model("psi")
-        images = client.batch_of("plain")
-        # Cast once, not at every use.
-        theta = {
-            name: value.to(images.dtype) if value.dim() > 1 else value
-            for name, value in joined(sigma, dict(psi.named_parameters())).items()
-        }
-        own = functional_call(psi.eval(), theta, images).float().log_softmax(1)
+        theta, images = client.model("theta"), client.batch_of("plain")
+        own = theta.eval()(images).float().log_softmax(1)
         with torch.no_grad():
             helpers = [
                 client.model(name).eval()(images).float().softmax(1)
@@ -230,15 +226,16 @@ class FedMatchWork:
             ]
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = agreement(own, helpers, helped)
-        strong = functional_call(psi.train(), theta, client.batch_of("strong"))
+        strong = theta.train()(client.batch_of("strong"))
         by_label = settings["lambda_a"] * over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )
         loss = by_label
         if helpers:
             loss = loss + settings["lambda_i"] * helped * inter_client(own, helpers, confident)
-        penalty = regularisers(sigma, psi, settings["lambda_l2"], settings["lambda_l1"])
-        client.descend(psi, loss + penalty)
+        # And l2 |sigma - psi|^2 + l1 |psi|_1. A step of theta is one of psi: sigma stays.
+        regularisers = Regularisers(settings["lambda_l2"], settings["lambda_l1"])
+        client.descend(theta, loss, regularisers=regularisers)
         count_loss(client, loss, consistency=by_label)
         count_labels(client, labels, confident, client.held_step("truth"))
 
@@ -263,35 +260,3 @@ def inter_client(own: Tensor, helpers: list[Tensor], confident: Tensor) -> Tenso
     """(1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
     rows = [F.kl_div(own, predictions, reduction="none").sum(1) for predictions in helpers]
     return over_confident(torch.stack(rows).mean(0), confident)
-
-
-def regularisers(sigma: nn.Module, psi: nn.Module, l2: float, l1: float) -> Tensor:
-    """l2 |sigma - psi|^2 + l1 |psi|_1, as sums over all decomposed entries."""
-    mine, server = dict(psi.named_parameters()), dict(sigma.named_parameters())
-    names = decomposed(psi)
-    tensors = [mine[name] for name in names] + [server[name] for name in names]
-    penalty: Tensor = _Regularisers.apply(l2, l1, *tensors)
-    return penalty
-
-
-class _Regularisers(torch.autograd.Function):
-    """In few passes over all entries: the gradient of ``psi`` is 2 l2 (psi - sigma) + l1 sign(psi)."""
-
-    @staticmethod
-    def forward(ctx: Any, l2: float, l1: float, *tensors: Tensor) -> Tensor:
-        psi, sigma = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
-        difference = torch._foreach_sub(psi, sigma)
-        ctx.save_for_backward(*psi, *difference)
-        ctx.weights = l2, l1
-        far = torch.stack(torch._foreach_norm(difference, 2)).square().sum()
-        return l2 * far + l1 * torch.stack(torch._foreach_norm(psi, 1)).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 2
-        psi, difference = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        l2, l1 = ctx.weights
-        gradients = torch._foreach_mul(torch._foreach_sign(psi), l1)
-        torch._foreach_add_(gradients, difference, alpha=2 * l2)
-        torch._foreach_mul_(gradients, grad)
-        return None, None, *gradients, *[None] * count
