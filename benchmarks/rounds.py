@@ -49,11 +49,12 @@ def timed(item: str, given: argparse.Namespace, turn: Connection) -> dict[str, o
     }
     if given.device.startswith("cuda"):
         row["peak_gib"] = run.peak_gib
+    if not given.kernels:
+        return row
     kernels = run.kernels()
-    if given.kernels:
-        given.kernels.mkdir(parents=True, exist_ok=True)
-        name = "-".join(part for part in (preset, model, method) if part)
-        (given.kernels / f"{name}.txt").write_text(longest(kernels))
+    given.kernels.mkdir(parents=True, exist_ok=True)
+    name = "-".join(part for part in (preset, model, method) if part)
+    (given.kernels / f"{name}.txt").write_text(longest(kernels))
     return {**row, "shares_percent": bench.shares(kernels)}
 
 
@@ -82,7 +83,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kernels", type=Path, help="folder for the longest kernels of each item")
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        help="folder for the longest kernels of a round of each item, and where its time goes in the answer",
+    )
     given = parser.parse_args()
     given.device = str(Hardware(given.device).device)
     context = multiprocessing.get_context("spawn")
