@@ -34,8 +34,8 @@ KINDS = {
     "BatchNorm": r"^(moments|settle|settle_back|normalise|reduce|to_raw)$|batch_?norm|bn_(fw|bw)",
     "convolution": r"conv|fprop|dgrad|wgrad|implicit_gemm|nhwcAddPadding|ReduceSplitK|^to_",
     "matrix product": r"gemm|nvjet|cutlass|addmm|::mm|bmm|linear|aten::mm",
-    "bias, ReLU, pooling": r"^_forward$|^_backward$|max_pool|relu|threshold",
-    "optimiser, moving average": r"^_sgd$|^_follow$|multi_tensor_apply|fused_sgd|lerp",
+    "bias, ReLU, pooling": r"^_(forward|backward|back|add_up)$|max_pool|relu|threshold",
+    "optimiser, moving average": r"^_sgd$|^_ema$|multi_tensor_apply|fused_sgd|lerp",
     "copies and casts": r"copy|Cat|cat|Memcpy|Memset|aten::to|clone|contiguous",
 }
 
