@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
+from semisfl.engine.passes import passes
 from semisfl.engine.sgd import SGD
 from semisfl.engine.sums import Regularisers
 from semisfl.engine.weights import batchnorms
@@ -218,7 +219,8 @@ class FedMatchWork:
     def step(self, client: ClientRuntime) -> None:
         settings, helped = client.settings, client.held("helped")
         theta, images = client.model("theta"), client.batch_of("plain")
-        own = theta.eval()(images).float().log_softmax(1)
+        plain, strong = passes(theta, [images, client.batch_of("strong")], training=[False, True])
+        own = plain.float().log_softmax(1)
         with torch.no_grad():
             helpers = [
                 client.model(name).eval()(images).float().softmax(1)
@@ -226,7 +228,6 @@ class FedMatchWork:
             ]
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = agreement(own, helpers, helped)
-        strong = theta.train()(client.batch_of("strong"))
         by_label = settings["lambda_a"] * over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
+from semisfl.engine.passes import passes
 from semisfl.fleet.base import (
     Answers,
     ClientResult,
@@ -167,13 +168,14 @@ class SemiFLWork:
         return len(kept) > 0
 
     def step(self, client: ClientRuntime) -> None:
-        model = client.model("model").train()
+        model = client.model("model")
         labels, others = client.held_step("labels_fix"), client.held_step("labels_mix")
         weight = client.held_step("weight")
         mixed = mix(client.batch_of("weak_fix"), client.batch_of("weak_mix"), weight)
-        strong, mixing = semifl_losses(
-            model(client.batch_of("strong")), model(mixed), labels, others, weight
+        of_strong, of_mixed = passes(
+            model, [client.batch_of("strong"), mixed], training=[True, True]
         )
+        strong, mixing = semifl_losses(of_strong, of_mixed, labels, others, weight)
         client.descend(model, strong + mixing, clip_norm=client.settings["clip_norm"])
         count_loss(client, strong + mixing, consistency=strong)
 
