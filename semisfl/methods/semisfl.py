@@ -136,13 +136,13 @@ class SemiSFL:
             features = student.bottom(for_student)
             shown = _for_each_view(labels, for_student)
             loss = sharpness.cross_entropy(student.top, features, shown, settings.sharpness)  # H
-            projections = student.project(features)
+            projections = student.project(features) if settings.supervised_contrast else None
         with torch.no_grad():
             keys = teacher.project(teacher.bottom(for_teacher))
         references = self.queue.push_labeled(keys, labels)
         self.overlap.join()
         parts = {}
-        if settings.supervised_contrast:
+        if projections is not None:
             mask = None if settings.own_key else _own_key(labels, shown, references.keys)
             contrast = contrastive(
                 projections, shown, references, settings.temperature, mask
