@@ -21,13 +21,16 @@ def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]
     # Dropout looks at every image by itself, too, but does nothing in eval mode.
     known = BY_ITSELF if len(set(training)) > 1 else {*BY_ITSELF, Dropout}
     shared = list(takewhile(lambda part: {type(layer) for layer in part.modules()} <= known, parts))
-    outputs = list(batches)
+    rest, outputs = parts[len(shared) :], list(batches)
     if shared:
         x = torch.cat(outputs)
         for part in shared:
             x = part.train(training[0])(x)
         outputs = list(x.split([len(batch) for batch in batches]))
+        if any(getattr(layer, "inplace", False) for part in rest for layer in part.modules()):
+            # Autograd lets nobody write to one of several views.
+            outputs = [output.clone() for output in outputs]
     for number, mode in enumerate(training):
-        for part in parts[len(shared) :]:
+        for part in rest:
             outputs[number] = part.train(mode)(outputs[number])
     return outputs

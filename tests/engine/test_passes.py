@@ -72,6 +72,17 @@ def test_dropout_draws_once_for_all_batches() -> None:
     assert not torch.allclose(one, model.eval()(batch))
 
 
+def test_what_follows_the_layers_in_common_may_work_in_place() -> None:
+    model = nn.Sequential(
+        nn.Sequential(nn.Flatten(), nn.Linear(432, 6)),
+        nn.Sequential(nn.ReLU(inplace=True), Dropout(0.5), nn.Linear(6, 2)),
+    )
+    outputs = passes(model, [images(0, 5), images(1, 3)], [False, True])
+    torch.testing.assert_close(outputs[0], model.eval()(images(0, 5)))
+    torch.cat(outputs).sum().backward()
+    assert all(parameter.grad.any() for parameter in model.parameters())
+
+
 def test_layers_that_are_not_known_see_one_batch_at_a_time() -> None:
     class Centred(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
