@@ -21,8 +21,7 @@ class Hardware:
         precision = config.precision if config.precision != "auto" else ("bf16" if cuda else "fp32")
         self.precision = precision
         self.capture = config.capture and cuda
-        # Beside bf16 the products left are those of unit vectors that bf16 layers gave.
-        torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if cuda:
             if self.device.index is not None:

@@ -1,6 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """The contrastive loss and its gradient, a row of similarities at a time."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +68,17 @@ def _contrast(
         tl.store(similarity + columns, gradient, mask=columns < COUNT)
 
 
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Inside, products of float32 may be rounded to TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 class _Contrast(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
@@ -78,8 +91,10 @@ class _Contrast(torch.autograd.Function):
         positive: Tensor,
         present: Tensor,
         temperature: float,
+        rounded: bool,
     ) -> Tensor:
-        gradients = projections @ keys.T
+        with _tf32(rounded):
+            gradients = projections @ keys.T
         rows, count = gradients.shape
         losses = torch.empty(rows, device=gradients.device)
         _contrast[(rows,)](
@@ -87,17 +102,20 @@ class _Contrast(torch.autograd.Function):
             COUNT=count, BLOCK=BLOCK,
         )  # fmt: skip
         ctx.save_for_backward(gradients, keys)
+        ctx.rounded = rounded
         return losses.sum()
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients, keys = ctx.saved_tensors
-        return gradients @ keys * grad, None, None, None, None, None, None
+        with _tf32(ctx.rounded):
+            return gradients @ keys * grad, None, None, None, None, None, None, None
 
 
 def fused_contrast(
     projections: Tensor, labels: Tensor, references: tuple[Tensor, ...], temperature: float
 ) -> Tensor:
-    """`contrast` without a mask."""
-    return _Contrast.apply(projections, labels, *references, temperature)
+    """`contrast` without a mask; unit vectors that bf16 layers gave are multiplied in TF32."""
+    rounded = torch.is_autocast_enabled("cuda")
+    return _Contrast.apply(projections, labels, *references, temperature, rounded)
