@@ -36,7 +36,7 @@ def one_hot(*classes: int) -> torch.Tensor:
 
 def test_votes_are_counted_and_ties_go_to_the_lowest_class() -> None:
     own = one_hot(3, 3, 1, 2, 0)
-    helpers = [one_hot(2, 3, 3, 2, 3), one_hot(2, 1, 2, 0, 3)]
+    helpers = torch.stack([one_hot(2, 3, 3, 2, 3), one_hot(2, 1, 2, 0, 3)])
     expected = []
     for row in range(5):
         votes = np.zeros(4)
@@ -46,6 +46,7 @@ def test_votes_are_counted_and_ties_go_to_the_lowest_class() -> None:
     assert expected == [2, 3, 1, 2, 3]
     assert agreement(own, helpers, torch.tensor(1.0)).tolist() == expected
     assert agreement(own, helpers, torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
+    assert agreement(own, helpers[:0], torch.tensor(0.0)).tolist() == own.argmax(1).tolist()
 
 
 def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
@@ -58,12 +59,12 @@ def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
             total += sum(h[row, c] * np.log(h[row, c] / p[row, c]) for c in range(4)) / 2
     got = inter_client(
         torch.from_numpy(p).log(),
-        [torch.from_numpy(h1), torch.from_numpy(h2)],
+        torch.from_numpy(np.stack([h1, h2])),
         torch.from_numpy(confident),
     )
     assert float(got) == pytest.approx(total / 3, rel=1e-10)
     nobody = torch.zeros(5, dtype=torch.bool)
-    assert float(inter_client(torch.from_numpy(p).log(), [torch.from_numpy(h1)], nobody)) == 0
+    assert float(inter_client(torch.from_numpy(p).log(), torch.from_numpy(h1)[None], nobody)) == 0
 
 
 def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> None:
@@ -198,6 +199,13 @@ def test_regularisers_act_without_a_confident_image() -> None:
     method.round(0)
     assert float((method.psi.state_dict()["top.fc1.weight"] - before["top.fc1.weight"]).abs().max())
     assert experiment.fleet.traffic.total() > 0
+
+
+def test_clients_learn_without_helpers() -> None:
+    _, method = make("fedmatch.helpers=0", "fedmatch.confidence_threshold=0.3")
+    row = method.round(0)
+    assert row.loss_semi == row.loss_consistency
+    assert row.loss_semi is not None and row.loss_semi > 0
 
 
 def test_psi_becomes_the_mean_of_the_uploads() -> None:

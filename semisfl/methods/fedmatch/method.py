@@ -222,18 +222,16 @@ class FedMatchWork:
         plain, strong = passes(theta, [images, client.batch_of("strong")], training=[False, True])
         own = plain.float().log_softmax(1)
         with torch.no_grad():
-            helpers = [
-                client.model(name).eval()(images).float().softmax(1)
-                for name in self._helpers(client)
-            ]
+            helpers = [client.model(name).eval()(images) for name in self._helpers(client)]
+            guesses = torch.stack(helpers).float().softmax(2) if helpers else own[None][:0]
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
-            labels = agreement(own, helpers, helped)
+            labels = agreement(own, guesses, helped)
         by_label = settings["lambda_a"] * over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )
         loss = by_label
         if helpers:
-            loss = loss + settings["lambda_i"] * helped * inter_client(own, helpers, confident)
+            loss = loss + settings["lambda_i"] * helped * inter_client(own, guesses, confident)
         # And l2 |sigma - psi|^2 + l1 |psi|_1. A step of theta is one of psi: sigma stays.
         regularisers = Regularisers(settings["lambda_l2"], settings["lambda_l1"])
         client.descend(theta, loss, regularisers=regularisers)
@@ -249,15 +247,13 @@ def over_confident(losses: Tensor, confident: Tensor) -> Tensor:
     return (losses * confident).sum() / confident.sum().clamp(min=1)
 
 
-def agreement(own: Tensor, helpers: list[Tensor], helped: Tensor) -> Tensor:
-    """The majority of argmax votes of the model and its helpers; the lowest class of a tie."""
-    votes = F.one_hot(own.argmax(1), own.shape[1]).float()
-    for predictions in helpers:
-        votes = votes + helped * F.one_hot(predictions.argmax(1), own.shape[1])
-    return votes.argmax(1)
+def agreement(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
+    """The majority of argmax votes of the model and its helpers [J, ...]; the lowest class of a tie."""
+    votes = F.one_hot(torch.cat([own[None], guesses]).argmax(2), own.shape[1])
+    return (votes[0] + helped * votes[1:].sum(0)).argmax(1)
 
 
-def inter_client(own: Tensor, helpers: list[Tensor], confident: Tensor) -> Tensor:
+def inter_client(own: Tensor, guesses: Tensor, confident: Tensor) -> Tensor:
     """(1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
-    rows = [F.kl_div(own, predictions, reduction="none").sum(1) for predictions in helpers]
-    return over_confident(torch.stack(rows).mean(0), confident)
+    rows = F.kl_div(own.expand_as(guesses), guesses, reduction="none").sum(2)
+    return over_confident(rows.mean(0), confident)
