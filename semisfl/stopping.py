@@ -1,8 +1,11 @@
 """How a run is asked to end: its owner sets a flag, and whatever takes long looks at it."""
 
 
-class Stopped(Exception):
-    """Somebody asked the run to end; raised between two iterations."""
+class Stopped(BaseException):
+    """Somebody asked the run to end; raised between two iterations, or anywhere before the first.
+
+    No ``Exception``: whoever is ready for a failure of any kind must not take it for one.
+    """
 
 
 class StopFlag:

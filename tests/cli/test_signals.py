@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from semisfl import lookup
 from semisfl.cli import console
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
@@ -191,6 +192,14 @@ def test_large_images_are_tested_a_few_at_a_time_on_a_cpu() -> None:
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
     sizes = [len(part) for part in outputs(model, torch.zeros(1100, 3, 32, 32), lambda x: x)]
     assert sizes == [500, 500, 100]
+
+
+def test_a_stop_is_not_taken_for_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come while a module is imported, which may fail in any way."""
+    (tmp_path / "stopped_here.py").write_text("from semisfl.stopping import Stopped; raise Stopped")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Stopped):
+        lookup.load("stopped_here:Method")
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
