@@ -3,7 +3,7 @@
 import gc
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -138,11 +138,12 @@ class Kernel(NamedTuple):
 
 def shares(kernels: list[Kernel]) -> dict[str, float]:
     """Where a device's time goes, in percent."""
-    totals: Counter[str] = Counter()
+    totals: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
-        totals[_kind(kernel.name)] += kernel.microseconds  # type: ignore[assignment]
+        totals[_kind(kernel.name)] += kernel.microseconds
     whole = sum(totals.values()) or 1
-    return {name: 100 * spent / whole for name, spent in totals.most_common()}
+    longest_first = sorted(totals.items(), key=lambda kind: -kind[1])
+    return {name: 100 * spent / whole for name, spent in longest_first}
 
 
 def _kind(name: str) -> str:

@@ -25,6 +25,12 @@ from semisfl.engine.kernels.pooling import bias_relu
 from semisfl.engine.kernels.update import fused_ema, fused_sgd
 
 
+def _plain(name: str, *given: Any) -> Tensor:
+    """For what the fused form does not do."""
+    out: Tensor = OPERATIONS[name](*given)
+    return out
+
+
 def _conv_relu_pool(
     x: Tensor,
     weight: Tensor,
@@ -78,9 +84,7 @@ def _stacked_conv(
 ) -> Tensor:
     """All in one launch, or cuDNN's in turn where one client is enough to do."""
     if not _usual(x, weight, padding, dilation, groups):
-        plain = OPERATIONS["stacked_conv"]
-        out: Tensor = plain(x, weight, bias, stride, padding, dilation, groups)
-        return out
+        return _plain("stacked_conv", x, weight, bias, stride, padding, dilation, groups)
     weight = weight.to(x.dtype)
     if bias is None and _enough(x, weight, stride):
         return convolutions_in_turn(x, weight, stride, padding)
@@ -110,8 +114,7 @@ def _conv_norm_relu_pool(
 
 def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     if x.dim() != 2 or not torch.is_autocast_enabled("cuda"):
-        plain: Tensor = OPERATIONS["linear_relu"](x, weight, bias, relu)
-        return plain
+        return _plain("linear_relu", x, weight, bias, relu)
     dtype = torch.get_autocast_dtype("cuda")
     return fused_linear(x.to(dtype), weight.to(dtype), bias.to(dtype), relu)
 
@@ -119,16 +122,14 @@ def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 def _unit_rows(x: Tensor) -> Tensor:
     if x.shape[1] <= WIDEST:
         return fused_unit(x)
-    plain: Tensor = OPERATIONS["unit_rows"](x)
-    return plain
+    return _plain("unit_rows", x)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     weighted = weights is not None and weights.requires_grad
     if logits.shape[1] <= WIDEST and not weighted:
         return fused_entropy(logits, labels, weights)
-    plain: Tensor = OPERATIONS["cross_entropy"](logits, labels, weights)
-    return plain
+    return _plain("cross_entropy", logits, labels, weights)
 
 
 def _contrast(
@@ -144,8 +145,7 @@ def _contrast(
     references = keys, key_labels, positive, present
     if mask is None:
         return fused_contrast(projections, labels, references, temperature)
-    plain: Tensor = OPERATIONS["contrast"](projections, labels, *references, temperature, mask)
-    return plain
+    return _plain("contrast", projections, labels, *references, temperature, mask)
 
 
 def _ema_step(target: Tensor, source: Tensor, work: Tensor | None, decay: Tensor) -> None:

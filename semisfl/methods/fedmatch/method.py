@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from semisfl import seeds
+from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
 from semisfl.engine.passes import passes
@@ -110,7 +111,7 @@ class FedMatch:
         """lambda_s CE, with respect to sigma."""
         images, labels = self.setup.labeled.next()
         theta = joined(self.sigma, dict(self.psi.named_parameters()))
-        loss = F.cross_entropy(functional_call(self.model.train(), theta, images).float(), labels)
+        loss = cross_entropy(functional_call(self.model.train(), theta, images), labels)
         self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
 
