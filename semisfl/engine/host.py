@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from semisfl.engine.weights import State
+from semisfl.engine.weights import State, Unchanging
 
 
 class HostShelf:
@@ -16,12 +16,12 @@ class HostShelf:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kept: dict[str, State] = {}
+        self._kept: dict[str, Unchanging] = {}
         self._lent: dict[str, State] = {}
 
     def put(self, name: str, state: Mapping[str, Tensor]) -> None:
         self._lent.clear()
-        self._kept[name] = {key: _on_host(tensor) for key, tensor in state.items()}
+        self._kept[name] = Unchanging({key: _on_host(tensor) for key, tensor in state.items()})
 
     def get(self, name: str) -> State:
         """On the device. Whoever asks again before the next `put` shares it."""
@@ -37,19 +37,18 @@ class HostShelf:
         for name in self._kept.keys() - set(names):
             del self._kept[name]
 
-    def state_dict(self) -> dict[str, State]:
+    def state_dict(self) -> dict[str, Unchanging]:
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # the host is about to read what may still be on its way
         return dict(self._kept)
 
     def load_state_dict(self, state: Mapping[str, State]) -> None:
-        self._kept, self._lent = {}, {}
-        for name, one in state.items():
-            self.put(name, one)
+        self._lent.clear()
+        self._kept = {name: Unchanging(one) for name, one in state.items()}
 
 
 def _on_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
-        return tensor
+        return tensor.detach().clone()
     room = torch.empty_like(tensor, device="cpu", pin_memory=True)
     return room.copy_(tensor.detach(), non_blocking=True)

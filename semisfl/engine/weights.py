@@ -21,6 +21,10 @@ CAST_LAYERS = (nn.Conv2d, nn.Linear)
 ALIGNMENT = 64
 
 
+class Unchanging(State):
+    """A state whose tensors nobody writes to any more: whoever would copy it may keep it as it is."""
+
+
 def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
     """``flat`` shaped; convolution weights lie channels-last, as the kernels want them."""
     if len(shape) == 4:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from semisfl.engine.weights import Unchanging
 from semisfl.files import write_whole
 
 FORMAT = 1
@@ -82,6 +83,8 @@ def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
         if place not in copies:
             copies[place] = state.detach().clone()
         return copies[place]
+    if isinstance(state, Unchanging):
+        return state
     if isinstance(state, dict):
         return {key: snapshot(value, copies) for key, value in state.items()}
     if isinstance(state, list | tuple):

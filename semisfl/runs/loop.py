@@ -108,10 +108,10 @@ class _Rounds:
     def attempt(self) -> RoundRow | None:
         """One round; None: it was undone and is to be repeated. A stopped one raises `Stopped`."""
         experiment, fleet = self._experiment, self._experiment.fleet
+        started = time.perf_counter()
         # 1. What an undone round goes back to, and a checkpoint of a stopped one holds.
         self._before = checkpoint.snapshot(self._state())
         self._counted = Counter(fleet.traffic.counts)
-        started = time.perf_counter()
         try:
             # 2. Train.
             fleet.wait_ready()

@@ -20,6 +20,7 @@ from semisfl.methods.fedmatch.method import (
     inter_client,
 )
 from semisfl.methods.fedmatch.sparse import SparseLinks, changed
+from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
 from tests import toy
 
@@ -297,6 +298,21 @@ def test_an_upload_is_kept_while_it_is_needed() -> None:
     copy_.load_state_dict(helpers.state_dict())
     assert sorted(helpers.state_dict()["shelf"]) == ["0@0", "1@1", "2@0", "2@2"]
     assert float(copy_.of(0)["helper0"]["w"]) == 9
+
+
+def test_remembering_a_round_copies_no_upload_that_is_kept() -> None:
+    _, method = make("fedmatch.refresh=1")
+    for index in range(2):
+        method.round(index)
+    state = method.state_dict()
+    before = checkpoint.snapshot(state)
+    shelf, kept = (one["helpers"]["shelf"] for one in (state, before))
+    assert kept and all(kept[name] is shelf[name] for name in kept)
+    digest = checkpoint.digest(before)
+    method.round(2)
+    assert checkpoint.digest(before) == digest != checkpoint.digest(method.state_dict())
+    method.load_state_dict(before)
+    assert checkpoint.digest(method.state_dict()) == digest
 
 
 @pytest.mark.parametrize("keep", [True, False])
