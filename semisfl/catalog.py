@@ -223,6 +223,15 @@ DATA = {
             # The paper names no class list; this public one has about 127,000 training images.
             repository="clane9/imagenet-100",
         ),
+        NamedData(
+            name="miniimagenet",
+            summary="mini-ImageNet, 100 classes, in place of sets that are hard to get",
+            shape=(3, 84, 84),
+            classes=100,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            images=43_000,
+        ),
     )
 }
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from semisfl.paper.grid import Exhibit, Part
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import CURVES, MEASURES, column
-from semisfl.paper.written import Measured, Parts
+from semisfl.paper.written import Measured, Parts, data_notes
 from semisfl.runs.report import Spread
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def picture(exhibit: Exhibit, parts: Parts) -> "Figure":
     across = 3 if len(parts) == 3 else min(len(parts), 2)
     down = math.ceil(len(parts) / across)
     wide = 9.0 if len(parts) == 1 else 5.2
-    figure = Figure(figsize=(wide * across, 3.6 * down + 0.9), layout="constrained")
+    notes = data_notes([cell for _, cells in parts for cell in cells])
+    high = 3.6 * down + 0.9 + 0.2 * len(notes)
+    figure = Figure(figsize=(wide * across, high), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flatten()
     # One colour for a row in all panels.
     rows = list(dict.fromkeys(cell.result.cell.row for _, cells in parts for cell in cells))
@@ -66,7 +69,15 @@ def picture(exhibit: Exhibit, parts: Parts) -> "Figure":
         longest = max(len(handle.get_label()) for handle in handles)
         fitting = max(1, int(figure.get_figwidth() / (0.08 * longest + 0.8)))
         columns = min(len(handles), fitting)
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+        letters = int(14 * figure.get_figwidth())  # of the notes' size, on a line
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            title="\n".join(fill(note, letters) for note in notes),
+            title_fontsize=8,
+        )
     figure.suptitle(exhibit.heading, fontsize=11)
     return figure
 

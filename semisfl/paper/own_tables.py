@@ -1,6 +1,10 @@
 """Tables that the paper does not have: what its choices are worth, and short comparisons."""
 
-from semisfl.paper.grid import METHODS, SETS, Cell, Exhibit, Part, Value, dirichlet
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from semisfl.paper.cost_figures import UNITS, VIRTUAL_HOURS, to_reach
+from semisfl.paper.grid import METHODS, SETS, WITH_CLIENTS, Cell, Exhibit, Part, Value, dirichlet
 
 CHOICES = {
     "default": (),
@@ -53,25 +57,58 @@ def _choices() -> Exhibit:
     )
 
 
-def _short(name: str, title: str, rounds: int, presets: tuple[str, ...]) -> Exhibit:
+def _short(
+    name: str,
+    title: str,
+    rounds: int,
+    presets: Sequence[str],
+    methods: Sequence[str] = tuple(METHODS),
+    changes: tuple[str, ...] = dirichlet("0.1"),
+    targets: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> Exhibit:
+    """Methods after a few rounds; ``targets``: and what they needed to reach an accuracy, by preset."""
     cells = tuple(
         Cell(
             row=METHODS[method],
             column=SETS.get(preset, preset),
             preset=preset,
             method=method,
-            changes=dirichlet("0.1"),
+            changes=changes,
             rounds=rounds,
         )
         for preset in presets
-        for method in METHODS
+        for method in methods
     )
-    part = Part(title=f"Test accuracy (%) after {rounds} rounds", columns="data set", cells=cells)
-    return Exhibit(name=name, label="", title=title, parts=(part,))
+    sending = [method for method in methods if method in WITH_CLIENTS]
+    parts = [
+        Part(title=f"Test accuracy (%) after {rounds} rounds", columns="data set", cells=cells)
+    ]
+    parts += [
+        to_reach(measure, preset, wanted, sending, changes=changes, rounds=rounds)
+        for preset, wanted in targets.items()
+        for measure in UNITS
+    ]
+    notes = (VIRTUAL_HOURS,) if targets else ()
+    return Exhibit(name=name, label="", title=title, parts=tuple(parts), notes=notes)
 
 
 TABLES = (
     _choices(),
-    _short("short", "All six methods, Dirichlet(0.1), 200 rounds", 200, ("cifar10", "svhn")),
+    _short(
+        "short",
+        "All six methods, Dirichlet(0.1), 200 rounds",
+        200,
+        ("cifar10", "svhn"),
+        targets={"cifar10": (70, 75), "svhn": (75, 80)},
+    ),
+    _short(
+        "vgg",
+        "The presets with VGG13 and VGG16, IID, 60 rounds",
+        60,
+        ("stl10", "image100"),
+        methods=("supervised", "fedswitch-sl", "semisfl"),
+        changes=(),
+        targets={"stl10": (80, 82), "image100": (30, 33)},
+    ),
     _short("digits", "The embedded digits, all six methods", 30, ("digits",)),
 )

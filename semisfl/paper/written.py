@@ -77,7 +77,7 @@ def exhibit(
             lines += [*table(part, cells), ""]
     lines += _behind(parts, beside)
     everything = [cell for _, cells in parts for cell in cells]
-    notes = [*one.notes, *_data_notes(everything), *(_general_notes(everything) if alone else ())]
+    notes = [*one.notes, *data_notes(everything), *(_general_notes(everything) if alone else ())]
     lines += [f"- {note}" for note in notes]
     if picture is not None:
         lines += [*([""] if notes else []), f"![{one.label or one.title}]({picture})"]
@@ -200,9 +200,11 @@ def _link(record: Record, beside: Path) -> str:
     return Path(os.path.relpath(record.path, beside.resolve())).as_posix()
 
 
-def _data_notes(cells: Sequence[Measured]) -> list[str]:
-    data = {set_title(cell.result.cell.preset): cell.result.data for cell in cells}
-    return [f"† {name} here: {called}." for name, called in data.items() if called]
+def data_notes(cells: Sequence[Measured]) -> list[str]:
+    """What stood in for the paper's data sets."""
+    found = (cell.result for cell in cells if cell.result.data)
+    data = {set_title(result.cell.preset): result.data for result in found}
+    return [f"† {name} here: {called}." for name, called in data.items()]
 
 
 def _general_notes(cells: Sequence[Measured]) -> list[str]:

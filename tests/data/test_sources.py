@@ -436,7 +436,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_sources_lists_the_named_sets():
-    assert list(catalog.DATA) == ["digits", "cifar10", "svhn", "stl10", "image100"]
+    names = ["digits", "cifar10", "svhn", "stl10", "image100", "miniimagenet"]
+    assert list(catalog.DATA) == names
 
 
 def test_named_sets_are_found_in_the_environments_folder(tmp_path, monkeypatch):

@@ -67,7 +67,8 @@ def test_fewer_rounds_and_stand_ins_are_said_in_the_table(tmp_path: Path) -> Non
     cell = digits_cell(paper=Value(80.0))
     leave_run(tmp_path / "short", cell.config(1), [60.0])
     (tmp_path / "stand-ins.toml").write_text('digits = "hand-drawn ones"\n', encoding="utf-8")
-    text = text_of(exhibit(cell), tmp_path)
+    # The row after it has no run, and so nothing to say of its data.
+    text = text_of(exhibit(cell, digits_cell("supervised")), tmp_path)
     assert "| semisfl | **60.0**† (1 rounds) / 80.0 / -20.0 |" in text
     assert "| 1 of 2 | 1 | hand-drawn ones |" in text
     assert "† digits here: hand-drawn ones." in text and written.FEWER in text
@@ -162,7 +163,7 @@ def test_holders_are_those_that_a_run_on_the_data_has() -> None:
 # --- in pictures --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["table1", "fig5", "fig9"])
+@pytest.mark.parametrize("name", ["table1", "fig5", "fig9", "vgg"])
 def test_nothing_is_cut_off(name: str) -> None:
     one = EXHIBITS[name]
     records = Records(Path("nowhere"), [RESULTS])
@@ -177,6 +178,15 @@ def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
     first = [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)]
     assert first[0].startswith(b"\x89PNG") and b"<svg" in first[1]
     assert [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)] == first
+
+
+def test_a_picture_says_what_stood_in_for_the_papers_data() -> None:
+    one = EXHIBITS["vgg"]
+    records = Records(Path("nowhere"), [RESULTS])
+    figure = drawn.picture(one, [(part, written.measured(part, records)) for part in one.parts])
+    said = figure.legends[0].get_title().get_text()
+    assert "† IMAGE-100 here: mini-ImageNet: 100 other classes, 84×84." in said
+    assert "† STL-10 here: " in said and "SVHN" not in said
 
 
 def test_a_row_has_one_colour_in_all_panels() -> None:

@@ -175,8 +175,9 @@ def test_committed_results_can_be_reported(
     runs = {Path(run) for result in told for run in result["runs"]}
     assert runs == {file.parent for file in folder.glob("*/config.toml")}
     for result in told:
-        # One of those tried with 250 labels does not learn.
-        assert result["accuracy"]["mean"] > (9 if folder.name == "250-labels" else 30)
+        # One of those tried with 250 labels does not learn; `stand-ins` has a set of 100 classes.
+        least = {"250-labels": 9, "stand-ins": 25}.get(folder.name, 30)
+        assert result["accuracy"]["mean"] > least
         # `watch` holds a run that is not finished, for the page's pictures of one, `frontier` two that
         # ended where they were told to.
         if not (folder.name == "frontier" and "ended by a limit" in result["remark"]):
