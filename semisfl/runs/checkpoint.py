@@ -2,19 +2,31 @@
 
 import hashlib
 import json
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from semisfl.engine.weights import Unchanging
 from semisfl.files import write_whole
 
 FORMAT = 1
-
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
 
 Place = tuple[Any, ...]
 """Where a tensor lies, and how it is read."""
@@ -69,10 +81,14 @@ def digest(state: Any) -> str:
     plain = _flatten(state, "", tensors)
     summary = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name]
         summary.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        summary.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        summary.update(_bytes_of(tensor))
     return summary.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
@@ -96,13 +112,28 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was."""
     tensors: dict[str, Tensor] = {}
     plain = _flatten(state, "", tensors, once={})
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {
         "format": str(FORMAT),
         "state": json.dumps(plain, sort_keys=True),
         "digest": digest(state),
     }
-    write_whole(path, save(tensors, metadata))
+    write_whole(path, lambda file: _stream(file, tensors, metadata))
+
+
+def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, tensor by tensor: FedMatch has gigabytes, and no room for them twice."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        shape, kind = list(tensor.shape), KINDS[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    about = json.dumps(header, separators=(",", ":")).encode()
+    about += b" " * (-len(about) % 8)  # numbers of eight bytes come first, and lie aligned
+    file.write(struct.pack("<Q", len(about)) + about)
+    for _, tensor in ordered:
+        file.write(_bytes_of(tensor))
 
 
 def read(path: Path) -> dict[str, Any]:
