@@ -1,11 +1,13 @@
 """What a person sees: results on stdout, progress and warnings on stderr."""
 
+import contextlib
 import importlib.util
 import logging
-import sys
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import (
@@ -20,8 +22,50 @@ from rich.progress import (
 from semisfl.rows import RoundRow
 from semisfl.runs.sinks import RunInfo, Sink
 
+
+class _Lossy:
+    """A stream whose reader may leave and whose disk may be full: what it refuses is lost, and no more."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BrokenPipeError:
+            discard(self._stream)  # for good: nobody will read there again
+        except OSError:
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Progress(Console):
+    """A run does not end because nobody reads how far it is."""
+
+    @property  # type: ignore[misc]  # nobody sets another
+    def file(self) -> IO[str]:
+        return cast(IO[str], _Lossy(super().file))
+
+
+def discard(stream: IO[str]) -> None:
+    """From now on, what is written there goes nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+err = _Progress(stderr=True, highlight=False)
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 
@@ -111,7 +155,7 @@ class ProgressLines:
             f"{self._title}: round {done}/{self._rounds}  {accuracy_text(self._accuracy)}  "
             f"{seconds:.1f} s  left {clock(left)}"
         )
-        sys.stderr.flush()
+        err.file.flush()
 
     def close(self) -> None: ...
 

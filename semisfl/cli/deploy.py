@@ -93,6 +93,8 @@ def serve(
         with begun as run:
             assert isinstance(run.experiment.fleet, NetworkFleet)
             console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
+            assert run.directory is not None
+            place = run.directory.path
             show(place)
             sinks = export(run.experiment.fleet)
             result = training.rounds(run, signals, quiet=quiet, sinks=sinks)

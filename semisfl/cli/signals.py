@@ -6,7 +6,7 @@ Loads nothing large: it is there before torch is.
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -99,4 +99,5 @@ class StopSignals:
         if not self._running:
             self.flag.check()
         # Not through the console: a handler may interrupt a write there.
-        os.write(2, b"\nstopping after this iteration; once more to stop at once\n")
+        with suppress(OSError):  # a disk under it that is full, or nobody who reads
+            os.write(2, b"\nstopping after this iteration; once more to stop at once\n")

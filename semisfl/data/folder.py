@@ -6,11 +6,12 @@ Two forms, told apart by whether the root has a ``train`` or ``test`` folder:
   (images of unknown label, to be dealt to clients), or ``unlabeled/<client>/*`` or
   ``clients/<client>/*`` (the folders say who holds what);
 - clients: ``<client>/*``, every label unknown, no test images; images straight in the root make
-  one client, so that a device can point at its own folder.
+  one client.
 
 Class and client folders may hold folders of their own. Images are regular files told by their
-suffix; hidden files are passed over, other files are counted in a note. Links are followed here;
-a device (`semisfl join`) takes no image that lies outside of its folder.
+suffix; hidden files are passed over, other files are counted in a note. Links are followed here.
+A device (`semisfl join`) has no forms: it takes `everything` below its folder, and no image that a
+link leads to outside of it.
 """
 
 import os
@@ -36,6 +37,13 @@ def source(root: Path) -> Source:
     if not listing.files:
         raise ValueError(f"{root} holds no images ({_suffixes()})")
     return Source(root.name, tuple(listing.files), lambda: listing.rows(classes))
+
+
+def everything(root: Path) -> Source:
+    """Every image below a folder, whatever folders they lie in: what a device holds."""
+    listing = _Listing(root)
+    listing.add(root)
+    return Source(root.name, tuple(listing.files), lambda: listing.rows(()))
 
 
 class _Listing:

@@ -17,7 +17,7 @@ import torch
 from semisfl import __version__, config
 from semisfl.config import Config, ConfigError
 from semisfl.data.partition import Holdings
-from semisfl.files import remove_temporary, write_whole
+from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take
@@ -39,6 +39,7 @@ class RunDirectory:
         self.record = MetricsFile(path / "metrics.jsonl")
         self._unsaved: set[str] = set()
         self._latest_round: int | None = None
+        """Of the good checkpoint ``latest``; None: there is none, or nobody has looked."""
         self._made: list[Path] = []
         self._before: set[Path] | None = None
         self._lock: int | None = None
@@ -105,6 +106,9 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
+        """The run in a directory, or of a checkpoint."""
+        if path.suffix == ".safetensors":
+            path = path.parent
         if not (path / "config.toml").is_file():
             raise ValueError(
                 f"{path} holds no run (no config.toml); --resume wants a run's directory"
@@ -178,8 +182,13 @@ class RunDirectory:
             return []
         lines = path.read_bytes().splitlines(keepends=True)
         rows = [row for row in rows_of(lines, path, dict) if row["round"] < round_index]
+        if len(rows) < round_index:
+            log.warning("%s has only %d of the %d rounds before", path, len(rows), round_index)
+        kept = lines[: len(rows)]
         # Cut off rather than written anew: that needs no room on a disk that is full.
-        os.truncate(path, sum(map(len, lines[: len(rows)])))
+        os.truncate(path, sum(map(len, kept)))
+        if kept and not kept[-1].endswith(b"\n"):
+            append_whole(path, b"\n")
         return rows
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
@@ -193,18 +202,31 @@ class RunDirectory:
         self._unsaved.discard(f"{name}.safetensors")
         return True
 
+    def trust_latest(self, round_index: int) -> None:
+        """Checkpoint ``latest`` is whole, and of this round: worth keeping when the next is written."""
+        self._latest_round = round_index
+
     def save_latest(self, state: dict[str, Any]) -> bool:
-        """Write checkpoint ``latest``; the one before it stays as ``previous``."""
+        """Write checkpoint ``latest``; the good one before it becomes ``previous``."""
         latest, previous = (self.path / f"{name}.safetensors" for name in ("latest", "previous"))
-        if latest.exists() and state["round"] != self._latest_round:
+        # A link, so that at no moment there is no latest one, and nothing is copied.
+        before = previous.with_name(f".previous{TEMPORARY}")
+        if self._latest_round not in (None, state["round"]):
             try:
-                # A link, so that at no moment there is no latest one, and nothing is copied.
-                previous.unlink(missing_ok=True)
-                os.link(latest, previous)
+                before.unlink(missing_ok=True)
+                os.link(latest, before)
             except OSError as error:
                 log.warning("cannot keep checkpoint %s beside the next: %s", latest, error)
-        self._latest_round = state["round"]
-        return self.save("latest", state)
+        self.record.sync()
+        try:
+            if not self.save("latest", state):
+                return False
+            self._latest_round = state["round"]
+            if before.exists():
+                os.replace(before, previous)
+        finally:
+            before.unlink(missing_ok=True)
+        return True
 
     def load(self, name: str = "latest") -> dict[str, Any]:
         return checkpoint.read(self.path / f"{name}.safetensors")

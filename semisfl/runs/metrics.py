@@ -18,7 +18,10 @@ def rows_of(lines: Sequence[bytes], path: Path, make: Callable[[dict[str, Any]],
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(make(json.loads(line)))
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+                raise ValueError("it is not the row of a round")
+            rows.append(make(row))
         except ValueError as error:
             if number < len(lines):
                 raise ValueError(

@@ -5,14 +5,14 @@ round, the directory is left as it was found.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
-from semisfl.config import Config
+from semisfl.config import Config, ConfigError
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
@@ -120,7 +120,7 @@ def go_on(
     """
     place = Path(path)
     named = place.suffix == ".safetensors"
-    directory = RunDirectory.open(place.parent if named else place)
+    directory = RunDirectory.open(place)
     config = _where_clients_live(directory.changed(settings), means)
     if cluster:
         config = on_ranks(config)
@@ -130,11 +130,16 @@ def go_on(
         found = (place, checkpoint.read(place)) if named else health.last_good(place)
         if found is not None:
             state = found[1]
-            log.warning("going on from %s: round %d is next", found[0], state["round"])
+            log.warning("going on from %s: %d rounds are done", found[0], state["round"])
+            if found[0].name == "latest.safetensors":
+                directory.trust_latest(state["round"])
+            elif named:
+                with suppress(checkpoint.CheckpointError):
+                    directory.trust_latest(directory.load()["round"])
         else:
             # Killed before its first checkpoint: every draw follows from the seed, so nothing is
             # lost by beginning again.
-            log.warning("%s has no checkpoint yet: beginning at round 1", directory.path)
+            log.warning("%s has no checkpoint yet: beginning anew", directory.path)
             state = None
         directory.warn_of_changes()
         sinks = _named_sinks(config)
@@ -142,6 +147,7 @@ def go_on(
         run = Run(experiment, directory, named=sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
+            _check_images(experiment, state)
             experiment.load_state_dict(state)
             run = Run(experiment, directory, state["round"], state["best"], named=sinks)
         if settings:
@@ -149,6 +155,22 @@ def go_on(
         # Only now: whoever comes is given the place it had.
         experiment.fleet.open(directory.path)
         yield run
+
+
+def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:
+    """Refuse images of other classes than the run began with; say that there are more or fewer of them."""
+    before = state.get("model", {}).get("description", {})
+    now = experiment.description.as_dict()
+    if tuple(before.get("classes", now["classes"])) != now["classes"]:
+        raise ConfigError(
+            f"the run began with the classes {', '.join(before['classes'])}, and the images given now "
+            f"have {', '.join(now['classes'])}; continue it with the images it had"
+        )
+    for key, what in (("labeled", "labelled"), ("tested_on", "test")):
+        if before.get(key, now[key]) != now[key]:
+            log.warning(
+                "the run began with %d %s images and goes on with %d", before[key], what, now[key]
+            )
 
 
 def _where_clients_live(config: Config, means: Means) -> Config:

@@ -263,6 +263,22 @@ def test_roster_survives_a_restart_and_never_changes_an_index(tmp_path: Path) ->
         Roster(1).load_state_dict(first.state_dict())
 
 
+@pytest.mark.parametrize("content", ["", "[1]", '{"index": {"b"'])
+def test_a_damaged_roster_is_the_checkpoints(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "roster.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"roster\.json, which says who is which client, is damaged"
+    ):
+        Roster(2).keep_in(file)
+    restored = Roster(2)
+    restored.load_state_dict({"index": {"b": 0, "a": 1}, "images": {"0": 7, "1": 5}})
+    restored.keep_in(file)
+    again = Roster(2)
+    again.keep_in(file)
+    assert again.state_dict() == restored.state_dict()
+
+
 def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
     for address in ("0.0.0.0:0", "192.0.2.1:99", "example.org:99", "[2001:db8::1]:99"):
         with pytest.raises(ConfigError, match="not a loopback address"):

@@ -96,5 +96,14 @@ def test_links_out_of_a_devices_folder_are_not_followed(
         assert f"1 links lead out of {root} and are not followed" in caplog.text
     (tmp_path / "by client").mkdir()
     (tmp_path / "by client" / "me").symlink_to(tmp_path / "private")
-    with pytest.raises(ValueError, match="none of the 0 images"):
+    with pytest.raises(ValueError, match="by client holds no images"):
         load_images(tmp_path / "by client", (1, SIDE, SIDE))
+
+
+def test_a_device_takes_every_image_below_its_folder(tmp_path: Path) -> None:
+    root = tmp_path / "camera"
+    for value, name in enumerate(["1.png", "2026-11-15/2.png", "train/3.png", "train/x/4.png"], 1):
+        picture(root / name, value)
+    (root / "2026-11-16").mkdir()  # of today, and empty yet
+    images, skipped = load_images(root, (1, SIDE, SIDE))
+    assert sorted(image.unique().item() for image in images) == [1, 2, 3, 4] and not skipped

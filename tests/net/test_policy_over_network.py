@@ -27,6 +27,15 @@ def ended(net: Network, client: int = 0) -> str:
     return str(error)
 
 
+def test_caps_that_cannot_be_written_down_are_said_before_anything_is_sent(tmp_path: Path) -> None:
+    allowance = Allowance(tmp_path / "not there" / "policy.spent.json")
+    with pytest.raises(ValueError, match=r"policy\.spent\.json cannot be written \(No such file"):
+        allowance.check_writable()
+    file = tmp_path / "policy.spent.json"
+    Allowance(file).check_writable()
+    assert Allowance(file).spent.rounds == 0
+
+
 def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,44 @@ def test_checkpoint_that_did_not_fit_leaves_the_previous_one(
         assert not directory.save("latest", {**STATE, "more": torch.rand(1000)})
     assert checkpoint.digest(directory.load("latest")) == checkpoint.digest(STATE)
     assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (lambda text: text.removesuffix("\n"), [0, 1]),
+        (lambda text: text.splitlines()[0] + "\n" + "\0" * 200, [0]),
+        (lambda text: text.splitlines()[0] + "\n5\n", [0]),
+    ],
+    ids=["no newline", "zeros", "no row"],
+)
+def test_metrics_that_a_crash_left_are_mended(
+    damage: Any, left: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small("rounds=3"), data=DATA, device="cpu", out=tmp_path / "run")
+    directory, file = RunDirectory.open(tmp_path / "run"), tmp_path / "run" / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text(damage("".join(lines[:2])), encoding="utf-8")
+    assert [row["round"] for row in directory.keep_metrics_before(2)] == left
+    assert ("has only 1 of the 2 rounds before" in caplog.text) == (len(left) == 1)
+    with open(file, "a", encoding="utf-8") as stream:
+        stream.write(lines[2])
+    assert [row["round"] for row in directory.metrics()] == [*left, 2]
+
+
+def test_a_run_does_not_go_on_with_images_of_other_classes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    other = replace(DATA, classes=("x", *DATA.classes[1:]))
+    with pytest.raises(
+        ValueError, match=r"the run began with the classes .*, and the images given"
+    ):
+        resume(tmp_path / "run", data=other, device="cpu")
+    fewer = replace(DATA, test_images=DATA.test_images[:-1], test_labels=DATA.test_labels[:-1])
+    resume(tmp_path / "run", data=fewer, device="cpu")
+    count = len(DATA.test_images)
+    assert f"began with {count} test images and goes on with {count - 1}" in caplog.text
 
 
 # --- bad input ---------------------------------------------------------------------------------------

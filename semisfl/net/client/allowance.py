@@ -30,6 +30,20 @@ class Allowance:
                 "remove it to count from 0 again"
             ) from error
 
+    def check_writable(self) -> None:
+        """Say now, not in the first round, that what is spent cannot be written down."""
+        if self._file is not None:
+            try:
+                self._write(self._file)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self._file} cannot be written ({error.strerror or error}), where this device counts "
+                    "what the policy's caps allow; keep the policy in a folder that it may write to"
+                ) from error
+
+    def _write(self, file: Path) -> None:
+        write_whole(file, json.dumps(vars(self.spent)).encode(), private=True)
+
     def take(self, policy: Policy, uses: int) -> None:
         """Spend one round, written down before anything is sent; `PolicyBreach` if that is too much."""
         if not policy.capped:
@@ -38,7 +52,7 @@ class Allowance:
             raise PolicyBreach(reason)
         self.spent.take(uses)
         if self._file is not None:
-            write_whole(self._file, json.dumps(vars(self.spent)).encode(), private=True)
+            self._write(self._file)
 
 
 def beside(policy: Path) -> Path:

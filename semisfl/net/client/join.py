@@ -50,6 +50,8 @@ def join(
         lookup.works(lookup.method(method))
     demands = read_policy(policy) if policy is not None else Policy()
     allowance = Allowance(beside(policy) if policy is not None else None)
+    if demands.capped:
+        allowance.check_writable()
     if policy is not None:
         log.info("this device's policy: %s", demands.summary())
     stop = stop or StopFlag()
@@ -71,7 +73,7 @@ def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple
     Links that lead out of ``root`` are not followed: who may put one into a device's folder could
     otherwise have it train on images that are none of theirs to give.
     """
-    rows = folder.source(root).rows()
+    rows = folder.everything(root).rows()
     home = root.resolve()
     inside = [
         row for row, name in enumerate(rows.names) if (root / name).resolve().is_relative_to(home)

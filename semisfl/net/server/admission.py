@@ -115,7 +115,8 @@ def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
 def no_place(roster: Roster, identity: str) -> Refused:
     return Refused(
         grpc.StatusCode.PERMISSION_DENIED,
-        f"all clients.total = {roster.total} places are taken and {identity} has none; raise clients.total",
+        f"all clients.total = {roster.total} places are taken and {identity} has none; a device "
+        "that is gone keeps its place: start a run with more",
     )
 
 

@@ -1,6 +1,7 @@
 """The server's port, and the first frame of a stream that comes in by it."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -37,10 +38,23 @@ def bind(
         else:
             port = server.add_secure_port(listen, _credentials(trust, handshakes))
     except RuntimeError as error:
+        reason = _refusal(listen) or error
         raise ConfigError(
-            f"cannot listen on {listen}: {error}; choose another address or port"
+            f"cannot listen on {listen}: {reason}; choose another address or port"
         ) from error
     return server, port
+
+
+def _refusal(listen: str) -> str | None:
+    """What the operating system has against an address; gRPC does not tell."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, int(port)), family=family):
+            return None
+    except OSError as error:
+        return error.strerror
 
 
 def _credentials(trust: Trust, handshakes: Handshakes) -> grpc.ServerCredentials:

@@ -1,11 +1,15 @@
 """Who is which client, given once and never again changed, and how many images it holds."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from semisfl.files import write_whole
+from semisfl.sections import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 class Roster:
@@ -25,7 +29,17 @@ class Roster:
     def keep_in(self, path: Path) -> None:
         """Take over what is in the file, and keep every change there from now on."""
         if path.exists():
-            self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+            found = _read(path)
+            if found is not None:
+                self.load_state_dict(found)
+            elif not self.index:
+                raise ConfigError(
+                    f"{path}, which says who is which client, is damaged, and there is no checkpoint "
+                    "that knows it; restore the file, or start a run elsewhere"
+                )
+            else:
+                log.warning("%s is damaged; clients are numbered as in the checkpoint", path)
+                write_whole(path, json.dumps(self.state_dict()).encode())
         self._path = path
 
     def enrol(self, identity: str, images: int) -> int | None:
@@ -69,6 +83,15 @@ class Roster:
             )
         self.index = dict(sorted(merged.items(), key=lambda item: item[1]))
         self.images = {int(c): int(n) for c, n in state["images"].items()} | self.images
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What the file holds; None: it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _plain(index: Mapping[str, int], images: Mapping[int, int]) -> dict[str, Any]:

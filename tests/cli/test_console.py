@@ -1,0 +1,52 @@
+"""Nobody may be left to read how far a command is, and the disk under it may be full."""
+
+import errno
+import io
+import logging
+import os
+import sys
+
+import pytest
+
+from semisfl import presets
+from semisfl.cli import console
+from semisfl.rows import RoundRow
+from semisfl.runs.sinks import RunInfo
+
+
+class Full(io.StringIO):
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+def speak() -> None:
+    console.say("a line")
+    console._Warnings().emit(logging.LogRecord("semisfl", 30, "", 0, "a warning", (), None))
+    lines = console.ProgressLines("semisfl")
+    lines.start(RunInfo(presets.preset("digits"), 0, None))
+    lines.row(RoundRow(round=0, seconds=1.0))
+
+
+def test_a_full_disk_under_stderr_loses_lines_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Full()
+    monkeypatch.setattr(sys, "stderr", stream)
+    speak()
+    stream.full = False
+    console.say("there is room again")
+    assert stream.getvalue().endswith("there is room again\n")
+
+
+def test_a_reader_who_leaves_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with open(write, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        os.close(read)
+        speak()
+        speak()
+        assert os.path.samestat(os.fstat(write), os.stat(os.devnull))

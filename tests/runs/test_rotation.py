@@ -1,0 +1,52 @@
+"""The good checkpoint before the latest outlasts whatever a disk refuses."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from semisfl import presets
+from semisfl.runs.directory import RunDirectory
+from tests.disk import largest_file
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
+
+
+def state(round_index: int, size: int = 10) -> dict[str, object]:
+    return {"round": round_index, "weights": torch.full((size,), float(round_index))}
+
+
+def rounds(directory: RunDirectory) -> list[int]:
+    return [directory.load(name)["round"] for name in ("latest", "previous")]
+
+
+def test_refused_checkpoints_leave_the_two_before_them(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
+    for number in (1, 2):
+        assert directory.save_latest(state(number))
+    assert rounds(directory) == [2, 1]
+    with largest_file(600):
+        for number in (3, 4):
+            assert not directory.save_latest(state(number, 1000))
+    assert rounds(directory) == [2, 1]
+    assert directory.save_latest(state(5)) and rounds(directory) == [5, 2]
+    assert directory.save_latest(state(5)) and rounds(directory) == [5, 2], "the same round again"
+    assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
+
+
+def test_a_damaged_latest_does_not_take_the_place_of_the_one_before(tmp_path: Path) -> None:
+    first = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
+    for number in (1, 2):
+        first.save_latest(state(number))
+    os.truncate(first.path / "latest.safetensors", 0)
+    resumed = RunDirectory.open(first.path / "previous.safetensors")
+    with largest_file(600):
+        assert not resumed.save_latest(state(2, 1000))
+    assert resumed.load("previous")["round"] == 1
+    assert resumed.save_latest(state(2)) and rounds(resumed) == [2, 1]
+    assert resumed.save_latest(state(3)) and rounds(resumed) == [3, 2]
