@@ -176,7 +176,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
 def read(path: Path) -> dict[str, Any]:
     """The plain values in a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

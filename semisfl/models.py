@@ -95,6 +95,14 @@ def split(
     at = cut_index(layers, cut)
     bottom = _stack([*layers[:at]])
     if not any(True for _ in bottom.parameters()):
+        if cut is None:
+            first = next(
+                (name for name, layer in layers if any(True for _ in layer.parameters())), ""
+            )
+            raise ValueError(
+                "model.cut is not given, and before the Flatten layer, where it would be, nothing is "
+                f"trained; set it to the last layer that clients are to hold, from {first!r} on"
+            )
         raise ValueError(
             f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution"
         )
@@ -237,9 +245,28 @@ def build_model(
             projection=settings.projection,
             seed=seed,
         )
+    _check_own(own, shape, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return split(own, shape, settings.cut, projector, settings.projection)
+
+
+def _check_own(model: nn.Module, shape: Shape, classes: int) -> None:
+    """Say what is wrong with a model that somebody wrote, before a run begins with it."""
+    if not isinstance(model, nn.Sequential) or len(model) < 2:
+        raise ValueError(
+            f"the model is a {type(model).__name__}; it must be an nn.Sequential of two or more layers"
+        )
+    where = ", ".join(map(str, shape))
+    try:
+        out = feature_shape(model, shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the model cannot take images [n, {where}]: {said}") from error
+    if out != (classes,):
+        raise ValueError(
+            f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
+        )
 
 
 def with_layers_of(config: Config, own: nn.Sequential | None) -> Config:

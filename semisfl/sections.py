@@ -13,7 +13,9 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, frozen=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -33,7 +33,9 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
         ("seed=-1", "seed = -1: should be greater than or equal to 0"),
         ("optimizer.lr=0", "optimizer.lr = 0: should be greater than 0"),
-        ("optimizer.lr=nan", "optimizer.lr = nan: should be greater than 0"),
+        ("optimizer.lr=inf", "optimizer.lr = inf: should be a finite number"),
+        ("fedswitch.iid_threshold=nan", "fedswitch.iid_threshold = nan: should be"),
+        ("optimizer.lr=nan", "optimizer.lr = nan: should be a finite number"),
         ("optimizer.momentum=1", "optimizer.momentum = 1: should be less than 1"),
         (
             "semisfl.confidence_threshold=1.5",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl import models, seeds
+from semisfl import models, presets, seeds
 from semisfl.engine.weights import batchnorms
 from semisfl.layers import ConvBlock, Dropout, NormBlock, Residual, parts_of, use_generator
 from semisfl.models import Shape, SplitModel, build, parameter_count, split
@@ -194,6 +194,33 @@ def test_cut_that_leaves_a_side_nothing_to_learn() -> None:
         split(own, (1, 4, 4), 3)
     with pytest.raises(ValueError, match="no Flatten layer to cut at"):
         split(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU()), (1, 4, 4))
+
+
+def test_a_cut_that_is_not_given_and_would_train_nothing_is_said_so() -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"model.cut is not given, .* from '1' on"):
+        split(own, (1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (nn.Linear(3, 3), "the model is a Linear; it must be an nn.Sequential of two or more"),
+        (nn.Sequential(), "the model is a Sequential; it must be an nn.Sequential of two or more"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(16, 4)),
+            r"the model makes \[4\] of an image; it must",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()),
+            r"cannot take images \[n, 1, 4, 4\]: Given",
+        ),
+    ],
+    ids=["no layers", "empty", "outputs", "channels"],
+)
+def test_what_is_wrong_with_a_model_of_ones_own_is_said(own: nn.Sequential, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        models.build_model(presets.preset("digits"), (1, 4, 4), 3, own)
 
 
 def test_unknown_model_and_images_too_small() -> None:

@@ -64,8 +64,8 @@ def discard(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
-out = Console(highlight=False)
-err = _Progress(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = _Progress(stderr=True, highlight=False, emoji=False)
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 
@@ -182,6 +182,11 @@ def many_runs(quiet: bool) -> Iterator[Callable[[int, int, int, int], None]]:
         yield lambda runs, of_runs, rounds, of_rounds: bar.update(
             task, description=f"{runs} of {of_runs} runs", completed=rounds, total=of_rounds
         )
+
+
+def is_narrow() -> bool:
+    """Whether a table's numbers leave its names no room to fold: then all columns give some of theirs."""
+    return out.width < 70
 
 
 def can_draw() -> bool:

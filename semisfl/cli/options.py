@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,3 +124,10 @@ def show_log() -> None:
     """A server and a device run for long and unattended: their log lines belong on stderr."""
     for handler in logging.getLogger("semisfl").handlers:
         handler.setLevel(logging.INFO)
+
+
+def finite(value: float | None) -> float | None:
+    """Of a number on the command line: neither infinite nor none at all."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value

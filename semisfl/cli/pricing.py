@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from semisfl.cli import console
-from semisfl.cli.options import Json, Preset, Settings, values_of
+from semisfl.cli.options import Json, Preset, Settings, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ Uplink = Annotated[
 ]
 Downlink = Annotated[str, typer.Option(metavar="MBIT/S", help="A client's speed down, likewise.")]
 Latency = Annotated[
-    float, typer.Option(min=0, metavar="MS", help="Milliseconds per message, besides its bytes.")
+    float,
+    typer.Option(
+        min=0,
+        metavar="MS",
+        help="Milliseconds per message, besides its bytes.",
+        callback=finite,
+    ),
 ]
 DeviceProfile = Annotated[
     str,
@@ -78,8 +84,12 @@ def plan(
 def costs(
     preset: Preset = "digits",
     settings: Settings = None,
-    up: Annotated[float, typer.Option(help="A client's Mbit/s up.", min=1e-3)] = 4.4,
-    down: Annotated[float, typer.Option(help="A client's Mbit/s down.", min=1e-3)] = 15.0,
+    up: Annotated[
+        float, typer.Option(help="A client's Mbit/s up.", min=1e-3, callback=finite)
+    ] = 4.4,
+    down: Annotated[
+        float, typer.Option(help="A client's Mbit/s down.", min=1e-3, callback=finite)
+    ] = 15.0,
     json_: Json = False,
 ) -> None:
     """Of a plan, what each method would send and the time the wire alone takes for it.
@@ -244,7 +254,7 @@ def plain_table(title: str, columns: Sequence[str]) -> Table:
     table = Table(
         title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
     )
-    table.add_column("", overflow="fold")
+    table.add_column("", overflow="fold", no_wrap=console.is_narrow())
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table

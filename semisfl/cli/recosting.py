@@ -184,8 +184,8 @@ def notes(told: Told, codec: str | None) -> list[str]:
         )
     if labels := of(lambda one: not one.coded):
         said.append(
-            f"! {labels}: some bytes are no whole models or batches (sparse deltas, a model of one's own) "
-            "and stay as recorded"
+            f"! {labels}: some bytes are no whole models or batches (rows left out, sparse deltas, a "
+            "model of one's own) and stay as recorded"
         )
     if codec is not None:
         said.append(

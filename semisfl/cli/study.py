@@ -19,6 +19,7 @@ from semisfl.cli.options import (
     Preset,
     Quiet,
     Settings,
+    finite,
     name_of,
     values_of,
 )
@@ -30,7 +31,7 @@ from semisfl.runs.variants import PLAIN, read_variants
 
 Target = Annotated[
     float | None,
-    typer.Option(help="Also: what it took to reach this accuracy, in percent."),
+    typer.Option(help="Also: what it took to reach this accuracy, in percent.", callback=finite),
 ]
 
 UNKNOWN = "–"
@@ -229,7 +230,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
         pad_edge=False,
         min_width=len(title),
     )
-    table.add_column("method", overflow="fold")
+    table.add_column("method", overflow="fold", no_wrap=console.is_narrow())
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

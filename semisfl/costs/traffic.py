@@ -114,8 +114,6 @@ def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
     """The same models, features and gradients in the codecs of ``now``."""
     if was.config.wire == now.config.wire:
         return crossed
-    if was.config.wire.savings:  # how many rows crossed is not recorded
-        return replace(crossed, coded=False)
     coded = True
     clients: dict[int, dict[str, int]] = {}
     for client, sizes in crossed.clients.items():
@@ -129,6 +127,9 @@ def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
 
 def _recoded_one(kind: str, size: int, was: Priced, now: Priced) -> tuple[int, bool]:
     """The bytes of as many things; False: they are no whole number of things, and stay as they are."""
+    saving = {"features_up": "teacher_once", "gradients_down": "gradient_rows"}.get(kind)
+    if saving in was.config.wire.savings:  # how many rows crossed is not recorded
+        return size, False
     new, rest = 0, size
     for before, after in zip(_things(kind, was), _things(kind, now), strict=True):
         if before:
@@ -144,5 +145,8 @@ def _things(kind: str, priced: Priced) -> tuple[int, ...]:
         return ((sizes.student_features + sizes.teacher_features) // steps,)
     if kind == "gradients_down":
         return (sizes.gradients // steps,)
-    split = priced.usual is not None and priced.usual.features > 0
-    return (sizes.bottom,) if split else (sizes.full, sizes.statistics)
+    if priced.usual is None or not priced.usual.features:
+        return (sizes.full, sizes.statistics)
+    if sizes.update is not None and kind in ("model_up", "teacher_down"):
+        return (sizes.update,)
+    return (sizes.bottom,)

@@ -15,6 +15,7 @@ Before all that, a share of the images can be set aside for validation: nobody t
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,7 +257,9 @@ def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> H
 
 def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
     """A picture of who holds what, as a file."""
-    picture(partition, labels, classes).savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of scripts that the font lacks
+        picture(partition, labels, classes).savefig(path, dpi=120)
 
 
 def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Figure:

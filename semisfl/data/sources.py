@@ -57,6 +57,8 @@ class Dataset:
         self._check_labels("labels", self.labels, len(self.images), lowest=-1)
         self._check_labels("test_labels", self.test_labels, len(self.test_images), lowest=0)
         channels = self.images.shape[1]
+        if channels not in (1, 3):
+            raise ValueError(f"images have {channels} channels; 1 (grey) or 3 (colour) are known")
         if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
             raise ValueError(
                 f"mean {self.mean} and std {self.std} need a number for each of the {channels} "
@@ -246,7 +248,11 @@ def _fingerprint(source: Source, *options: Size | int | None) -> str:
     digest = hashlib.sha256(repr((CACHE_FORMAT, options)).encode())
     for file in source.files:
         stat = file.stat()
-        digest.update(f"{file.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        digest.update(
+            f"{file.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(
+                errors="surrogateescape"
+            )
+        )
     return digest.hexdigest()[:24]
 
 

@@ -1,5 +1,6 @@
 """The settings that FedSwitch and FedSwitch-SL share, and what a round of each sends."""
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -17,7 +18,10 @@ class FedSwitchSettings(Section):
         description="switch on KL(mean p || uniform) of the student, or on student minus teacher",
     )
     iid_threshold: float = Field(
-        0.5, description="beta: above it the student labels, at or below the teacher"
+        0.5,
+        ge=-math.inf,  # anything but NaN
+        allow_inf_nan=True,
+        description="beta: above it the student labels, at or below the teacher; inf: always the teacher",
     )
     labeled_view: View = Field("weak", description="augmentation of labelled images")
     controller: bool = Field(False, description="adapt K_s as SemiSFL does (FedSwitch-SL ablation)")

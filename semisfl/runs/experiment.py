@@ -199,6 +199,17 @@ def fleet_setup(
             f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
+    for rows in (partition.labeled, partition.validation, *partition.clients):
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(data.images):
+            raise ValueError(
+                f"the partition speaks of images {rows.min()} to {rows.max()}; "
+                f"there are 0 to {len(data.images) - 1}"
+            )
+    empty = [str(client) for client, rows in enumerate(partition.clients) if not len(rows)]
+    if empty and not elsewhere:
+        raise ValueError(
+            f"the partition gives clients {', '.join(empty)} no images; leave them out"
+        )
     classes = len(data.classes)
     return FleetSetup(
         config,
@@ -242,6 +253,8 @@ def assemble(
             f"data.validation = {config.data.validation:g}, but the partition given sets no image aside; "
             "give it a validation, or leave the setting out"
         )
+    if not len(data.test_images):
+        raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
     setup = fleet_setup(config, data, partition, hardware, model, network, stop)
     split_model, classes = setup.model, setup.classes
     chosen = torch.from_numpy(partition.labeled)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class MetricsFile:
         """The file is made by its first line."""
 
     def row(self, row: RoundRow) -> None:
-        self.unwritten.append(json.dumps(row.as_dict()) + "\n")
+        self.unwritten.append(json.dumps(_finite(row.as_dict())) + "\n")
         try:
             append_whole(self.path, "".join(self.unwritten).encode())
             self.unwritten.clear()
@@ -64,6 +65,15 @@ class MetricsFile:
 
     def close(self) -> None:
         """Every line that the disk took is there already."""
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are null, what they were is in the log."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Observed:

@@ -59,7 +59,8 @@ def predictions(
     if isinstance(images, np.ndarray | Tensor):
         pixels = torch.as_tensor(images)
         names = [str(number) for number in range(len(pixels))]
-        parts = [answer(part) for part in pixels.split(at_a_time)]
+        parts = [answer(part) for part in pixels.split(at_a_time)] if len(pixels) else []
+        parts.append(torch.empty(0, len(classes)))
         return Predictions(names, torch.cat(parts), classes, [])
     found = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
     names, parts, skipped = [], [torch.empty(0, len(classes))], []

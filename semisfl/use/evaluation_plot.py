@@ -1,5 +1,6 @@
 """An evaluation as a picture: who is taken for whom, and how sure against how often right."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ MOST_NUMBERED = 30
 
 
 def draw(evaluation: Evaluation, path: Path) -> None:
-    picture(evaluation).savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of scripts that the font lacks
+        picture(evaluation).savefig(path, dpi=120)
 
 
 def picture(evaluation: Evaluation) -> "Figure":

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from semisfl.config import Config
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.methods.base import Setup
+from semisfl.rows import RoundRow
 from semisfl.runs import checkpoint, sinks
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
@@ -462,6 +464,37 @@ def test_a_run_does_not_go_on_with_images_of_other_classes(
     resume(tmp_path / "run", data=fewer, device="cpu")
     count = len(DATA.test_images)
     assert f"began with {count} test images and goes on with {count - 1}" in caplog.text
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    file = sinks.MetricsFile(tmp_path / "metrics.jsonl")
+    file.row(RoundRow(round=0, loss_semi=math.nan, accuracies={"student": math.inf}))
+    told = json.loads(file.path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert told["loss_semi"] is None and told["accuracy_student"] is None
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        (([0, 1], []), "the partition gives clients 1 no images"),
+        (([0, 1], [240]), "speaks of images 240 to 240; there are 0 to 239"),
+        (([0, 1], [-1]), "speaks of images -1 to -1"),
+    ],
+)
+def test_a_partition_of_ones_own_is_checked(clients: Any, said: str) -> None:
+    rows = [np.asarray(one, np.int64) for one in ([5, 6, 7], *clients)]
+    partition = Partition(labeled=rows[0], clients=tuple(rows[1:]))
+    with pytest.raises(ValueError, match=said):
+        train(small("clients.total=2", "clients.active=2"), data=DATA, partition=partition)
+
+
+def test_images_without_a_test_and_with_strange_channels_are_refused() -> None:
+    nothing = replace(DATA, test_images=DATA.test_images[:0], test_labels=DATA.test_labels[:0])
+    with pytest.raises(ValueError, match="has no test images; some are needed"):
+        train(small(), data=nothing, device="cpu")
+    five = {name: getattr(DATA, name)[:, [0] * 5] for name in ("images", "test_images")}
+    with pytest.raises(ValueError, match="images have 5 channels"):
+        replace(DATA, **five, mean=(0.5,) * 5, std=(0.5,) * 5)
 
 
 # --- bad input ---------------------------------------------------------------------------------------
