@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +65,28 @@ def discard(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
-out = Console(highlight=False, emoji=False)
+class _NoReader(BrokenPipeError):
+    """Of the results."""
+
+
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        raise _NoReader
+
+
+def reader_left(error: OSError) -> bool:
+    """Whether it came of nobody reading the results any more, as after ``| head``; the rest goes nowhere."""
+    left = isinstance(error, _NoReader)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        left = True
+    if left:
+        discard(sys.stdout)
+    return left
+
+
+out = _Results(highlight=False, emoji=False)
 err = _Progress(stderr=True, highlight=False, emoji=False)
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")

@@ -65,7 +65,6 @@ def leakage(
 
     if effort not in ("full", "quick"):
         raise ValueError(f"--effort {effort!r} is neither full nor quick")
-    out.mkdir(parents=True, exist_ok=True)  # said now if it cannot be, not after the attacks
     with StopSignals() as signals:
         if (Path(target) / "config.toml").exists():
             if settings:

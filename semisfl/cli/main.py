@@ -78,6 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Stopped:
         console.say("stopped before the first round; nothing was begun")
         return 0
+    except SystemExit as leaving:  # click's, where `print` found that nobody reads any more
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return 0
+        raise
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except Taken as error:
@@ -85,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error), 2, debug)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and console.reader_left(error):
+            return 0
         return _fail(_about_file(error), 1, debug)
     except ImportError as error:
         return _fail(str(error), 1, debug)

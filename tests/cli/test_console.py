@@ -4,6 +4,7 @@ import errno
 import io
 import logging
 import os
+import subprocess
 import sys
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_full_disk_under_stderr_loses_lines_and_nothing_else(
     stream.full = False
     console.say("there is room again")
     assert stream.getvalue().endswith("there is room again\n")
+
+
+@pytest.mark.parametrize("words", ["list", "reproduce --list", "costs digits --json"])
+def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
+    command = [sys.executable, "-m", "semisfl", *words.split()]
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as nobody:
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_reader_who_leaves_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
