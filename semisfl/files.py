@@ -1,12 +1,16 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and pictures."""
 
 import contextlib
 import errno
 import os
 import secrets
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPORARY = ".tmp"
 
@@ -51,3 +55,9 @@ def append_whole(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 file.truncate(start)
             raise
+
+
+def save_picture(figure: "Figure", path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of scripts that the font lacks
+        figure.savefig(path, dpi=120)

@@ -1,9 +1,11 @@
 """What a person sees: results on stdout, progress and warnings on stderr."""
 
 import contextlib
+import errno
 import importlib.util
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,25 +67,32 @@ def discard(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
-class _NoReader(BrokenPipeError):
-    """Of the results."""
-
-
 class _Results(Console):
     def on_broken_pipe(self) -> None:
-        raise _NoReader
+        """As `print`: the command decides what that means."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def reader_left(error: OSError) -> bool:
-    """Whether it came of nobody reading the results any more, as after ``| head``; the rest goes nowhere."""
-    left = isinstance(error, _NoReader)
+def reader_left() -> bool:
+    """Whether nobody reads the results any more, as after ``| head``; then the rest goes nowhere."""
+    watched = select.poll()
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        left = True
+        watched.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # no file, as in a test
+        return False
+    left = any(event & select.POLLERR for _, event in watched.poll(0))
     if left:
         discard(sys.stdout)
     return left
+
+
+def end() -> None:
+    """What could not be written is no reason for Python to end a command with a status of its own."""
+    if sys.stderr is not None:
+        try:
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            discard(sys.stderr)
 
 
 out = _Results(highlight=False, emoji=False)

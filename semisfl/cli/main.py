@@ -78,10 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
     except Stopped:
         console.say("stopped before the first round; nothing was begun")
         return 0
-    except SystemExit as leaving:  # click's, where `print` found that nobody reads any more
-        if isinstance(leaving.__context__, BrokenPipeError):
-            return 0
-        raise
+    except SystemExit as leaving:  # so click answers a broken pipe, whichever it is
+        if not isinstance(leaving.__context__, BrokenPipeError):
+            raise
+        return _broken_pipe(leaving.__context__, debug)
+    except BrokenPipeError as error:
+        return _broken_pipe(error, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except Taken as error:
@@ -89,8 +91,6 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error), 2, debug)
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and console.reader_left(error):
-            return 0
         return _fail(_about_file(error), 1, debug)
     except ImportError as error:
         return _fail(str(error), 1, debug)
@@ -99,6 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
             return _fail(_about_usage(error), 2, debug)
         hint = "" if debug else " (this is unexpected; --debug shows where)"
         return _fail(f"{type(error).__name__}: {error}{hint}", 1, debug)
+
+
+def _broken_pipe(error: BrokenPipeError, debug: bool) -> int:
+    """No failure if it is that of the results; another one, as to a worker that died, is."""
+    return 0 if console.reader_left() else _fail(_about_file(error), 1, debug)
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from semisfl.costs.plan import Line, Plan, group_name
 from semisfl.costs.recost import Replay, shares
+from semisfl.files import save_picture
 from semisfl.runs import plots
 from semisfl.runs.report import Group
 
@@ -20,7 +21,7 @@ PARTS = {"computing": "#dd8452", "sending": "#4c72b0", "waiting": "#d9d9d9"}
 
 def draw_plan(plan: Plan, path: Path) -> None:
     """The picture of a plan, as a file."""
-    plan_picture(plan).savefig(path, dpi=120)
+    save_picture(plan_picture(plan), path)
 
 
 def plan_picture(plan: Plan) -> "Figure":
@@ -78,7 +79,7 @@ def plan_picture(plan: Plan) -> "Figure":
 
 def draw_costs(groups: Sequence[tuple[Group, Sequence[Replay]]], path: Path) -> None:
     """The picture of replayed runs, as a file."""
-    costs_picture(groups).savefig(path, dpi=120)
+    save_picture(costs_picture(groups), path)
 
 
 def costs_picture(groups: Sequence[tuple[Group, Sequence[Replay]]]) -> "Figure":

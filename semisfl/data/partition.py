@@ -15,7 +15,6 @@ Before all that, a share of the images can be set aside for validation: nobody t
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from semisfl import seeds
+from semisfl.files import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -257,9 +257,7 @@ def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> H
 
 def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
     """A picture of who holds what, as a file."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of scripts that the font lacks
-        picture(partition, labels, classes).savefig(path, dpi=120)
+    save_picture(picture(partition, labels, classes), path)
 
 
 def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Figure:

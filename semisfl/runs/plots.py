@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from semisfl.files import save_picture
 from semisfl.rows import RoundRow
 from semisfl.runs.report import Group, Spread, accuracy_of
 
@@ -66,7 +67,7 @@ def draw(
     groups: Sequence[Group], path: Path, panels: Sequence[Panel] = ACCURACY + TRAINING
 ) -> None:
     """The picture of some groups, as a file."""
-    picture(groups, panels).savefig(path, dpi=120)
+    save_picture(picture(groups, panels), path)
 
 
 def picture(groups: Sequence[Group], panels: Sequence[Panel] = ACCURACY + TRAINING) -> "Figure":

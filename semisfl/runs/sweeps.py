@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semisfl.files import save_picture
 from semisfl.lookup import title_of
 from semisfl.runs.labels import flatten
 from semisfl.runs.report import Group, Spread, Summary, accuracy_of
@@ -159,7 +160,7 @@ def _order(value: str) -> tuple[bool, float, str]:
 
 
 def draw(swept: Swept, path: Path) -> None:
-    picture(swept).savefig(path, dpi=120)
+    save_picture(picture(swept), path)
 
 
 def picture(swept: Swept) -> "Figure":

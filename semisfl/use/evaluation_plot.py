@@ -1,11 +1,11 @@
 """An evaluation as a picture: who is taken for whom, and how sure against how often right."""
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from semisfl.files import save_picture
 from semisfl.use.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ MOST_NUMBERED = 30
 
 
 def draw(evaluation: Evaluation, path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of scripts that the font lacks
-        picture(evaluation).savefig(path, dpi=120)
+    save_picture(picture(evaluation), path)
 
 
 def picture(evaluation: Evaluation) -> "Figure":

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from semisfl import presets
-from semisfl.cli import console
+from semisfl.cli import console, look
+from semisfl.cli.main import main
 from semisfl.rows import RoundRow
 from semisfl.runs.sinks import RunInfo
 
@@ -51,6 +52,17 @@ def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
     with open(write, "wb") as nobody:
         done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_another_broken_pipe_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def worker_died(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(look, "_print", worker_died)
+    assert main(["list"]) == 1
+    assert "error: [Errno 32] Broken pipe" in capfd.readouterr().err
 
 
 def test_a_reader_who_leaves_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,11 +47,10 @@ def bind(
 
 def _refusal(listen: str) -> str | None:
     """What the operating system has against an address; gRPC does not tell."""
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
+    host, port = chunks.split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, int(port)), family=family):
+        with socket.create_server((host, port), family=family):
             return None
     except OSError as error:
         return error.strerror
