@@ -73,13 +73,27 @@ class _Results(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def reader_left() -> bool:
-    """Whether nobody reads the results any more, as after ``| head``; then the rest goes nowhere."""
-    watched = select.poll()
+def results_file() -> os.stat_result | None:
+    """What stdout is now; None where it is no file, as in a test."""
     try:
-        watched.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # no file, as in a test
+        return os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return None
+
+
+def reader_left(before: os.stat_result | None) -> bool:
+    """Whether nobody reads the results any more, as after ``| head``; then the rest goes nowhere.
+
+    ``before``: what stdout was. Consoles of rich that are not ours, as typer's for its help, have
+    put it away themselves when they come to tell.
+    """
+    now = results_file()
+    if before is None or now is None:
         return False
+    if not os.path.samestat(before, now):
+        return True
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
     left = any(event & select.POLLERR for _, event in watched.poll(0))
     if left:
         discard(sys.stdout)

@@ -1,5 +1,6 @@
 """``semisfl``: the commands, and how their errors are told."""
 
+import os
 import sys
 import traceback
 from typing import Annotated, Any
@@ -71,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = spread_settings([word for word in given if word != "--debug"])
     given = fill_in_watch(given, watching.LISTEN)
     console.set_up_logging()
+    results = console.results_file()
     try:
         words = given or ["--help"]
         code = app(words, prog_name="semisfl", standalone_mode=False, obj=words)
@@ -81,9 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as leaving:  # so click answers a broken pipe, whichever it is
         if not isinstance(leaving.__context__, BrokenPipeError):
             raise
-        return _broken_pipe(leaving.__context__, debug)
+        return _broken_pipe(leaving.__context__, results, debug)
     except BrokenPipeError as error:
-        return _broken_pipe(error, debug)
+        return _broken_pipe(error, results, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except Taken as error:
@@ -101,9 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{type(error).__name__}: {error}{hint}", 1, debug)
 
 
-def _broken_pipe(error: BrokenPipeError, debug: bool) -> int:
+def _broken_pipe(error: BrokenPipeError, results: os.stat_result | None, debug: bool) -> int:
     """No failure if it is that of the results; another one, as to a worker that died, is."""
-    return 0 if console.reader_left() else _fail(_about_file(error), 1, debug)
+    return 0 if console.reader_left(results) else _fail(_about_file(error), 1, debug)
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
