@@ -26,6 +26,8 @@ HERE: dict[str, Any] = {"marker": "o"}
 FEWER: dict[str, Any] = {"marker": "o", "alpha": 0.4}
 PAPER: dict[str, Any] = {"marker": "D", "mfc": "white", "ms": 5}
 NONE: dict[str, Any] = {"marker": "x", "ms": 4}
+SOME_SEEDS = "///"
+"""Over a bar that only some of the seeds have: the mean of the better ones."""
 
 
 def draw(
@@ -85,11 +87,14 @@ def picture(exhibit: Exhibit, parts: Parts) -> "Figure":
 def _handles(parts: Parts, colours: Colours) -> list[Any]:
     """What colours and marks stand for, once for all panels."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     def mark(label: str, **how: Any) -> Line2D:
         return Line2D([], [], color=GREY, ls="", label=label, **how)
 
-    handles = [Line2D([], [], color=colour, lw=3, label=row) for row, colour in colours.items()]
+    handles: list[Any] = [
+        Line2D([], [], color=colour, lw=3, label=row) for row, colour in colours.items()
+    ]
     marked = [one for part, cells in parts if part.shown in ("bars", "lines") for one in cells]
     if any(one.spread and not _fewer(one) for one in marked):
         handles.append(mark("here", **HERE))
@@ -99,6 +104,9 @@ def _handles(parts: Parts, colours: Colours) -> list[Any]:
         handles.append(mark("paper", **PAPER))
     if any(not one.spread for part, cells in parts if part.shown == "bars" for one in cells):
         handles.append(mark("not run, or not reached", **NONE))
+    if any(one.spread and one.why_not for one in marked):
+        look: dict[str, Any] = {"facecolor": GREY, "edgecolor": "white", "hatch": SOME_SEEDS}
+        handles.append(Patch(label="of some seeds only", **look))
     return handles
 
 
@@ -126,6 +134,8 @@ def _bars(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours)
             axes.plot([place], [0.03], color=GREY, transform=axes.get_xaxis_transform(), **NONE)
         elif part.measure != "accuracy":
             look: dict[str, Any] = {"color": colours[cell.row], "alpha": 0.5 if _fewer(one) else 1}
+            if one.why_not:
+                look |= {"hatch": SOME_SEEDS, "edgecolor": "white"}
             axes.bar(place, one.spread.mean, 0.85 * share, yerr=one.spread.stderr, **look)
         _points(axes, place, one, colours[cell.row], ours=part.measure == "accuracy")
     axes.margins(y=0.12)

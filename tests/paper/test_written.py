@@ -189,6 +189,17 @@ def test_a_picture_says_what_stood_in_for_the_papers_data() -> None:
     assert "† STL-10 here: " in said and "SVHN" not in said
 
 
+def test_a_bar_that_only_some_seeds_have_looks_different() -> None:
+    one = EXHIBITS["short"]
+    part = next(part for part in one.parts if part.measure == "gigabytes")
+    records = Records(Path("nowhere"), [RESULTS])
+    there = [cell for cell in written.measured(part, records) if cell.spread][:2]
+    cells = [replace(cell, why_not=why) for cell, why in zip(there, ("", NEVER), strict=True)]
+    figure = drawn.picture(one, [(part, cells)])
+    assert [bool(bar.get_hatch()) for bar in figure.axes[0].patches] == [False, True]
+    assert "of some seeds only" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_a_row_has_one_colour_in_all_panels() -> None:
     one = EXHIBITS["fig11"]
     records = Records(Path("nowhere"), [RESULTS])
