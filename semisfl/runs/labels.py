@@ -1,7 +1,7 @@
 """What configurations are called in a table or a legend: by their method, and what tells them apart."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from semisfl import lookup
@@ -12,11 +12,10 @@ Flat = dict[str, Any]
 """A configuration's values by dotted key."""
 MOST_DIFFERENCES = 4
 """More of them would fill a table's cell or a legend."""
-BESIDE = (
-    *("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.capture"),
-    *("stop.target", "stop.patience", "stop.hours", "stop.gigabytes"),
-)
+UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.capture")
 """Settings that change no number of a round."""
+BESIDE = (*UNSEEN, "stop.target", "stop.patience", "stop.hours", "stop.gigabytes")
+"""Those, and what changes only how many rounds there are."""
 VARIANT = "variant"
 
 
@@ -27,17 +26,40 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     flat = [
         flatten({key: item for key, item in one.items() if key not in other}) for one in configs
     ]
-    groups: dict[str, list[int]] = {}
-    for place, config in enumerate(flat):
-        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(place)
-    firsts = [flat[places[0]] for places in groups.values()]
+    whole = flat.copy()
+    for method in {one["method"] for one in flat}:
+        places = [place for place, one in enumerate(flat) if one["method"] == method]
+        for place, one in zip(places, _in_full(method, [flat[p] for p in places]), strict=True):
+            whole[place] = one
+    groups = _groups(whole, [one.get("seed", 0) for one in configs])
+    firsts = [whole[places[0]] for places in groups]
     labels = {}
     for method in {first["method"] for first in firsts}:
         rivals = [place for place, first in enumerate(firsts) if first["method"] == method]
-        told = _with_variants(_in_full(method, [firsts[place] for place in rivals]))
+        told = _with_variants([firsts[place] for place in rivals])
         for place, mine in zip(rivals, told, strict=True):
             labels[place] = " ".join([lookup.title_of(method), *_differences(mine, told)])
-    return [(labels[place], places) for place, places in enumerate(groups.values())]
+    return [(labels[place], places) for place, places in enumerate(groups)]
+
+
+def _groups(configs: Sequence[Flat], seeds: Sequence[object]) -> list[list[int]]:
+    """Places of what is alike: but for what changes no number too, unless a seed would be there twice."""
+    alike = _by({k: v for k, v in one.items() if k not in UNSEEN} for one in configs)
+    groups = []
+    for places in alike:
+        if len({seeds[place] for place in places}) == len(places):
+            groups.append(places)
+        else:
+            exactly = _by(configs[place] for place in places)
+            groups += [[places[place] for place in same] for same in exactly]
+    return groups
+
+
+def _by(keys: Iterable[Flat]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(place)
+    return list(found.values())
 
 
 def _in_full(method: str, configs: Sequence[Flat]) -> Sequence[Flat]:

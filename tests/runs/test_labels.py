@@ -89,3 +89,19 @@ def test_runs_of_a_method_that_is_not_installed_are_told_apart_too() -> None:
     for name, title in (("nowhere.at_all:Mine", "Mine"), ("nowhere", "nowhere")):
         one, two = ({"method": name, "rounds": rounds} for rounds in (1, 2))
         assert labels(one, two) == [f"{title} rounds=1", f"{title} rounds=2"]
+
+
+def test_what_changes_no_number_keeps_seeds_together_unless_one_is_there_twice() -> None:
+    often, seldom = (
+        {"method": "semisfl", "seed": seed, "runtime": {"evaluate_every": every}}
+        for seed, every in ((0, 1), (1, 9))
+    )
+    older = {"method": "semisfl", "seed": 2}
+    foreign = {"method": "semisfl", "seed": 3, "fedmatch": {"lambda_i": 0.5}}
+    assert alike_but_for_seed([often, seldom, older, foreign]) == [("SemiSFL", [0, 1, 2, 3])]
+    again = merge(seldom, {"seed": 0})
+    told = dict(alike_but_for_seed([often, seldom, again]))
+    assert told == {
+        "SemiSFL runtime.evaluate_every=1": [0],
+        "SemiSFL runtime.evaluate_every=9": [1, 2],
+    }
