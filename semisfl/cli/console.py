@@ -258,7 +258,8 @@ def clock(seconds: float) -> str:
 def amount(size: float) -> str:
     """Bytes for a person."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
+        if size < 999.5 or unit == "TB":
             break
         size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+    whole = unit == "B" or size >= 99.95
+    return f"{size:.0f} {unit}" if whole else f"{size:.3g} {unit}"

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -147,7 +148,7 @@ def partition(
     sizes = sorted(len(rows) for rows in held.clients)
     print(
         f"{data.name}: {len(held.labeled)} labelled images on the server; {len(sizes)} clients hold "
-        f"{sizes[0]} to {sizes[-1]} (median {sizes[len(sizes) // 2]}), {sum(sizes)} in all"
+        f"{sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), {sum(sizes)} in all"
     )
     if picture:
         print(f"picture: {picture}")

@@ -41,6 +41,11 @@ DeviceProfile = Annotated[
 ]
 LATENCY, PROFILE = 5.0, "jetson-mix"
 
+USUAL = (
+    "methods that switch are counted with the teacher, FedMatch without the helpers of every "
+    "fedmatch.refresh-th round."
+)
+
 
 def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
@@ -123,7 +128,7 @@ def costs(
     print(
         f"down and up: one client, one round, {_codecs(config)}. Whole run: {config.rounds} rounds of "
         f"{clients.active} active clients. Time: the wire alone, at {up:g} Mbit/s up and {down:g} down; "
-        "methods that switch are counted with the teacher. `semisfl plan` also has cuts and devices."
+        f"{USUAL} `semisfl plan` also has cuts and devices."
     )
 
 
@@ -200,7 +205,7 @@ def _print_plan(made: "Plan", images: float, profile: str) -> None:
         f"Links: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
         f"Devices: {profile} ({world.profile.about}). On the wire: {_codecs(config)}. Bytes as a run "
         f"counts them; seconds are means of {ROUNDS} drawn rounds of {config.clients.active} "
-        f"clients with {images:,.0f} images each; methods that switch are counted with the teacher."
+        f"clients with {images:,.0f} images each; {USUAL}"
     )
 
 

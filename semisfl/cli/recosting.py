@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,12 +63,13 @@ def cost(
     if codec is not None:
         lookup.codec(codec)
     world = world_of(uplink, downlink, latency, profile, 0)
-    found = {run.path: replay(run, world, codec) for run in report.find_runs(runs)}
-    groups = report.group_runs([one.as_run() for one in found.values()])
-    told = [
-        (group, report.summarise(group, target), [found[run.path] for run in group.runs])
-        for group in groups
-    ]
+    recorded = report.find_runs(runs)
+    found = {run.path: replay(run, world, codec) for run in recorded}
+    told = []
+    for group in report.group_runs(recorded):
+        replays = [found[run.path].up_to(run) for run in group.runs]
+        moved = replace(group, runs=[one.as_run() for one in replays])
+        told.append((moved, report.summarise(moved, target), replays))
     if not json_:  # at once: drawing takes seconds
         _print(told, world, profile, codec, target)
     place = out or (runs[0] if len(runs) == 1 else Path()) / "cost.png"

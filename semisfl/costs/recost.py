@@ -43,10 +43,15 @@ class Replay:
             replayed.append(replace(new, seconds_training=None, seconds_testing=None))
         return replayed
 
+    def up_to(self, run: Run) -> "Replay":
+        """As far as ``run`` has rows, which may be fewer than were replayed."""
+        rounds = len(run.rows)
+        return replace(self, run=run, crossed=self.crossed[:rounds], times=self.times[:rounds])
+
     def as_run(self) -> Run:
-        """For reports and pictures; the codecs it is replayed with are in its configuration."""
-        recoded = {**self.run.config, "wire": self.config.wire.model_dump()}
-        return replace(self.run, rows=self.rows, config=recoded)
+        """For reports and pictures, of a group that was made of the recorded ones: their limits and codecs
+        are those that the configuration names."""
+        return replace(self.run, rows=self.rows)
 
 
 def price(run: Run) -> Priced:
@@ -65,7 +70,10 @@ def replay(run: Run, world: World, codec: str | None = None) -> Replay:
     config = was.config
     wire = config.wire.recoded(codec) if codec else config.wire
     now = replace(was, config=config.model_copy(update={"wire": wire}))
-    crossed = [recoded(one, was, now) for one in crossed_in(run.rows, was)]
+    try:
+        crossed = [recoded(one, was, now) for one in crossed_in(run.rows, was)]
+    except ValueError as error:
+        raise ValueError(f"{run.path}: {error}") from error
     own = replace(world, seed=config.seed)
     times = []
     for row, one in zip(run.rows, crossed, strict=True):

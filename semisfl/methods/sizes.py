@@ -1,7 +1,8 @@
 """What a method's cost formula is made of: bytes that a round sends, passes that it computes. Loads no torch.
 
 A formula is ``(Sizes, settings) -> Cost``: down to and up from one active client in a usual round,
-the dearer one where a round may differ. Tests hold every run's count to it.
+the dearer one where a round may differ, without what is sent once in several rounds. Tests hold every
+run's count to it.
 """
 
 from dataclasses import dataclass

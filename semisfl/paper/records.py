@@ -1,5 +1,6 @@
 """The runs of a grid, found again by their configuration wherever they lie."""
 
+import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -108,7 +109,7 @@ class Records:
 
 
 def _below(folder: Path, own: bool) -> Iterator[Record]:
-    for file in sorted(folder.rglob("config.toml")) if folder.is_dir() else []:
+    for file in sorted(_configurations(folder)):
         if not (file.parent / "metrics.jsonl").is_file() and not own:
             continue  # a configuration that somebody keeps, no run
         try:
@@ -119,6 +120,18 @@ def _below(folder: Path, own: bool) -> Iterator[Record]:
                 "move its folder away"
             ) from error
         yield Record(file.parent, config, own, _data_note(file.parent, folder, config.data.name))
+
+
+def _configurations(folder: Path) -> Iterator[Path]:
+    """Also in folders that are only linked to, each once."""
+    seen: set[str] = set()
+    for place, inside, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            inside.clear()
+            continue
+        seen.add(real)
+        if "config.toml" in files:
+            yield Path(place) / "config.toml"
 
 
 def _data_note(run: Path, root: Path, name: str) -> str:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from semisfl.lookup import note_of
@@ -159,7 +160,7 @@ def holders_table(one: Exhibit) -> list[str]:
     for part in one.parts:
         found = holders(part.cells[0])
         sizes = found.sizes
-        numbers = (sizes[0], sizes[len(sizes) // 2], sizes[-1], found.main_classes)
+        numbers = (sizes[0], median(sizes), sizes[-1], found.main_classes)
         lines.append(f"| {part.title} | {' | '.join(f'{number:,g}' for number in numbers)} |")
     return lines
 

@@ -30,14 +30,16 @@ class Job:
     status: Status
     label: str = ""
     """What a table calls it and its like; empty: by what tells their settings apart."""
+    variant: str = ""
+    """The group of settings it has, if these have names."""
 
     @classmethod
-    def of(cls, config: Config, path: Path, label: str = "") -> "Job":
-        return cls(config, path, _status(config, path), label)
+    def of(cls, config: Config, path: Path, label: str = "", variant: str = "") -> "Job":
+        return cls(config, path, _status(config, path), label, variant)
 
     def again(self) -> "Job":
         """As it is now: another process may have begun or finished it."""
-        return self.of(self.config, self.path, self.label)
+        return self.of(self.config, self.path, self.label, self.variant)
 
     @property
     def changed(self) -> list[str]:
@@ -82,7 +84,7 @@ def list_jobs(
             parts = (_as_file_name(row.name), variant.name, cell.file_name, f"seed{seed}")
             path = out / "-".join(part for part in parts if part)
             label = " ".join([row.title, variant.name, *cell.assignments]) if variant.name else ""
-            jobs.append(Job.of(config, path, label))
+            jobs.append(Job.of(config, path, label, variant.name))
     _refuse_the_same_twice(jobs)
     return jobs
 
@@ -138,9 +140,9 @@ def carry_out(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
 
 def results(jobs: Sequence[Job], target: float | None = None) -> list[tuple[Group, Summary]]:
     """The runs of each method, summed up, in the order they were asked for."""
-    labels = {job.path.resolve(): job.label for job in jobs}
-    groups = [
-        replace(group, label=labels[group.runs[0].path.resolve()] or group.label)
-        for group in group_runs(find_runs([job.path for job in jobs]))
-    ]
+    by_path = {job.path.resolve(): job for job in jobs}
+    groups = []
+    for group in group_runs(find_runs([job.path for job in jobs])):
+        job = by_path[group.runs[0].path.resolve()]
+        groups.append(replace(group, label=job.label or group.label, variant=job.variant))
     return [(group, summarise(group, target)) for group in groups]

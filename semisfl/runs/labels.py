@@ -1,7 +1,7 @@
 """What configurations are called in a table or a legend: by their method, and what tells them apart."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from semisfl import lookup
@@ -26,12 +26,8 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     flat = [
         flatten({key: item for key, item in one.items() if key not in other}) for one in configs
     ]
-    whole = flat.copy()
-    for method in {one["method"] for one in flat}:
-        places = [place for place, one in enumerate(flat) if one["method"] == method]
-        for place, one in zip(places, _in_full(method, [flat[p] for p in places]), strict=True):
-            whole[place] = one
-    groups = _groups(whole, [one.get("seed", 0) for one in configs])
+    whole = in_full(flat)
+    groups = _groups(flat, whole, [one.get("seed", 0) for one in configs])
     firsts = [whole[places[0]] for places in groups]
     labels = {}
     for method in {first["method"] for first in firsts}:
@@ -42,11 +38,12 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     return [(labels[place], places) for place, places in enumerate(groups)]
 
 
-def _groups(configs: Sequence[Flat], seeds: Sequence[object]) -> list[list[int]]:
-    """Places of what is alike: but for what changes no number too, unless a seed would be there twice."""
-    alike = _by({k: v for k, v in one.items() if k not in UNSEEN} for one in configs)
+def _groups(
+    configs: Sequence[Flat], whole: Sequence[Flat], seeds: Sequence[object]
+) -> list[list[int]]:
+    """Places of what is alike in all that matters; exactly alike, where a seed would be there twice."""
     groups = []
-    for places in alike:
+    for places in _by({k: v for k, v in one.items() if k not in UNSEEN} for one in whole):
         if len({seeds[place] for place in places}) == len(places):
             groups.append(places)
         else:
@@ -56,26 +53,38 @@ def _groups(configs: Sequence[Flat], seeds: Sequence[object]) -> list[list[int]]
 
 
 def _by(keys: Iterable[Flat]) -> list[list[int]]:
+    """Places of equal ones."""
     found: dict[str, list[int]] = {}
     for place, key in enumerate(keys):
         found.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(place)
     return list(found.values())
 
 
-def _in_full(method: str, configs: Sequence[Flat]) -> Sequence[Flat]:
+def in_full(configs: Sequence[Flat]) -> list[Flat]:
     """With today's defaults for what an older file does not have, without other methods' settings."""
+    methods = {one["method"] for one in configs}
+    defaults = {method: _defaults(method) for method in methods}
+    foreign = {method: _foreign(method) for method in methods}
+    return [_without(foreign[one["method"]], defaults[one["method"]] | one) for one in configs]
+
+
+def _without(sections: Collection[str | None], config: Flat) -> Flat:
+    return {key: item for key, item in config.items() if key.partition(".")[0] not in sections}
+
+
+def _defaults(method: str) -> Flat:
     if ":" in method:  # to know its settings, its code would have to be imported
-        return configs
+        return {}
     try:
-        section = lookup.method(method).section
-        defaults = flatten(parse({"method": method}).model_dump(mode="json", exclude_none=True))
+        return flatten(parse({"method": method}).model_dump(mode="json", exclude_none=True))
     except ConfigError:  # a name of a package that is not installed here
-        return configs
-    foreign = {other.section for other in lookup.methods().values()} - {section}
-    return [
-        {key: value for key, value in whole.items() if key.partition(".")[0] not in foreign}
-        for whole in (defaults | config for config in configs)
-    ]
+        return {}
+
+
+def _foreign(method: str) -> set[str | None]:
+    """Sections of other methods."""
+    sections = {name: row.section for name, row in lookup.methods().items()}
+    return set(sections.values()) - {sections[method]} if method in sections else set()
 
 
 def _with_variants(rivals: Sequence[Flat]) -> list[Flat]:

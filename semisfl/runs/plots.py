@@ -95,7 +95,7 @@ def picture(groups: Sequence[Group], panels: Sequence[Panel] = ACCURACY + TRAINI
 
 def _legend(group: Group) -> str:
     seeds = f"{len(group.runs)} seeds" if len(group.runs) > 1 else ""
-    state = "" if group.runs[0].finished else "unfinished"
+    state = "" if group.finished else "unfinished"
     about = ", ".join(part for part in (seeds, state) if part)
     return group.label + (f" ({about})" if about else "")
 

@@ -61,9 +61,12 @@ class Group:
     label: str
     runs: list[Run]
     left_out: list[Run] = field(default_factory=list)
-    """Further runs of the kind, which did not get as far as those."""
+    """Further runs of the kind, which did not get as far as those, or are there twice."""
     remark: str = ""
     """What is unfinished about the group."""
+    finished: bool = True
+    variant: str = ""
+    """The name of the settings that its runs have in common, if a comparison gave them one."""
 
     @property
     def method(self) -> str:
@@ -125,11 +128,16 @@ class Summary:
 def read_config(path: Path) -> dict[str, Any]:
     """The plain values of a run's configuration."""
     try:
-        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        values = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
+    if missing := [key for key in ("method", "rounds") if key not in values]:
+        raise ValueError(
+            f"{path / 'config.toml'} is no run's configuration: it has no {missing[0]}"
+        )
+    return values
 
 
 def judged_on(config: Mapping[str, Any]) -> str:
@@ -185,23 +193,49 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _fair(label: str, runs: list[Run]) -> Group:
-    """The finished runs; if there is none, all that were tested, up to the last round all were tested in."""
-    finished = [run for run in runs if run.finished and run.tested]
-    used = finished or [run for run in runs if run.tested]
-    left_out = [run for run in runs if run not in used]
+    """One run for each seed: the finished ones; if there is none, those tested in one round at least
+    that all of them were tested in, up to the last such round."""
+    once = _one_for_each_seed(runs)
+    finished = [run for run in once if run.finished and run.tested]
+    used = finished or _up_to_the_same(once)
     remarks = []
-    if left_out:
-        which = ", ".join(f"{run.path} ({_progress(run)})" for run in left_out)
-        remarks.append(f"{len(left_out)} of {len(runs)} runs left out as unfinished: {which}")
+    paths = {run.path for run in used}
+    if again := [run for run in runs if run not in once]:
+        which = ", ".join(f"{run.path} (seed {_seed(run)})" for run in again)
+        remarks.append(f"{len(again)} of {len(runs)} runs left out as there twice: {which}")
+    if begun := [run for run in once if run.path not in paths]:
+        which = ", ".join(f"{run.path} ({_progress(run)})" for run in begun)
+        remarks.append(f"{len(begun)} of {len(runs)} runs left out as unfinished: {which}")
     ended = [run for run in finished if not run.complete]
     if ended:
         how = ", ".join(f"{run.path} (stop.{run.stopped_by}, {_progress(run)})" for run in ended)
         remarks.append(f"{len(ended)} of {len(runs)} runs ended by a limit: {how}")
     if not finished:
-        last = min(run.tested[-1].round for run in used)
-        used = [replace(run, rows=[row for row in run.rows if row.round <= last]) for run in used]
         remarks.append(f"no run is finished; numbers are those after {_progress(used[0])}")
-    return Group(label, used, left_out, "; ".join(remarks))
+    return Group(label, used, [*again, *begun], "; ".join(remarks), bool(finished))
+
+
+def _one_for_each_seed(runs: Sequence[Run]) -> list[Run]:
+    """A run that is there twice is no second seed: the one that got further, or came first."""
+    best: dict[object, Run] = {}
+    for run in sorted(runs, key=lambda run: (not run.finished, -len(run.tested))):
+        best.setdefault(_seed(run), run)
+    return [run for run in runs if run is best[_seed(run)]]
+
+
+def _seed(run: Run) -> object:
+    return run.config.get("seed", 0)
+
+
+def _up_to_the_same(runs: Sequence[Run]) -> list[Run]:
+    """Unfinished runs up to the last round all were tested in; without one, that which got furthest."""
+    tested = [run for run in runs if run.tested]
+    common = set.intersection(*({row.round for row in run.tested} for run in tested))
+    if not common:
+        tested = [max(tested, key=lambda run: run.tested[-1].round)]
+        common = {tested[0].tested[-1].round}
+    last = max(common)
+    return [replace(run, rows=[row for row in run.rows if row.round <= last]) for run in tested]
 
 
 def _progress(run: Run) -> str:

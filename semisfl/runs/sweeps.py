@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from semisfl.files import save_picture
 from semisfl.lookup import title_of
-from semisfl.runs.labels import flatten
+from semisfl.runs.labels import UNSEEN, flatten, in_full
 from semisfl.runs.report import Group, Spread, Summary, accuracy_of
 from semisfl.sections import ConfigError
 
@@ -100,8 +100,10 @@ class Swept:
         lines: dict[str, Line] = {}
         for group, summary in results:
             config = _flat(group)
-            apart = (f"{key}={_value(config, key)}" for key in others)
-            label = " ".join([title_of(group.method), *apart])
+            (own,) = in_full([config])
+            apart = (f"{key}={_value(own, key)}" for key in others if key in own)
+            named = [group.variant] if group.variant else []
+            label = " ".join([title_of(group.method), *named, *apart])
             line = lines.setdefault(label, Line(label, group.method, {}))
             line.points[_value(config, first)] = summary.accuracy
         values = {value for line in lines.values() for value in line.points}
@@ -123,7 +125,7 @@ def as_json(swept: Swept) -> dict[str, Any]:
 
 def keys_swept(groups: Sequence[Group]) -> list[str]:
     """The settings in which runs of one method differ, if few enough to be what was swept."""
-    configs = [_flat(group) for group in groups]
+    configs = in_full([_flat(group) for group in groups])
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for config in configs:
         by_method.setdefault(config["method"], []).append(config)
@@ -131,7 +133,7 @@ def keys_swept(groups: Sequence[Group]) -> list[str]:
         key
         for alike in by_method.values()
         for key in dict.fromkeys(name for config in alike for name in config)
-        if len({_value(config, key) for config in alike}) > 1
+        if key not in UNSEEN and len({_value(config, key) for config in alike}) > 1
     )
     return list(differing) if len(differing) <= MOST_KEYS else []
 

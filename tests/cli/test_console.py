@@ -73,3 +73,10 @@ def test_a_reader_who_leaves_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         speak()
         speak()
         assert os.path.samestat(os.fstat(write), os.stat(os.devnull))
+
+
+def test_amounts_have_three_digits_and_no_exponent() -> None:
+    sizes = (0, 999, 1234, 99_960, 999_600_000, 1.2e15)
+    assert [console.amount(size) for size in sizes] == [
+        *("0 B", "999 B", "1.23 kB", "100 kB", "1 GB", "1200 TB"),
+    ]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from semisfl.costs.rounds import Priced
 from semisfl.runs import report
 from semisfl.runs.report import group_runs, read_run
 from semisfl.runs.start import train
+from semisfl.toml import to_toml
 from tests import toy
 from tests.pictures import cut_off
 
@@ -195,6 +197,46 @@ def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["cost", str(recorded), "--codec", "morse"]) == 2
     assert "morse" in capsys.readouterr().err
     assert main(["cost", str(tmp_path)]) == 2
+
+
+def test_runs_are_grouped_and_judged_as_recorded(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither is another codec another seed, nor does a virtual hour end a run."""
+    for seed, more in (
+        (0, "[stop]\nhours = 1e-9\n"),
+        (1, "[wire]\nmodels = 'int8'\n[stop]\ngigabytes = 1e-9\n"),
+        (2, "[stop]\nhours = 1e9\n"),
+    ):
+        place = tmp_path / f"run{seed}"
+        shutil.copytree(recorded / "semisfl-0", place)
+        values = tomllib.loads((place / "config.toml").read_text())
+        values |= {"seed": seed, "rounds": 99} | tomllib.loads(more)
+        (place / "config.toml").write_text(to_toml(config.parse(values)))
+    assert main(["cost", str(tmp_path), "--codec", "int8", "--json", "--uplink", "0.001"]) == 0
+    told = json.loads(capsys.readouterr().out)["results"]
+    by_run = {Path(run).name: one for one in told for run in one["runs"]}
+    assert len(told) == len(by_run) == 3
+    assert "ended by a limit" in by_run["run0"]["remark"]
+    assert "ended by a limit" in by_run["run1"]["remark"]
+    assert "no run is finished" in by_run["run2"]["remark"]
+
+
+def test_of_an_unfinished_run_everything_is_told_up_to_the_same_round(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(recorded / "semisfl-0", place)
+    values = tomllib.loads((place / "config.toml").read_text()) | {"rounds": 99}
+    (place / "config.toml").write_text(to_toml(config.parse(values)))
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    rows[-1].pop("accuracy")
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["cost", str(place), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["results"]
+    assert told["rounds"] == len(rows) - 1
+    assert len(told["rounds_of_runs"][str(place)]) == len(rows) - 1
+    assert sum(told["traffic"].values()) == told["bytes"]
 
 
 def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:

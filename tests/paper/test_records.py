@@ -56,6 +56,17 @@ def test_equal_runs_count_once(tmp_path: Path) -> None:
     assert record.path.name == "a"
 
 
+def test_runs_that_are_only_linked_to_are_found_once(tmp_path: Path) -> None:
+    cell = digits_cell()
+    there = leave_run(tmp_path / "elsewhere" / "run", cell.config(), [10.0, 20.0])
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "a").symlink_to(there)
+    (folder / "round-and-round").symlink_to(folder)
+    (record,) = Records(folder).result(cell).records
+    assert record.path.resolve() == there.resolve()
+
+
 def test_a_stand_in_counts_where_the_papers_set_has_no_run_and_is_named(tmp_path: Path) -> None:
     cell = Cell(row="SemiSFL", column="IMAGE-100", preset="image100", rounds=1)
     changes = ["data.name=miniimagenet", "data.labeled=5000"]

@@ -105,3 +105,12 @@ def test_what_changes_no_number_keeps_seeds_together_unless_one_is_there_twice()
         "SemiSFL runtime.evaluate_every=1": [0],
         "SemiSFL runtime.evaluate_every=9": [1, 2],
     }
+
+
+def test_a_sweep_of_another_methods_setting_makes_no_further_seeds() -> None:
+    swept = [
+        {"method": "supervised", "seed": seed, "semisfl": {"temperature": t}}
+        for t in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    assert [places for _, places in alike_but_for_seed(swept)] == [[0, 1], [2, 3]]

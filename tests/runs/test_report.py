@@ -206,6 +206,42 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
         report.read_run(tmp_path / "r")
 
 
+def test_unfinished_runs_are_compared_where_all_were_tested(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [None, 20.0, None, 40.0, None, 60.0], rounds=9)
+    write_run(tmp_path / "b", [None, None, None, 45.0, None, None, None, 80.0], rounds=9, seed=1)
+    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    assert report.summarise(group).accuracy.mean == 42.5
+    assert "after round 4 of 9" in group.remark
+
+
+def test_of_unfinished_runs_that_no_round_was_tested_in_together_the_furthest_counts(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "a", [10.0, None, None], rounds=9)
+    write_run(tmp_path / "b", [None, None, 45.0, None], rounds=9, seed=1)
+    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    assert [run.path.name for run in group.runs] == ["b"]
+    assert [run.path.name for run in group.left_out] == ["a"]
+    assert report.summarise(group).accuracy.mean == 45.0
+
+
+def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [10.0], rounds=2)
+    write_run(tmp_path / "b", [10.0, 20.0], rounds=2)
+    write_run(tmp_path / "c", [10.0, 30.0], rounds=2)
+    write_run(tmp_path / "d", [10.0, 40.0], rounds=2, seed=1)
+    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    assert [run.path.name for run in group.runs] == ["b", "d"]
+    assert "2 of 4 runs left out as there twice" in group.remark
+
+
+def test_a_configuration_that_is_no_runs_is_said(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "r", [50.0])
+    (path / "config.toml").write_text("rounds = 3\n")
+    with pytest.raises(ValueError, match=r"r/config.toml is no run's configuration: .* no method"):
+        report.find_runs([path])
+
+
 def test_no_runs_and_no_tested_round_are_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         report.find_runs([tmp_path])

@@ -101,3 +101,27 @@ def test_values_that_are_words_are_drawn_too_and_nothing_is_cut_off(tmp_path: Pa
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["fp32", "int8"]
     assert cut_off(figure) == 0
+
+
+def test_how_often_a_run_was_tested_is_not_swept_and_another_methods_setting_names_no_line(
+    tmp_path: Path,
+) -> None:
+    for number, (method, more) in enumerate(
+        (
+            ("semisfl", ["runtime.evaluate_every=3", "data.labeled=10", "semisfl.temperature=0.1"]),
+            ("semisfl", ["data.labeled=20", "semisfl.temperature=0.3"]),
+            ("supervised", ["data.labeled=20", "semisfl.temperature=0.3"]),
+        )
+    ):
+        values = compare.configs.override(VALUES, more)
+        (job,) = compare.list_jobs(values, [method], 1, tmp_path / str(number))
+        fake_training(job)
+    groups = report.group_runs(report.find_runs([tmp_path / str(n) for n in range(3)]))
+    keys = sweeps.keys_swept(groups)
+    assert keys == ["data.labeled", "semisfl.temperature"]
+    swept = Swept.of([(group, report.summarise(group)) for group in groups], keys)
+    assert {line.label for line in swept.lines} == {
+        "SemiSFL semisfl.temperature=0.1",
+        "SemiSFL semisfl.temperature=0.3",
+        "Supervised-only",
+    }

@@ -11,7 +11,7 @@ from semisfl.rows import RoundRow
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.labels import flatten
-from semisfl.runs.sweeps import Sweep
+from semisfl.runs.sweeps import Sweep, Swept
 from semisfl.runs.variants import Variant, read_variants
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,10 @@ def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [sweep], VARIANTS)
     assert len({job.label for job in jobs}) == len({job.path for job in jobs}) == 4
     assert jobs[0].label == "SemiSFL plain optimizer.momentum=0"
+    assert compare.carry_out(jobs, fake_training)
+    swept = Swept.of(compare.results(jobs), [sweep.key])
+    told = {line.label: [point.mean for point in line.points.values()] for line in swept.lines}
+    assert told == {"SemiSFL plain": [7.0, 7.0], "SemiSFL faster": [10.0, 10.0]}
 
 
 def test_the_same_settings_under_two_names_are_refused(tmp_path: Path) -> None:
