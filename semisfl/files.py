@@ -44,17 +44,20 @@ def remove_temporary(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def append_whole(path: Path, data: bytes) -> None:
-    """All of ``data`` or nothing: half a line would spoil the next one too."""
-    with open(path, "ab", buffering=0) as file:
-        start = file.tell()
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
+def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
+    """All of ``data`` or nothing: half a line would spoil the next one too.
+
+    ``private``: a file that is made for it can be read by nobody else.
+    """
+    flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+    with open(os.open(path, flags, 0o600 if private else 0o666), "ab", buffering=0) as file:
+        written = file.write(data)
+        if written != len(data):
             with contextlib.suppress(OSError):
-                file.truncate(start)
-            raise
+                file.truncate(file.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if private:
+            os.fsync(file.fileno())
 
 
 def save_picture(figure: "Figure", path: Path) -> None:

@@ -60,12 +60,13 @@ def noted(flag: StopFlag) -> Iterator[None]:
 class StopSignals:
     """A signal before a run's first round ends the command at once, as nothing is lost by that.
 
-    Later the first one lets the run finish its iteration; a second one ends it at once.
+    Later the first one lets the run finish its iteration, and after the last one what is left to
+    say; a second one ends it at once.
     """
 
     def __init__(self) -> None:
         self.flag = StopFlag()
-        self._running = False
+        self._began = self._running = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -85,7 +86,7 @@ class StopSignals:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside, there is something to finish, and it looks at ``flag``."""
-        self._running = True
+        self._began = self._running = True
         try:
             self.flag.check()
             yield
@@ -96,8 +97,9 @@ class StopSignals:
         if self.flag.requested:
             raise KeyboardInterrupt
         self.flag.request()
-        if not self._running:
+        if not self._began:
             self.flag.check()
+        rest = b"this iteration" if self._running else b"what is under way"
         # Not through the console: a handler may interrupt a write there.
         with suppress(OSError):  # a disk under it that is full, or nobody who reads
-            os.write(2, b"\nstopping after this iteration; once more to stop at once\n")
+            os.write(2, b"\nstopping after " + rest + b"; once more to stop at once\n")

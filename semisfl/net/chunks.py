@@ -26,6 +26,8 @@ KEPT_BUFFER = 8 * 1024 * 1024
 LARGEST_MESSAGE = 16 * CHUNK
 """Of a message over CHUNK bytes up to here the receiver learns, and can say who sent it; gRPC ends
 the stream on a larger one, without a word to the receiver."""
+SCHEMES = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock"}
+"""What gRPC takes for the beginning of another kind of address."""
 BEAT_SECONDS = 10.0
 """Between two heartbeats of the server, which a client answers as soon as its link is free."""
 SILENCE_SECONDS = 25.0
@@ -252,6 +254,9 @@ def check_target(address: str, certified: bool, insecure_loopback: bool) -> None
 def split_address(address: str) -> tuple[str, int]:
     """``host:port`` taken apart."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare or not port.isdigit() or int(port) > 65535 or host in SCHEMES:
         raise ConfigError(f"{address!r} is not HOST:PORT, e.g. 192.0.2.7:8443")
-    return host.strip("[]"), int(port)
+    if (":" in bare) != (host == f"[{bare}]"):
+        raise ConfigError(f"{address!r} is not HOST:PORT; IPv6 is written as [2001:db8::7]:8443")
+    return bare, int(port)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from semisfl.files import write_whole
+from semisfl.files import append_whole, write_whole
 
 
 class CertError(ValueError):
@@ -122,15 +122,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """One write at the end: two commands at once cannot lose each other's line."""
-    flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An editor may have left the last line without its end.
         whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
-        text = line if whole else f"\n{line}"
-        with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-            file.write(text.encode())
-            os.fsync(file.fileno())
+        append_whole(path, (line if whole else f"\n{line}").encode(), private=True)
     except OSError as error:
         raise CertError(f"{path} cannot be written: {_why(error, path)}") from None
 

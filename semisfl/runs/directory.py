@@ -224,8 +224,12 @@ class RunDirectory:
             self._latest_round = state["round"]
             if before.exists():
                 os.replace(before, previous)
+        except OSError as error:
+            log.warning("cannot keep checkpoint %s: %s", previous, error)
         finally:
-            before.unlink(missing_ok=True)
+            # A disk that has become read-only refuses even to remove what is not there.
+            with contextlib.suppress(OSError):
+                before.unlink(missing_ok=True)
         return True
 
     def load(self, name: str = "latest") -> dict[str, Any]:

@@ -57,6 +57,11 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         (["--listen", "127.0.0.1:99999"], r"'127.0.0.1:99999' is not HOST:PORT"),
         (["--listen", "127.0.0.1"], "is not HOST:PORT"),
         (["--listen", "192.0.2.1:1"], "not a loopback address"),
+        (
+            ["--listen", "::1:0"],
+            r"'::1:0' is not HOST:PORT; IPv6 is written as \[2001:db8::7\]:8443",
+        ),
+        (["--listen", "unix:8443"], "'unix:8443' is not HOST:PORT"),
         (["--metrics", "nowhere"], "--metrics 'nowhere' is not HOST:PORT"),
         (["--watch", "0.0.0.0:0"], "--watch 0.0.0.0:0 is not a loopback address, so a token"),
     ):

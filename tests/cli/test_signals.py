@@ -216,6 +216,14 @@ def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_after_the_last_round_a_signal_cuts_nothing_short() -> None:
+    with StopSignals() as signals:
+        with signals.running():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.flag.requested
+
+
 def test_before_the_first_round_a_signal_ends_the_command() -> None:
     with StopSignals() as signals:
         with pytest.raises(Stopped):

@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from semisfl.net import certs
 from semisfl.net.certs import CertError, Credentials
+from tests.disk import largest_file
 
 NOW = datetime.now(UTC)
 PAST: dict[str, Any] = {
@@ -341,6 +342,23 @@ def test_revocation(tmp_path: Path) -> None:
     assert not certs.is_revoked(tmp_path, third.serial)
     with pytest.raises(CertError, match=r"'cam-2' was never issued.*cam-1, cam-10"):
         certs.revoke(tmp_path, "cam-2")
+
+
+def test_a_revocation_that_the_disk_refuses_is_said_and_leaves_no_half_a_line(
+    tmp_path: Path,
+) -> None:
+    certs.make_authority(tmp_path)
+    client = certs.make_client(tmp_path, "cam-1")
+    path = tmp_path / "revoked.txt"
+    before = path.read_bytes()
+    with (
+        largest_file(len(before) + 12),
+        pytest.raises(CertError, match=r"revoked.txt cannot be written: No space left"),
+    ):
+        certs.revoke(tmp_path, "cam-1")
+    assert path.read_bytes() == before
+    assert certs.revoke(tmp_path, "cam-1") == [client.serial]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_damaged_or_missing_list_lets_nobody_in(tmp_path: Path) -> None:

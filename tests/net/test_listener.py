@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -387,6 +388,26 @@ def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     client.join(10)
     assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
     assert net.fleet.present() == [] and len(audit_lines(caplog)) == 1
+
+
+def test_a_client_revoked_while_the_run_is_paused_does_not_take_part(tmp_path: Path) -> None:
+    certs.make_authority(tmp_path)
+    certs.make_server(tmp_path, ["localhost"])
+    for number in range(3):
+        certs.make_client(tmp_path, f"client-{number}")
+    settings = {"quorum": 2, "deadline": 1.0}
+    with network(tiny(3, network=settings), certificates=tmp_path) as net:
+        net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        ready = threading.Thread(target=net.fleet.wait_ready)
+        ready.start()
+        certs.revoke(tmp_path, "client-0")
+        net.join(1)
+        until(lambda: net.fleet.present() == [1])
+        assert ready.is_alive(), "one of two is no quorum"
+        net.join(2)
+        ready.join(10)
+        assert not ready.is_alive() and net.fleet.present() == [1, 2]
 
 
 def test_nothing_private_is_in_a_credential_s_text(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The good checkpoint before the latest outlasts whatever a disk refuses."""
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -50,3 +51,31 @@ def test_a_damaged_latest_does_not_take_the_place_of_the_one_before(tmp_path: Pa
     assert resumed.load("previous")["round"] == 1
     assert resumed.save_latest(state(2)) and rounds(resumed) == [2, 1]
     assert resumed.save_latest(state(3)) and rounds(resumed) == [3, 2]
+
+
+def test_a_disk_that_becomes_read_only_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it is refused even to remove what is not there."""
+    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
+    for number in (1, 2):
+        assert directory.save_latest(state(number))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        for name in ("open", "link", "replace", "unlink"):
+            patched.setattr(os, name, refuse)
+        patched.setattr(Path, "unlink", refuse)
+        patched.setattr("builtins.open", refuse)
+        assert not directory.save_latest(state(3))
+    assert rounds(directory) == [2, 1]
+    replace = os.replace
+
+    def keep_none(source: Path, target: Path) -> None:
+        replace(source, target) if target.name == "latest.safetensors" else refuse()
+
+    monkeypatch.setattr(os, "replace", keep_none)
+    assert directory.save_latest(state(3)), "it is there, though not the one before it"
+    assert rounds(directory) == [3, 1]

@@ -152,8 +152,12 @@ class NetworkFleet:
         if not self._settled:
             self._wait(max(clients.active, len(self.roster.index)), network.deadline)
             self._settled = True
-        self._listener.check_certificates()
-        self._wait(network.quorum, None)
+        while True:
+            self._wait(network.quorum, None)
+            # After waiting, which may have taken days.
+            self._listener.check_certificates()
+            if len(self.present()) >= network.quorum:
+                return
 
     def wait_for(self, count: int, seconds: float | None = None) -> bool:
         """Until ``count`` clients are there, or ``seconds`` have passed; whether they are."""
