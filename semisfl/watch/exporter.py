@@ -38,7 +38,7 @@ class Exporter:
         self._gate = gate
         self._row: RoundRow | None = None
         self._accuracy: dict[str, float] = {}
-        self._ended_at = 0.0
+        self._ended_at = time.time()
         self._planned = self._done = 0
         self._seconds = 0.0
         self._registry = CollectorRegistry()
@@ -70,6 +70,11 @@ class Exporter:
         row, events = self._row, self._gate.events()
         yield _gauge("semisfl_rounds_done", "rounds that are done, of all restarts", self._done)
         yield _gauge("semisfl_rounds_planned", "rounds that the run has", self._planned)
+        yield _gauge(
+            "semisfl_last_round_timestamp_seconds",
+            "when one ended; before the first since the start, when that was",
+            self._ended_at,
+        )
         yield _gauge("semisfl_clients_present", "devices that are here", self._gate.present())
         yield _gauge("semisfl_clients_enrolled", "devices that have a place", self._gate.enrolled())
         for event, name, what in (
@@ -83,7 +88,6 @@ class Exporter:
         )
         if row is None:
             return
-        yield _gauge("semisfl_last_round_timestamp_seconds", "when one ended", self._ended_at)
         yield _gauge("semisfl_last_round_seconds", "time of the last round", row.seconds)
         yield _gauge("semisfl_contributing", "devices in the last round", row.contributing)
         yield _gauge("semisfl_mask_ratio", "pseudo-labels not kept", row.mask_rate)

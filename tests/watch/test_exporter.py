@@ -3,7 +3,10 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,13 +18,22 @@ from tests import toy
 from tests.watch.test_app import TOKEN, ask
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## 7. Watching")[2].partition("\n## ")[0]
 EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
-def exporter() -> Exporter:
+def exporter(first: int = 0) -> Exporter:
     made = Exporter(Gate(lambda: 3, lambda: 4, lambda: EVENTS))
-    made.start(RunInfo(toy.values("semisfl", "rounds=9"), 0, None))
+    made.start(RunInfo(toy.values("semisfl", "rounds=9"), first, None))
     return made
+
+
+def rules() -> list[dict[str, Any]]:
+    (found,) = [
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", SECTION, re.S)
+    ]
+    listed: list[dict[str, Any]] = found["groups"][0]["rules"]
+    return listed
 
 
 def told(made: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
@@ -62,6 +74,20 @@ def test_before_the_first_round_only_the_fleet_is_known() -> None:
     assert "semisfl_accuracy_ratio" not in values
 
 
+def test_a_resumed_run_to_which_nobody_returns_is_found_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("semisfl.watch.exporter.time", SimpleNamespace(time=lambda: 1000.0))
+    made = exporter(first=5)
+    values = told(made)
+    assert values["semisfl_last_round_timestamp_seconds"] == {(): 1000.0}, "the start"
+    (rule,) = [rule for rule in rules() if rule["alert"] == "SemisflStalled"]
+    assert set(re.findall(r"\bsemisfl_\w+", rule["expr"])) <= values.keys()
+    monkeypatch.setattr("semisfl.watch.exporter.time", SimpleNamespace(time=lambda: 2000.0))
+    made.row(RoundRow(round=5))
+    assert told(made)["semisfl_last_round_timestamp_seconds"] == {(): 2000.0}
+
+
 def test_after_rounds_the_latest_numbers_are_told() -> None:
     made = exporter()
     made.row(FULL)
@@ -86,12 +112,8 @@ def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() ->
     made = exporter()
     made.row(FULL)
     known = told(made).keys()
-    section = PAGE.partition("## 7. Watching")[2].partition("\n## ")[0]
-    (rules,) = [
-        yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", section, re.S)
-    ]
-    expressions = [rule["expr"] for rule in rules["groups"][0]["rules"]]
-    (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section, re.S)]
+    expressions = [rule["expr"] for rule in rules()]
+    (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", SECTION, re.S)]
     expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= 9
     asked = {name for one in expressions for name in re.findall(r"\bsemisfl_\w+", one)}
