@@ -44,6 +44,18 @@ def remove_temporary(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def stamp(*paths: Path) -> tuple[object, ...]:
+    """Differs once any of these files was written or replaced."""
+    stamps: list[object] = []
+    for path in paths:
+        try:
+            found = path.stat()
+            stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+        except OSError:
+            stamps.append(None)
+    return tuple(stamps)
+
+
 def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
     """All of ``data`` or nothing: half a line would spoil the next one too.
 

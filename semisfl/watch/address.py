@@ -1,9 +1,10 @@
 """Where a page is served: on loopback, or to whoever has the token, over TLS."""
 
+import asyncio
 import contextlib
+import functools
 import ipaddress
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import uvicorn
+
 from semisfl.sections import ConfigError
+from semisfl.watch.connections import BACKLOG, Limits, Listener, Loop, protocol
+from semisfl.watch.renewal import Certificate
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -59,14 +64,14 @@ class Address:
                 )
         return cls(host, int(port), token, certificates)
 
-    def bind(self) -> socket.socket:
+    def bind(self, limits: Limits | None = None) -> Listener:
         """Take the port, so that a wrong one is found before anything is begun."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = Listener(family, limits or Limits())
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self.host, self.port))
-            listener.listen(128)
+            listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -102,33 +107,32 @@ def _read_token(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def serving(
-    app: "ASGIApp", address: Address, listener: socket.socket | None = None
-) -> Iterator[str]:
+def serving(app: "ASGIApp", address: Address, listener: Listener | None = None) -> Iterator[str]:
     """Inside, ``app`` is served by a thread; its URL. ``listener``: the port was taken already."""
-    import uvicorn
-
     from semisfl.watch.app import Guard
 
     with listener or address.bind() as listener:
         secure = address.certificates is not None
         config = uvicorn.Config(
             Guard(app, address.token, secure),
+            http=protocol(listener.limits),
+            ws="none",
+            backlog=BACKLOG,
             log_level="error",
             access_log=False,
             lifespan="off",
             server_header=False,
-            ssl_certfile=str(address.certificates / "server.crt") if address.certificates else None,
-            ssl_keyfile=str(address.certificates / "server.key") if address.certificates else None,
             timeout_graceful_shutdown=1,
         )
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"cannot use server.crt and server.key: {error}") from error
+        config.load()
+        if address.certificates is not None:
+            try:
+                config.ssl = Certificate(address.certificates).context
+            except OSError as error:
+                raise ConfigError(f"cannot use server.crt and server.key: {error}") from error
         server = uvicorn.Server(config)
         thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [listener]}, name="semisfl-watch", daemon=True
+            target=_run, args=(server, listener), name="semisfl-watch", daemon=True
         )
         thread.start()
         try:
@@ -137,6 +141,11 @@ def serving(
         finally:
             server.should_exit = True
             thread.join(5)
+
+
+def _run(server: uvicorn.Server, listener: Listener) -> None:
+    with asyncio.Runner(loop_factory=functools.partial(Loop, listener.limits)) as runner:
+        runner.run(server.serve(sockets=[listener]))
 
 
 def _await_start(server: object, thread: threading.Thread) -> None:

@@ -35,6 +35,9 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 
+LEAVE = {"connection": "close"}
+"""Who may not come in does not keep a connection either."""
+
 
 def page_file(name: str) -> str:
     """One of our own files of the page."""
@@ -127,7 +130,7 @@ class Guard:
         """The answer to who may not come in, or has just shown the token."""
         if self._token is None:
             if request.url.hostname not in LOOPBACK_NAMES:
-                return PlainTextResponse("this page answers to localhost only", 403)
+                return PlainTextResponse("this page answers to localhost only", 403, LEAVE)
             return None
         if _same(request.cookies.get(COOKIE, ""), self._session):
             return None
@@ -145,7 +148,7 @@ class Guard:
         return PlainTextResponse(
             "this page wants a token: open it as /?token=TOKEN",
             401,
-            {"www-authenticate": "Bearer"},
+            {"www-authenticate": "Bearer", **LEAVE},
         )
 
 

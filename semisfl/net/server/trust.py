@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from semisfl import files
 from semisfl.net import credentials, ledger
 from semisfl.net.server.admission import Refused
 from semisfl.net.x509_parts import CertError
@@ -149,15 +150,7 @@ class Trust:
             )
 
     def _stamp(self, *names: str) -> tuple[object, ...]:
-        """Differs once any of these files was written or replaced."""
-        stamps: list[object] = []
-        for name in names:
-            try:
-                found = (self._folder / name).stat()
-                stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
-            except OSError:
-                stamps.append(None)
-        return tuple(stamps)
+        return files.stamp(*(self._folder / name for name in names))
 
     def _tell(self, topic: str, text: str, every: float) -> None:
         now = time.monotonic()

@@ -1,0 +1,120 @@
+"""How many connections a page takes and how long it waits for them: training needs files as well."""
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = logging.getLogger(__name__)
+
+SHARE = 8
+"""A page takes at most one in so many of the files that this process may open."""
+BACKLOG = 32
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    connections: int = 200
+    request_seconds: float = 10.0
+    """In which a new connection has to finish its TLS handshake, then to send a request's head."""
+    idle_seconds: float = 60.0
+    """Between an answer and the head of the next request."""
+
+
+class Listener(socket.socket):
+    """Closes at once whom it has no room for, whether or not TLS or HTTP has begun."""
+
+    def __init__(self, family: int, limits: Limits) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self.limits = limits
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        share = limits.connections if files == resource.RLIM_INFINITY else files // SHARE
+        self._room = max(1, min(limits.connections, share))
+        self._taken: list[socket.socket] = []
+        self._told = -HOUR
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        try:
+            taken, peer = super().accept()
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            self._tell(f"no connection can be taken: {error.strerror}")
+            time.sleep(0.1)  # whoever waits is still there
+            raise BlockingIOError from error
+        self._taken = [one for one in self._taken if one.fileno() != -1]
+        if len(self._taken) >= self._room:
+            taken.close()
+            self._tell(f"{self._room} connections are open; others are turned away")
+            raise ConnectionAbortedError
+        self._taken.append(taken)
+        return taken, peer
+
+    def _tell(self, text: str) -> None:
+        """At most once an hour."""
+        now = time.monotonic()
+        if now - self._told >= HOUR:
+            self._told = now
+            log.warning("%s:%d: %s", *self.getsockname()[:2], text)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Waits for TLS handshakes no longer than for requests."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self._limits = limits
+
+    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
+        if options.get("ssl"):
+            options["ssl_handshake_timeout"] = self._limits.request_seconds
+        return await super().create_server(*args, **options)
+
+
+def protocol(limits: Limits) -> type[H11Protocol]:
+    """HTTP with somebody who has to say something; answers may take as long as they take."""
+
+    class Impatient(H11Protocol):
+        _waiting: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait(limits.request_seconds)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_waiting()
+
+        def on_response_complete(self) -> None:
+            self._wait(limits.idle_seconds)
+            super().on_response_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait(self, seconds: float) -> None:
+            self._stop_waiting()
+            self._waiting = self.loop.call_later(seconds, self._give_up, seconds)
+
+        def _stop_waiting(self) -> None:
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
+
+        def _give_up(self, seconds: float) -> None:
+            if self.transport.get_write_buffer_size():
+                self._wait(seconds)
+            else:
+                self.transport.abort()
+
+    return Impatient
