@@ -180,8 +180,8 @@ class ModelClient:
         data = b"".join(encode(kind, fields, tensors, self._codec))
         seconds = PATIENCE_SECONDS + (len(data) + schema.limit) / chunks.LOWEST_RATE
         try:
-            told = self._channel.unary_unary(said.method(call))(
-                data, timeout=seconds, metadata=metadata
+            told = self._channel.stream_unary(said.method(call))(
+                said.messages(data), timeout=seconds, metadata=metadata
             )
         except grpc.RpcError as error:
             raise self._reason(error) from error

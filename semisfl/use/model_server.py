@@ -1,6 +1,6 @@
 """The server of split inference: it holds the top, and never an image unless it says that it takes them."""
 
-import logging
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -8,36 +8,51 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import grpc.aio
 import torch
 from torch import Tensor
 
 from semisfl import lookup
-from semisfl.config import ConfigError
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
+from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, Schema, WireError, decode, encode
+from semisfl.net.server import endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit
 from semisfl.net.server.trust import Trust
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
-
-log = logging.getLogger(__name__)
+from semisfl.use.model_calls import Places, request
 
 WORKERS = 4
-MOST_WAITING = 64
-"""Calls under way; further ones are told to come again."""
-GOODBYE_SECONDS = 2.0
+MOST_CALLS, CALLS_EACH = 64, 4
+"""Under way in all, and of one device; further ones are told to come again."""
+KEEPALIVE_SECONDS, DEAD_SECONDS = 30, 60
+"""After so long without a byte from a device it is asked whether it is there, and then has so long
+to send anything at all; that includes whatever a slow link still has to carry before."""
+GOODBYE_SECONDS, BREAK_SECONDS = 2.0, 0.1
 
 
 Answer = tuple[bytes, int]
 """A frame, and how many images it answers for."""
+Answering = Callable[[bytearray, Mapping[str, str]], Answer]
 
 
 class ModelServer:
-    """Answers until `close`."""
+    """Answers until `close`.
+
+    Calls wait on a loop of their own, so that a silent device keeps no other waiting; threads are for
+    those whose request is here in full.
+    """
 
     def __init__(
-        self, model: Classifier, network: NetworkOptions, *, accept_images: bool = False
+        self,
+        model: Classifier,
+        network: NetworkOptions,
+        *,
+        accept_images: bool = False,
+        silence_seconds: float = chunks.SILENCE_SECONDS,
+        calls_each: int = CALLS_EACH,
     ) -> None:
         chunks.check_listen(network)
         model.need("top")
@@ -48,87 +63,93 @@ class ModelServer:
         self._trust = None if insecure or folder is None else Trust(folder)
         self.answered: Counter[str] = Counter()
         """Images so far, by who asked."""
+        # Without certificates nobody can be told from another.
+        self._places = Places(MOST_CALLS, MOST_CALLS if self._trust is None else calls_each)
+        self._silence = silence_seconds
         self._computing = threading.Lock()
-        self._server = grpc.server(
-            ThreadPoolExecutor(WORKERS, "semisfl-model"),
-            options=[
-                *said.options(said.LARGEST_CALL),
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
-            ],
-            maximum_concurrent_rpcs=MOST_WAITING,
-        )
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(answer))
-            for name, answer in (
-                ("Describe", self._describe),
-                ("Fetch", self._fetch),
-                ("Features", self._features),
-                ("Images", self._images),
-            )
-        }
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(said.SERVICE, handlers),)
-        )
-        self.port = self._bind(network.listen)
-        self._server.start()
-
-    def _bind(self, listen: str) -> int:
+        self._workers = ThreadPoolExecutor(WORKERS, "semisfl-model")
+        self._thread = LoopThread("semisfl-model-calls")
         try:
-            if self._trust is None:
-                return int(self._server.add_insecure_port(listen))
-            trust = self._trust
-            credentials = grpc.dynamic_ssl_server_credentials(
-                trust.configuration(), trust.renewed, True
-            )
-            return int(self._server.add_secure_port(listen, credentials))
-        except RuntimeError as error:
-            self._server.stop(None)
-            raise ConfigError(
-                f"cannot listen on {listen}: {error}; choose another address or port"
-            ) from error
+            self.port = self._thread.call(self._start(network.listen))
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    async def _start(self, listen: str) -> int:
+        methods = {
+            "Describe": self._guarded(self._describe),
+            "Fetch": self._guarded(self._fetch),
+            "Features": self._guarded(self._features),
+            "Images": self._guarded(self._images),
+        }
+        options = said.options(
+            said.LARGEST_CALL,
+            keepalive_time_ms=KEEPALIVE_SECONDS * 1000,
+            keepalive_timeout_ms=DEAD_SECONDS * 1000,
+            keepalive_permit_without_calls=1,
+            **{"http2.max_pings_without_data": 0},
+        )
+        secure = None if self._trust is None else endpoint.credentials(self._trust)
+        self._server, port = endpoint.open_port(
+            listen, said.SERVICE, methods, secure, options, HANDSHAKE_SECONDS
+        )
+        await self._server.start()
+        return port
 
     def close(self) -> None:
         """Finish what is under way, for a moment, and stop listening."""
-        self._server.stop(GOODBYE_SECONDS).wait()
+        self._thread.call(self._server.stop(GOODBYE_SECONDS))
+        self._thread.stop()
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def _guarded(self, answer: Callable[[bytes, Mapping[str, str]], Answer]) -> Any:
+    def _guarded(self, answer: Answering) -> endpoint.Serve:
         """``answer`` for those who may ask; a refusal is a status with its reason, and an audit line."""
 
-        def call(data: bytes, context: grpc.ServicerContext) -> bytes:
+        async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
             identity = "?"
             try:
                 if self._trust is not None:
                     shown = self._trust.shown(context)
                     identity = shown.name
                     self._trust.admit(shown)
-                metadata = {
-                    key: value
-                    for key, value in context.invocation_metadata()
-                    if isinstance(value, str)
-                }
-                told, images = answer(data, metadata)
-                self.answered[identity] += images
-                return told
+                with self._places.place(identity):
+                    await self._answer(answer, identity, context)
+                return
             except Refused as refusal:
                 code, reason = refusal.code, refusal.reason
             except (WireError, ValueError) as error:
                 code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+                # A connection that broke looks like the request's end until gRPC says so.
+                await asyncio.sleep(BREAK_SECONDS)
             audit(context.peer(), identity, reason)
-            context.abort(code, reason)
-            raise AssertionError("abort raises")
+            await context.abort(code, reason)
 
         return call
 
-    def _describe(self, data: bytes, _: Mapping[str, str]) -> Answer:
+    async def _answer(
+        self, answer: Answering, identity: str, context: grpc.aio.ServicerContext
+    ) -> None:
+        metadata = {
+            key: value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
+        data = await request(context, self._silence)
+        told, images = await self._thread.loop.run_in_executor(
+            self._workers, answer, data, metadata
+        )
+        self.answered[identity] += images
+        await context.write(told)
+
+    def _describe(self, data: bytearray, _: Mapping[str, str]) -> Answer:
         decode(data, {"describe": said.DESCRIBE})
         model = self._model
         told = said.told(model.description, model.identity, model.network.features)
         return _joined("model", {"model": told, "images": self._accept_images}, {}), 0
 
-    def _fetch(self, data: bytes, _: Mapping[str, str]) -> Answer:
+    def _fetch(self, data: bytearray, _: Mapping[str, str]) -> Answer:
         decode(data, {"fetch": said.FETCH})
         if "bottom" not in self._model.parts:
             raise Refused(
@@ -137,7 +158,7 @@ class ModelServer:
             )
         return _joined("bottom", {}, self._model.network.bottom.state_dict()), 0
 
-    def _features(self, data: bytes, metadata: Mapping[str, str]) -> Answer:
+    def _features(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
         rows, codec = _rows(metadata), metadata.get(said.CODEC, "")
         if codec not in lookup.codec_names():
             raise WireError(f"codec {codec!r:.40} is not known; use one of {_codecs()}")
@@ -147,7 +168,7 @@ class ModelServer:
             raise WireError("features hold NaN or Inf")
         return self._answers(self._model.answer, features)
 
-    def _images(self, data: bytes, metadata: Mapping[str, str]) -> Answer:
+    def _images(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
         if not self._accept_images:
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -157,7 +178,7 @@ class ModelServer:
         images = self._decoded(data, "images", schema).tensors["images"]
         return self._answers(self._model.probabilities, images)
 
-    def _decoded(self, data: bytes, kind: str, schema: Schema) -> Frame:
+    def _decoded(self, data: bytearray, kind: str, schema: Schema) -> Frame:
         frame = decode(data, {kind: schema})
         if frame.fields["identity"] != self._model.identity:
             raise Refused(

@@ -8,12 +8,14 @@
     features           ->                      any number of times
                        <-        answers
 
-Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. How
-many rows a frame has and in which codec they cross stands in the call's metadata, since a frame is
+Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. A
+request is cut in messages of at most `chunks.CHUNK` bytes, so that its progress can be seen (one that
+comes as a single message is taken too); an answer is one message. How many rows a frame has and in which codec they cross stands in the call's metadata, since a frame is
 decoded only against what its receiver expects.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,10 +39,17 @@ MODEL = Schema({"model": str, "images": bool})
 FETCH = Schema()
 
 
-def options(largest: int) -> list[tuple[str, int]]:
-    """Channel arguments of a side that takes messages of ``largest`` bytes."""
-    limit = "grpc.max_receive_message_length"
-    return [*(pair for pair in chunks.options() if pair[0] != limit), (limit, largest)]
+def options(largest: int, **others: int) -> list[tuple[str, int]]:
+    """Channel arguments of a side that takes messages of ``largest`` bytes; ``others`` without grpc."""
+    given = {f"grpc.{name}": value for name, value in others.items()}
+    limit = {"grpc.max_receive_message_length": largest}
+    return list((dict(chunks.options()) | limit | given).items())
+
+
+def messages(frame: bytes) -> Iterator[bytes]:
+    """A request as it is sent."""
+    view = memoryview(frame)
+    return (bytes(view[at : at + chunks.CHUNK]) for at in range(0, len(view), chunks.CHUNK))
 
 
 def method(name: str) -> str:

@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from semisfl import load
+from semisfl.net import certs
 from semisfl.runs.loop import Result
+from semisfl.use.classifier import Classifier
 from tests import toy
 from tests.use.trained import Trained, train_toy, write_images
 
@@ -22,3 +25,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders by class with 24 test images of the toy set."""
     return write_images(toy.dataset(), tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("authority") / "certs"
+    certs.make_authority(folder)
+    certs.make_server(folder, ["localhost"])
+    for name in ("camera", "stolen"):
+        certs.make_client(folder, name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(trained: Trained) -> Classifier:
+    return load(trained("semisfl")[0])

@@ -1,6 +1,5 @@
 """Split inference over real TLS: it answers as the whole model does, and whoever may not ask is told so."""
 
-import contextlib
 import json
 import re
 import signal
@@ -17,52 +16,23 @@ import torch
 
 from semisfl import load
 from semisfl.cli.main import main
-from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import certs
+from semisfl.net import certs, chunks
 from semisfl.net.frames import encode
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
 from semisfl.use.model_client import ModelClient
-from semisfl.use.model_server import ModelServer
 from tests import toy
+from tests.use.serving import connect, served
 from tests.use.trained import Trained
 
 PIXELS = toy.dataset().test_images[:30]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("authority") / "certs"
-    certs.make_authority(folder)
-    certs.make_server(folder, ["localhost"])
-    for name in ("camera", "stolen"):
-        certs.make_client(folder, name)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(trained: Trained) -> Classifier:
-    return load(trained("semisfl")[0])
-
-
-@contextlib.contextmanager
-def served(model: Classifier, authority: Path, **how: Any) -> Iterator[str]:
-    server = ModelServer(model, NetworkOptions("localhost:0", authority), **how)
-    try:
-        yield f"localhost:{server.port}"
-    finally:
-        server.close()
-
-
-@pytest.fixture(scope="module")
 def address(model: Classifier, authority: Path) -> Iterator[str]:
-    with served(model, authority) as place:
-        yield place
-
-
-def connect(address: str, authority: Path, name: str = "camera", **how: Any) -> ModelClient:
-    return ModelClient(address, certs.load_client_credentials(authority, name), **how)
+    with served(model, authority) as server:
+        yield f"localhost:{server.port}"
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -92,7 +62,8 @@ def test_the_bottom_may_be_a_file(
     cut = model.recut("conv")
     bottom = export(cut, PIXELS, tmp_path, to=form, part="bottom").path
     top = load(export(cut, PIXELS, tmp_path, to="safetensors", part="top").path)
-    with served(top, authority) as address:
+    with served(top, authority) as server:
+        address = f"localhost:{server.port}"
         with connect(address, authority, bottom=bottom) as client:
             found = client.predict(images)
         with pytest.raises(ValueError, match="this server holds the top alone; give the bottom's"):
@@ -134,8 +105,8 @@ def test_images_go_only_to_a_server_that_takes_them(
         with pytest.raises(ValueError, match="this server takes features, no images"):
             client.probabilities(PIXELS)
     with (
-        served(model, authority, accept_images=True) as open_address,
-        connect(open_address, authority, send_images=True) as client,
+        served(model, authority, accept_images=True) as server,
+        connect(f"localhost:{server.port}", authority, send_images=True) as client,
     ):
         found = client.probabilities(PIXELS)
     torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
@@ -151,6 +122,15 @@ def test_more_images_than_a_call_takes(
     monkeypatch.undo()
     assert said.rows_at_a_time(100, "fp32") == said.MOST_ROWS
     assert said.rows_at_a_time(10**7, "fp32") == 1
+
+
+def test_a_request_crosses_in_many_messages(
+    model: Classifier, address: str, authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 100)
+    with connect(address, authority) as client:
+        found = client.probabilities(PIXELS)
+    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
 # --- who may not, and what may not be asked -------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -21,22 +21,35 @@ Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 def bind(
     listen: str, serve: Serve, trust: Trust | None, handshakes: Handshakes, seconds: float
 ) -> tuple[grpc.aio.Server, int]:
-    """A server that is yet to be started, and its port; without ``trust``, in plaintext.
+    """The server of `chunks.METHOD`, yet to be started, and its port; without ``trust``, in plaintext.
 
     A handshake may take ``seconds``.
     """
-    handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
-    server = grpc.aio.server(options=[*chunks.options(), handshake, ("grpc.so_reuseport", 0)])
-    handler = grpc.stream_stream_rpc_method_handler(serve)
     service, _, method = chunks.METHOD[1:].partition("/")
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
-    )
+    secure = None if trust is None else credentials(trust, handshakes.begins)
+    return open_port(listen, service, {method: serve}, secure, chunks.options(), seconds)
+
+
+def open_port(
+    listen: str,
+    service: str,
+    methods: Mapping[str, Serve],
+    secure: grpc.ServerCredentials | None,
+    options: Sequence[tuple[str, int]],
+    seconds: float,
+) -> tuple[grpc.aio.Server, int]:
+    """A server of streams that is yet to be started, and its port; a handshake may take ``seconds``."""
+    handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
+    server = grpc.aio.server(options=[*options, handshake, ("grpc.so_reuseport", 0)])
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     try:
-        if trust is None:
+        if secure is None:
             port = server.add_insecure_port(listen)
         else:
-            port = server.add_secure_port(listen, _credentials(trust, handshakes))
+            port = server.add_secure_port(listen, secure)
     except RuntimeError as error:
         reason = _refusal(listen) or error
         raise ConfigError(
@@ -56,9 +69,13 @@ def _refusal(listen: str) -> str | None:
         return error.strerror
 
 
-def _credentials(trust: Trust, handshakes: Handshakes) -> grpc.ServerCredentials:
+def credentials(
+    trust: Trust, begins: Callable[[], object] = lambda: None
+) -> grpc.ServerCredentials:
+    """Of mutual TLS; ``begins`` is called, in a thread of gRPC's, as each handshake does."""
+
     def handshake_begins() -> grpc.ServerCertificateConfiguration | None:
-        handshakes.begins()
+        begins()
         return trust.renewed()
 
     return grpc.dynamic_ssl_server_credentials(trust.configuration(), handshake_begins, True)

@@ -1,0 +1,69 @@
+"""Calls to a model's server: how many there may be, and how long a device may be silent in one."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+
+from semisfl.net import chunks
+from semisfl.net.server.admission import Refused
+from semisfl.use import split_inference as said
+
+
+class Places:
+    """For calls under way: ``most`` in all, ``each`` for one device."""
+
+    def __init__(self, most: int, each: int) -> None:
+        self._most, self._each = most, each
+        self.taken: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def place(self, identity: str) -> Iterator[None]:
+        """Held inside the block; whoever finds none is told to come again."""
+        if self.taken[identity] >= self._each:
+            raise _come_again(f"{identity} has {self._each} calls under way, the most for a device")
+        if self.taken.total() >= self._most:
+            raise _come_again(f"{self._most} calls are under way, the most for this server")
+        self.taken[identity] += 1
+        try:
+            yield
+        finally:
+            self.taken[identity] -= 1
+            if not self.taken[identity]:
+                del self.taken[identity]
+
+
+def _come_again(reason: str) -> Refused:
+    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; come again in a moment")
+
+
+async def request(context: grpc.aio.ServicerContext, silence: float) -> bytearray:
+    """All messages of a call, together.
+
+    None may be waited for longer than ``silence`` seconds, nor may all of them come slower than the
+    slowest link allowed, once these seconds are used up.
+    """
+    data, now = bytearray(), asyncio.get_running_loop().time
+    begun = now()
+    while True:
+        slowest = begun + silence + len(data) / chunks.LOWEST_RATE
+        try:
+            async with asyncio.timeout_at(min(now() + silence, slowest)):
+                message = await context.read()
+        except TimeoutError as error:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"the rest of the call did not come; a device may be silent for {silence:g} s, and its "
+                f"link must carry {chunks.LOWEST_RATE:g} bytes/s",
+            ) from error
+        if message is grpc.aio.EOF:
+            return data
+        data += message
+        if len(data) > said.LARGEST_CALL:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"a call of over {said.LARGEST_CALL} bytes; send fewer images at a time",
+            )

@@ -1,0 +1,25 @@
+"""A server of split inference in this process, and its clients."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from semisfl.fleet.setup import NetworkOptions
+from semisfl.net import certs
+from semisfl.use.classifier import Classifier
+from semisfl.use.model_client import ModelClient
+from semisfl.use.model_server import ModelServer
+
+
+@contextlib.contextmanager
+def served(model: Classifier, authority: Path, **how: Any) -> Iterator[ModelServer]:
+    server = ModelServer(model, NetworkOptions("localhost:0", authority), **how)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def connect(address: str, authority: Path, name: str = "camera", **how: Any) -> ModelClient:
+    return ModelClient(address, certs.load_client_credentials(authority, name), **how)

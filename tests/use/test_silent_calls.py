@@ -1,0 +1,211 @@
+"""A device that falls silent in a call, whoever it is, keeps no other from its answer."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from semisfl.net import certs, chunks
+from semisfl.net.server.admission import Refused
+from semisfl.use import split_inference as said
+from semisfl.use.classifier import Classifier
+from semisfl.use.model_calls import Places, request
+from semisfl.use.model_client import ModelClient
+from semisfl.use.model_server import ModelServer
+from tests import toy
+from tests.use.serving import connect, served
+
+PIXELS = toy.dataset().test_images[:5]
+PATIENCE = 60.0
+Silent = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    """Opens calls that send ``first``, and then nothing."""
+    over = threading.Event()
+
+    def never(first: bytes) -> Iterator[bytes]:
+        if first:
+            yield first
+        over.wait()
+
+    def calls(client: ModelClient, count: int, first: bytes = b"") -> list[Any]:
+        stub = client._channel.stream_unary(said.method("Describe"))
+        return [stub.future(never(first)) for _ in range(count)]
+
+    yield calls
+    over.set()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def ending(call: Any) -> tuple[grpc.StatusCode, str]:
+    error = call.exception(timeout=PATIENCE)
+    return error.code(), error.details()
+
+
+def others_are_answered(server: ModelServer, model: Classifier, authority: Path) -> None:
+    with connect(f"localhost:{server.port}", authority, "camera") as client:
+        found = client.probabilities(PIXELS)
+    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+
+
+def test_a_device_has_so_many_calls_and_no_more(
+    model: Classifier, authority: Path, silent: Silent
+) -> None:
+    with (
+        served(model, authority, calls_each=5, silence_seconds=PATIENCE) as server,
+        connect(f"localhost:{server.port}", authority, "stolen") as client,
+    ):
+        calls = silent(client, 8)
+        wait_until(lambda: sum(call.done() for call in calls) == 3)
+        for call in [call for call in calls if call.done()]:
+            code, reason = ending(call)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "stolen has 5 calls under way" in reason and "come again" in reason
+        assert server._places.taken == {"stolen": 5}
+        others_are_answered(server, model, authority)
+        with pytest.raises(ValueError, match="refuses: stolen has 5 calls under way"):
+            client.probabilities(PIXELS)
+        next(call for call in calls if not call.done()).cancel()
+        wait_until(lambda: server._places.taken["stolen"] == 4)
+        assert len(client.probabilities(PIXELS)) == len(PIXELS)
+
+
+def test_the_revoked_are_turned_away_before_they_say_anything(
+    model: Classifier, authority: Path, silent: Silent
+) -> None:
+    certs.make_client(authority, "lost")
+    with (
+        served(model, authority, silence_seconds=PATIENCE) as server,
+        connect(f"localhost:{server.port}", authority, "lost") as client,
+    ):
+        certs.revoke(authority, "lost")
+        calls = silent(client, 8)
+        others_are_answered(server, model, authority)
+        refused = (grpc.StatusCode.PERMISSION_DENIED, "the certificate of lost is revoked")
+        assert [ending(call) for call in calls] == [refused] * 8
+        assert not server._places.taken
+
+
+@pytest.mark.parametrize("first", [b"", bytes(1000)], ids=["at once", "midway"])
+def test_a_silent_call_is_ended(
+    first: bytes, model: Classifier, authority: Path, silent: Silent
+) -> None:
+    with (
+        served(model, authority, silence_seconds=0.5) as server,
+        connect(f"localhost:{server.port}", authority, "stolen") as client,
+    ):
+        for call in silent(client, 4, first):
+            code, reason = ending(call)
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "the rest of the call did not come; a device may be silent for 0.5 s" in reason
+        wait_until(lambda: not server._places.taken)
+        others_are_answered(server, model, authority)
+
+
+def test_a_connection_that_is_lost_leaves_no_call(
+    model: Classifier, authority: Path, silent: Silent
+) -> None:
+    with served(model, authority, silence_seconds=PATIENCE) as server:
+        with connect(f"localhost:{server.port}", authority) as client:
+            calls = silent(client, 2, bytes(1000))
+            wait_until(lambda: server._places.taken["camera"] == len(calls))
+        wait_until(lambda: not server._places.taken)
+
+
+def test_a_server_has_so_many_calls_and_no_more() -> None:
+    places = Places(most=3, each=2)
+    with contextlib.ExitStack() as held:
+        for name in ("a", "a", "b"):
+            held.enter_context(places.place(name))
+        with pytest.raises(Refused, match="a has 2 calls under way"), places.place("a"):
+            raise AssertionError
+        with pytest.raises(Refused, match="3 calls are under way"), places.place("c"):
+            raise AssertionError
+    assert not places.taken
+    with places.place("c"):
+        assert places.taken == {"c": 1}
+
+
+# --- how long a request may take -----------------------------------------------------------------
+
+
+class Leaping(asyncio.SelectorEventLoop):
+    """Time passes only where everybody sleeps, and then at once."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        due = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        if due and not self._ready:  # type: ignore[attr-defined]
+            self.now = max(self.now, min(due))
+        super()._run_once()  # type: ignore[misc]
+
+
+class Device:
+    """Sends a message of so many bytes after so many seconds, for each of ``sends``."""
+
+    def __init__(self, sends: list[tuple[float, int]]) -> None:
+        self._sends = iter(sends)
+
+    async def read(self) -> Any:
+        seconds, size = next(self._sends, (0.0, -1))
+        await asyncio.sleep(seconds)
+        return bytes(size) if size >= 0 else grpc.aio.EOF
+
+
+def received(sends: list[tuple[float, int]]) -> int:
+    device: Any = Device(sends)
+    with asyncio.Runner(loop_factory=Leaping) as runner:
+        return len(runner.run(request(device, 25.0)))
+
+
+def test_a_slow_device_is_waited_for() -> None:
+    chunk = chunks.CHUNK / chunks.LOWEST_RATE
+    assert received([(chunk, chunks.CHUNK)] * 50) == 50 * chunks.CHUNK
+    assert received([(24.0, chunks.CHUNK), (1.0, 5)]) == chunks.CHUNK + 5
+    assert received([(0.0, chunks.CHUNK), (24.0, 5)]) == chunks.CHUNK + 5
+    assert received([]) == 0
+
+
+@pytest.mark.parametrize(
+    "sends",
+    [
+        [(26.0, 5)],
+        [(0.0, 64 * chunks.CHUNK), (26.0, 5)],
+        [(1.0, 1)] * 40,
+        [(1.0, 0)] * 40,
+        [(2 * chunks.CHUNK / chunks.LOWEST_RATE, chunks.CHUNK)] * 50,
+    ],
+    ids=["silent", "silent after much", "drops", "empty messages", "half the slowest"],
+)
+def test_silence_and_drops_are_not_waited_for(sends: list[tuple[float, int]]) -> None:
+    with pytest.raises(Refused, match="the rest of the call did not come") as refusal:
+        received(sends)
+    assert refusal.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_request_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(said, "LARGEST_CALL", 100)
+    assert received([(0.0, 60), (0.0, 40)]) == 100
+    with pytest.raises(Refused, match="a call of over 100 bytes") as refusal:
+        received([(0.0, 60), (0.0, 41)])
+    assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
