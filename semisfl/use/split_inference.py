@@ -10,8 +10,9 @@
 
 Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. A
 request is cut in messages of at most `chunks.CHUNK` bytes, so that its progress can be seen (one that
-comes as a single message is taken too); an answer is one message. How many rows a frame has and in which codec they cross stands in the call's metadata, since a frame is
-decoded only against what its receiver expects.
+comes as a single message is taken too); an answer is one message. How many rows a frame has and in
+which codec they cross stands in the call's metadata, since a frame is decoded only against what its
+receiver expects.
 """
 
 import json
