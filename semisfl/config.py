@@ -44,6 +44,15 @@ def _known_method(name: str) -> str:
     return name
 
 
+def _known_codec(policy: Policy) -> Policy:
+    try:
+        if policy.codec is not None:
+            lookup.codec(policy.codec)
+    except ConfigError as error:
+        raise ConfigError(f"policy.codec: {error}") from None
+    return policy
+
+
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"
 _SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
 
@@ -79,7 +88,7 @@ class Config(Section):
     robust: RobustConfig = RobustConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
-    policy: Policy = Policy()
+    policy: Annotated[Policy, AfterValidator(_known_codec)] = Policy()
     stop: StopConfig = StopConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

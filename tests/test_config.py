@@ -47,6 +47,7 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ),
         ("method=fedavg", "method = 'fedavg' is not known; use semisfl, supervised, semifl"),
         ("wire.models=zip", "wire.models: codec = 'zip' is not known; use one of fp32, fp16"),
+        ("policy.codec=zip", "policy.codec: codec = 'zip' is not known; use one of fp32, fp16"),
         (
             "semisfl.queue=double",
             "semisfl.queue = 'double' is not known; use 'two_level', 'single' or 'balanced'",

@@ -137,7 +137,8 @@ class Terms:
 
     def codecs(self) -> set[str]:
         """What the other side has to know: codecs, and what is left out."""
-        return self.config.wire.codecs | self.config.wire.savings
+        wire, least = self.config.wire, self.config.policy.codec
+        return wire.codecs | wire.savings | ({least} if least is not None else set())
 
 
 def hello(

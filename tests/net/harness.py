@@ -25,6 +25,7 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net import certs
 from semisfl.net.chunks import LoopThread
+from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
 from semisfl.net.client.member import Images, Member
@@ -92,6 +93,7 @@ class Client(threading.Thread):
         policy: Policy | None = None,
         break_at: Callable[["Client", Frame], None] | None = None,
         load: Images | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         super().__init__(daemon=True, name=name)
         self.link = Connection(
@@ -103,7 +105,9 @@ class Client(threading.Thread):
             policy=policy,
             thread=loop_thread(),
         )
-        self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")
+        self.device = Device(
+            self.link, load or (lambda shape: (images, 0)), "cpu", allowance=allowance
+        )
         if break_at is not None:
             self.device.acting = lambda frame: break_at(self, frame)  # type: ignore[method-assign]
         self.error: BaseException | None = None

@@ -2,13 +2,21 @@
 
 from typing import Any
 
+import grpc
 import pytest
 
 from semisfl import config, models
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, decode, encode
 from semisfl.net.messages import Schemas, Terms
-from semisfl.net.server.admission import MOST_IMAGES, Refused, check_hello, check_ready
+from semisfl.net.server.admission import (
+    LONGEST_SAID,
+    MOST_IMAGES,
+    Refused,
+    check_hello,
+    check_ready,
+    policy_of,
+)
 from semisfl.net.server.roster import Roster
 
 SETTINGS = config.parse(
@@ -57,11 +65,39 @@ def test_whoever_fits_comes_in(run: str) -> None:
         ({"policy": {"layers": "fc9"}}, "layers = 'fc9' is no layer of the model"),
         ({"policy": {"noise": -1.0}}, "policy: noise: .*greater than or equal to 0"),
         ({"policy": {"nose": 1.0}}, "policy: nose: .*known: codec, layers"),
+        ({"policy": {"codec": "int-8"}}, "policy: codec = 'int-8' is not known; use one of fp32"),
     ],
 )
 def test_whoever_cannot_take_part_is_told_why(change: dict[str, Any], said: str) -> None:
     with pytest.raises(Refused, match=said):
         check_hello(hello(**change), "ann", TERMS, roster())
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"x\nrefused peer=ipv4:198.51.100.9:1 identity=camera-7\x1b[2J": 1},
+        {"codec": "a\nb\x1b[2J"},
+        {"layers": "fc\n1\x1b[2J"},
+        {"x" * 60_000: 1},
+        {"codec": "x" * 60_000},
+        {"layers": "x" * 60_000},
+    ],
+    ids=["key", "codec", "layers", "long key", "long codec", "long layers"],
+)
+def test_what_a_policy_says_is_one_short_line(policy: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        check_hello(hello(policy=policy), "eve", TERMS, roster())
+    reason = refused.value.reason
+    assert reason.startswith("the client's policy: ")
+    assert reason.isprintable() and len(reason) < 1000
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_policy_that_cannot_be_read_is_one_short_line() -> None:
+    with pytest.raises(Refused, match=r"^the client's policy: x\?y") as refused:
+        policy_of(hello(policy={"x\ny" + "z" * 60_000: 1}))
+    assert len(refused.value.reason) == LONGEST_SAID
 
 
 def test_a_place_once_given_is_kept_and_others_find_none() -> None:

@@ -22,9 +22,9 @@ from semisfl.net import certs
 from semisfl.net import chunks as transport
 from semisfl.net.certs import Credentials
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
-from semisfl.net.client.connection import Rejected
+from semisfl.net.client.connection import FINAL, Rejected
 from semisfl.net.frames import PROTOCOL, encode
-from semisfl.net.server import admission
+from semisfl.net.server import refusals
 from tests.net.harness import Network, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0
@@ -235,15 +235,39 @@ def test_refused_in_the_handshake(
 def test_many_failed_handshakes_leave_few_lines_that_say_so(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "AUDIT_SECONDS", 3.0)
+    monkeypatch.setattr(refusals, "AUDIT_SECONDS", 3.0)
     with network(tiny(2), certificates=folder, handshake_seconds=HANDSHAKE) as net:
         for _ in range(50):
             with socket.create_connection(("localhost", net.port)) as scan:
                 scan.sendall(b"GET / HTTP/1.1\r\n\r\n")
         until(lambda: "no line of their own" in caplog.text, 20)
     lines = audit_lines(caplog)
-    assert len(lines) == admission.AUDIT_LINES + 1
-    assert f"TLS: {50 - admission.AUDIT_LINES} more failed handshakes in the last 3 s" in lines[-1]
+    assert len(lines) == refusals.AUDIT_LINES + 1
+    assert f"{50 - refusals.AUDIT_LINES} more refused within 3 s" in lines[-1]
+    assert "the last: TLS: not TLS" in lines[-1]
+
+
+def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
+    net: Network, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    diary, times = net.fleet.diary, refusals.AUDIT_LINES + 5
+    diary._refusals.sum_up()
+    before = diary.events["refused"]
+
+    async def knocks() -> None:
+        async with channel_to(net.port, own(folder, "revoked")) as channel:
+            for _ in range(times):
+                assert await channel.stream_stream(transport.METHOD)().code() in FINAL
+
+    diary.open(tmp_path, lambda: [])
+    on_loop(knocks())
+    diary.close()
+    lines = [line for line in audit_lines(caplog) if "identity=revoked" in line]
+    assert len(lines) == refusals.AUDIT_LINES + 1
+    assert "reason=5 more refused" in lines[-1] and "of revoked is revoked" in lines[-1]
+    written = (tmp_path / "fleet.jsonl").read_text().splitlines()
+    assert sum('"name": "revoked"' in row for row in written) == len(lines)
+    assert diary.events["refused"] - before >= times
 
 
 def ready(net: Network, **changes: object) -> list[bytes]:
@@ -348,6 +372,8 @@ def test_refused_at_hello(
 ) -> None:
     make, reason = DOOR_REFUSALS[name]
     how = {"credentials": own(folder, "client-1"), **make(net, folder)}
+    net.fleet.diary._refusals.sum_up()
+    caplog.clear()
     net.fleet._listener._strikes.clear()
     outcome = knock(net.port, **how)
     final = {

@@ -9,11 +9,16 @@ import torch
 
 from semisfl.config import ConfigError
 from semisfl.fleet.base import RoundAborted
+from semisfl.fleet.caps import Spent
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.connection import Rejected
+from semisfl.net.client.join import join
 from semisfl.net.server import admission
 from semisfl.policy import Policy
 from tests.net.harness import Network, network, tiny, until
+
+LISTENER = "semisfl.net.server.listener"
+EPSILON = Policy(clip=1.0, noise=9.0, update_clip=1.0, update_noise=9.0, epsilon=2.0)
 
 
 def lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
@@ -68,7 +73,7 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     with network(config) as net:
         net.join_all(policy=Policy(codec="int8", layers="flatten", noise=0.1, rounds=1))
         net.experiment.method.round(0)
-    said = "\n".join(lines(caplog, "semisfl.net.server.listener"))
+    said = "\n".join(lines(caplog, LISTENER))
     assert "codec = int8, layers = flatten, noise = 0.1, rounds = 1" in said
     assert "takes part in 1 rounds at most, the run has 2" in said
 
@@ -96,20 +101,94 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
 ) -> None:
     file = beside(tmp_path / "policy.toml")
     with network(tiny(1, rounds=3)) as net:
-        for _ in range(2):  # the second time as a new process, which must remember the first
-            client = net.join(0, policy=Policy(rounds=1))
-            client.device._allowance = Allowance(file)
+        for count in range(2):  # the second time as a new process, which must remember the first
+            client = net.join(0, policy=Policy(rounds=2), allowance=Allowance(file))
             assert net.fleet.wait_for(1, 10)
-            if not client.device._allowance.spent.rounds:
-                net.experiment.method.round(0)
+            net.experiment.method.round(count)
+            if not count:
                 client.device.stop()
                 client.join(10)
                 until(lambda: not net.fleet.present())
         with pytest.raises(RoundAborted):
-            net.experiment.method.round(1)
-        assert "round 2 of this client would exceed the policy's rounds = 1" in ended(net)
-    assert file.name == "policy.spent.json" and Allowance(file).spent.rounds == 1
-    assert "would exceed the policy's rounds = 1" in lines(caplog, "semisfl.audit")[-1]
+            net.experiment.method.round(2)
+        assert "round 3 of this client would exceed the policy's rounds = 2" in ended(net)
+    assert file.name == "policy.spent.json" and Allowance(file).spent.rounds == 2
+    assert "would exceed the policy's rounds = 2" in lines(caplog, "semisfl.audit")[-1]
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"policy.spent.json cannot be read"):
         Allowance(file)
+
+
+# A round of `tiny` uses each of a device's 12 images once at most: 2 steps of 4.
+@pytest.mark.parametrize(
+    ("method", "policy", "spent", "reason"),
+    [
+        ("semisfl", Policy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
+        ("semisfl", Policy(uses_per_image=3), Spent(0, 3), "an image would be used 4 times"),
+        ("semisfl", EPSILON, Spent(9, 9), "10 uses in 10 rounds would spend epsilon"),
+        ("fedswitch", Policy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
+    ],
+)
+def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
+    method: str, policy: Policy, spent: Spent, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowance = Allowance()
+    allowance.spent = spent
+    with network(tiny(1, method=method)) as net:
+        net.join(0, policy=policy, allowance=allowance)
+        assert f"this device's policy ends its part: {reason}" in ended(net)
+        until(lambda: bool(lines(caplog, "semisfl.audit")))
+        assert net.fleet.roster.images == {} and not net.fleet.diary.events["here"]
+    (line,) = lines(caplog, "semisfl.audit")
+    assert f"the client's policy: {reason}" in line
+
+
+@pytest.mark.parametrize(
+    ("method", "policy", "spent"),
+    [
+        ("semisfl", Policy(rounds=3), Spent(2, 9)),
+        ("semisfl", Policy(uses_per_image=3), Spent(9, 2)),
+        ("semisfl", EPSILON, Spent(0, 0)),
+        ("fedswitch", Policy(uses_per_image=3), Spent(9, 3)),
+    ],
+)
+def test_a_device_whose_caps_allow_one_more_round_takes_part(
+    method: str, policy: Policy, spent: Spent
+) -> None:
+    allowance = Allowance()
+    allowance.spent = spent
+    with network(tiny(1, method=method)) as net:
+        client = net.join(0, policy=policy, allowance=allowance)
+        assert net.fleet.wait_for(1, 10)
+        net.experiment.method.round(0)
+        assert client.error is None and net.fleet.present() == [0]
+
+
+def test_a_codec_that_the_server_does_not_know_is_final_and_has_its_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with network(tiny(1)) as net:
+        net.join(0, policy=Policy(codec="int-8"))
+        said = ended(net)
+    (line,) = lines(caplog, "semisfl.audit")
+    for text in (said, line):
+        assert "the client's policy: codec = 'int-8' is not known; use one of fp32" in text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_codec_that_the_device_does_not_know_is_said_before_it_joins(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text('codec = "int-8"\n')
+    with pytest.raises(ConfigError, match=r"policy\.toml: codec = 'int-8' is not known; use one"):
+        join("127.0.0.1:1", tmp_path, certificates=None, insecure_loopback=True, policy=file)
+
+
+def test_what_a_policy_says_of_itself_is_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "semisfl")
+    with network(tiny(1, method="fedswitch")) as net:
+        net.join(0, policy=Policy(layers="fc1\nforged\x1b[2J" + "x" * 9000))
+        assert net.fleet.wait_for(1, 10)
+    (line,) = (text for text in lines(caplog, LISTENER) if text.startswith("the policy of"))
+    assert line.isprintable() and len(line) < 1000

@@ -44,12 +44,16 @@ class Allowance:
     def _write(self, file: Path) -> None:
         write_whole(file, json.dumps(vars(self.spent)).encode(), private=True)
 
+    def check(self, policy: Policy, uses: int) -> None:
+        """`PolicyBreach` if one more round, with so many ``uses`` of an image, would be too much."""
+        if (reason := self.spent.refusal(policy, uses)) is not None:
+            raise PolicyBreach(reason)
+
     def take(self, policy: Policy, uses: int) -> None:
         """Spend one round, written down before anything is sent; `PolicyBreach` if that is too much."""
         if not policy.capped:
             return
-        if (reason := self.spent.refusal(policy, uses)) is not None:
-            raise PolicyBreach(reason)
+        self.check(policy, uses)
         self.spent.take(uses)
         if self._file is not None:
             self._write(self._file)

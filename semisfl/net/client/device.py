@@ -160,6 +160,7 @@ class Device:
             self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
             self._connection.run = self._member.run
         member = self.member
+        self._allowance.check(self._outgoing.policy, self._next_uses())
         self._expect({"enrolled": messages.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
         received.stream.assembler.limit = member.schemas.split.limit
@@ -169,6 +170,11 @@ class Device:
             "skipped": member.skipped,
         }
         self.answer(received, "ready", ready)
+
+    def _next_uses(self) -> int:
+        """Of an image, in the next round as the terms have it."""
+        clients, count = self.member.config.clients, len(self.member.images)
+        return 0 if self._works else most_uses(clients.steps, clients.batch, count)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         self.member.enrol(frame.fields["client"], self._stop, self._outgoing)

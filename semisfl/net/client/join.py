@@ -48,7 +48,7 @@ def join(
         raise ConfigError(f"{data} is no folder; --data wants a folder of images")
     for method in allow_methods:  # what is not there is said now, not when a server asks for it
         lookup.works(lookup.method(method))
-    demands = read_policy(policy) if policy is not None else Policy()
+    demands = _demands(policy) if policy is not None else Policy()
     allowance = Allowance(beside(policy) if policy is not None else None)
     if demands.capped:
         allowance.check_writable()
@@ -65,6 +65,17 @@ def join(
     )
     images = functools.partial(load_images, data, stop=stop)
     Device(connection, images, device, stop, allowance).serve()
+
+
+def _demands(file: Path) -> Policy:
+    """A policy that can be held against terms: its codec is one that is known here."""
+    demands = read_policy(file)
+    try:
+        if demands.codec is not None:
+            lookup.codec(demands.codec)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return demands
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:

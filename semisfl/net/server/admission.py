@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from semisfl.config import Config
 from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import Schemas, Terms
@@ -21,14 +22,14 @@ HANDSHAKE_SECONDS = 10.0
 MOST_IMAGES = 10_000_000
 """That a client may say it holds, or could not read: more do not fit a device's memory, and a claim
 must not spoil |D_l| / |D|, or become memory here."""
-AUDIT_LINES, AUDIT_SECONDS = 20, 60.0
-"""So many failed handshakes leave a line of their own in so much time; the others are counted."""
+LONGEST_SAID = 400
+"""Characters of what a client says that go to a log."""
 
 _audit = logging.getLogger("semisfl.audit")
 
 
 def audit(peer: str, identity: str, reason: str) -> None:
-    """The one line that every refusal leaves."""
+    """The one line of a refusal; `semisfl.net.server.refusals` keeps those that repeat few."""
     _audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
 
 
@@ -64,7 +65,7 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
         raise Refused(
             incompatible,
             f"the client does not know the codecs {', '.join(missing)}; install the same semisfl on both "
-            "sides, or leave them out of wire",
+            "sides, or leave them out of wire and policy",
         )
     if (method := terms.config.method) not in fields["methods"]:
         allow = f", and let it join with --allow-method {method}" if ":" in method else ""
@@ -72,8 +73,8 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
             incompatible,
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
-    if found := objections(policy_of(fields), terms.config):
-        raise Refused(incompatible, f"the client's policy: {'; '.join(found)}")
+    if found := _objections(fields, terms.config):
+        raise Refused(incompatible, f"the client's policy: {cleaned(found, 2 * LONGEST_SAID)}")
     if identity not in roster.index and len(roster.index) >= roster.total:
         raise no_place(roster, identity)
 
@@ -83,14 +84,26 @@ def policy_of(fields: dict[str, Any]) -> Policy:
     try:
         return parse_policy(fields["policy"], "the client's policy")
     except ConfigError as error:
-        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, cleaned(str(error))) from error
+
+
+def _objections(fields: dict[str, Any], config: Config) -> str:
+    """A policy that cannot be held against the terms, for a codec not known here, is one too."""
+    try:
+        return "; ".join(objections(policy_of(fields), config))
+    except ConfigError as error:
+        return str(error)
 
 
 def refused_by_policy(reason: str) -> Refused:
-    """The client itself says no; what it says comes from a stranger, and goes to a log."""
-    said = reason[:400].encode("ascii", "replace").decode()
-    line = "".join(letter if letter.isprintable() else "?" for letter in said)
-    return Refused(grpc.StatusCode.FAILED_PRECONDITION, f"the client's policy: {line}")
+    """The client itself says no."""
+    return Refused(grpc.StatusCode.FAILED_PRECONDITION, f"the client's policy: {cleaned(reason)}")
+
+
+def cleaned(said: str, longest: int = LONGEST_SAID) -> str:
+    """What comes from a stranger and goes to a log: one line, of plain letters, not too long."""
+    plain = said[:longest].encode("ascii", "replace").decode()
+    return "".join(letter if letter.isprintable() else "?" for letter in plain)
 
 
 def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
@@ -133,7 +146,6 @@ class Handshakes:
         self._loop = asyncio.get_running_loop()
         self._begun: deque[float] = deque()
         self._peers: Counter[str] = Counter()
-        self._written = self._unwritten = 0
 
     def begins(self) -> None:
         """Called by gRPC in a thread of its own; None: the configuration stays."""
@@ -146,29 +158,9 @@ class Handshakes:
     def _check(self) -> None:
         while self._begun and self._begun[0] <= time.monotonic() - self._seconds:
             self._begun.popleft()
-            self._failed()
-
-    def _failed(self) -> None:
-        """Anybody can fail a handshake, any number of times: the log must not fill a disk."""
-        if not self._written:
-            self._loop.call_later(AUDIT_SECONDS, self._sum_up)
-        if self._written < AUDIT_LINES:
-            self._written += 1
             self._refused(
                 "?", "?", "TLS: not TLS, or no valid certificate of this authority; or it left"
             )
-        else:
-            self._unwritten += 1
-
-    def _sum_up(self) -> None:
-        if self._unwritten:
-            self._refused(
-                "?",
-                "?",
-                f"TLS: {self._unwritten} more failed handshakes in the last {AUDIT_SECONDS:g} s "
-                "have no line of their own",
-            )
-        self._written = self._unwritten = 0
 
     def stream_opened(self, peer: str) -> None:
         """The first stream of a connection proves that its handshake succeeded."""

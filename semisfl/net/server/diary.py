@@ -16,6 +16,7 @@ from typing import Any
 
 from semisfl.files import append_whole, write_whole
 from semisfl.net.server.admission import audit, audit_held_back
+from semisfl.net.server.refusals import Refusals
 from semisfl.rows import DeviceRow, FleetRow
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Diary:
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()
         """How many of each kind since this process began."""
+        self._refusals = Refusals(self._tell_refused)
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._failed = False
@@ -50,6 +52,7 @@ class Diary:
 
     def close(self) -> None:
         """Writes how things stood at the end."""
+        self._refusals.sum_up()
         if self._writer is not None:
             self._ended.set()
             self._writer.join()
@@ -66,16 +69,23 @@ class Diary:
         self._note("left_out", name, client=client, reason=reason)
 
     def refused(self, peer: str, name: str, reason: str) -> None:
-        """At the door, or shown it: also a line of the audit log."""
+        """At the door, or shown it: also a line of the audit log, or one for many."""
+        self.events["refused"] += 1
+        self._refusals.note(peer, name, reason)
+
+    def _tell_refused(self, peer: str, name: str, reason: str) -> None:
         audit(peer, name, reason)
-        self._note("refused", name, peer=peer, reason=reason)
+        self._append("refused", name, peer=peer, reason=reason)
 
     def held_back(self, peer: str, name: str, reason: str) -> None:
         audit_held_back(peer, name, reason)
         self._note("held_back", name, peer=peer, reason=reason)
 
-    def _note(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
+    def _note(self, event: str, name: str, **more: Any) -> None:
         self.events[event] += 1
+        self._append(event, name, **more)
+
+    def _append(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
         cut = reason if reason is None else reason[:LONGEST_REASON]
         row = FleetRow(time=timestamp(), event=event, name=name, reason=cut, **more)
         directory = self._directory

@@ -23,6 +23,7 @@ from semisfl.net.server.admission import (
     Refused,
     check_hello,
     check_ready,
+    cleaned,
     no_place,
     policy_of,
     refused_by_policy,
@@ -222,7 +223,7 @@ class Listener:
         """So that whoever plans the run knows what it can count on."""
         policy, rounds = session.policy, self._terms.config.rounds
         if policy != Policy():
-            log.info("the policy of %s: %s", session.identity, policy.summary())
+            log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
         if policy.rounds is not None and policy.rounds < rounds:
             log.warning(
                 "%s takes part in %d rounds at most, the run has %d",
