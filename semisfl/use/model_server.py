@@ -18,7 +18,8 @@ from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, Schema, WireError, decode, encode
 from semisfl.net.server import endpoint
-from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit
+from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
+from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
@@ -66,6 +67,7 @@ class ModelServer:
         # Without certificates nobody can be told from another.
         self._places = Places(MOST_CALLS, MOST_CALLS if self._trust is None else calls_each)
         self._silence = silence_seconds
+        self._refusals = Refusals(audit)
         self._computing = threading.Lock()
         self._workers = ThreadPoolExecutor(WORKERS, "semisfl-model")
         self._thread = LoopThread("semisfl-model-calls")
@@ -101,6 +103,7 @@ class ModelServer:
         self._thread.call(self._server.stop(GOODBYE_SECONDS))
         self._thread.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._refusals.sum_up()
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -123,7 +126,7 @@ class ModelServer:
                 code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
                 # A connection that broke looks like the request's end until gRPC says so.
                 await asyncio.sleep(BREAK_SECONDS)
-            audit(context.peer(), identity, reason)
+            self._refusals.note(context.peer(), identity, cleaned(reason))
             await context.abort(code, reason)
 
         return call

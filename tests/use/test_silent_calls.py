@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from semisfl.net import certs, chunks
+from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
@@ -209,3 +210,20 @@ def test_a_request_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="a call of over 100 bytes") as refusal:
         received([(0.0, 60), (0.0, 41)])
     assert refusal.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_revoked_device_that_calls_again_and_again_leaves_few_lines(
+    model: Classifier,
+    authority: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(refusals, "AUDIT_LINES", 2)
+    certs.make_client(authority, "noisy")
+    certs.revoke(authority, "noisy")
+    with served(model, authority) as server:
+        for _ in range(5):
+            with pytest.raises(ValueError, match="noisy is revoked"):
+                connect(f"localhost:{server.port}", authority, "noisy")
+    lines = [line for line in caplog.messages if "identity=noisy" in line]
+    assert len(lines) == 3 and "3 more refused" in lines[-1]
