@@ -173,9 +173,9 @@ def test_a_slow_link_keeps_its_place(
         client = net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(1, 20)
         run_rounds(net.experiment)
-        proxy.close()
         assert client.device.rounds == 1 and client.link.losses == 0
         assert net.fleet.traffic.by_kind()["model_up"] > 0
+        proxy.close()
 
 
 def test_the_lowest_rate_is_documented_and_leaves_room() -> None:
