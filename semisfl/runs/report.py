@@ -218,7 +218,7 @@ def _fair(label: str, runs: list[Run]) -> Group:
 def _one_for_each_seed(runs: Sequence[Run]) -> list[Run]:
     """A run that is there twice is no second seed: the one that got further, or came first."""
     best: dict[object, Run] = {}
-    for run in sorted(runs, key=lambda run: (not run.finished, -len(run.tested))):
+    for run in sorted(runs, key=lambda run: (not run.tested, not run.finished, -len(run.tested))):
         best.setdefault(_seed(run), run)
     return [run for run in runs if run is best[_seed(run)]]
 

@@ -235,6 +235,13 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     assert "2 of 4 runs left out as there twice" in group.remark
 
 
+def test_of_a_seed_that_is_there_twice_the_one_that_was_tested_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [None, None], rounds=2)
+    write_run(tmp_path / "b", [10.0], rounds=2)
+    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    assert [run.path.name for run in group.runs] == ["b"]
+
+
 def test_a_configuration_that_is_no_runs_is_said(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r", [50.0])
     (path / "config.toml").write_text("rounds = 3\n")
