@@ -44,13 +44,18 @@ def _known_method(name: str) -> str:
     return name
 
 
-def _known_codec(policy: Policy) -> Policy:
+def with_known_codec(policy: Policy, where: str) -> Policy:
+    """``policy``, if its codec is one that is known here; ``where`` it was given."""
     try:
         if policy.codec is not None:
             lookup.codec(policy.codec)
     except ConfigError as error:
-        raise ConfigError(f"policy.codec: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     return policy
+
+
+def _known_codec(policy: Policy) -> Policy:
+    return with_known_codec(policy, "policy.codec")
 
 
 _METHOD_CHOICES = f"({' | '.join(catalog.METHODS)} | package.module:Class)"

@@ -63,11 +63,9 @@ def cost(
     if codec is not None:
         lookup.codec(codec)
     world = world_of(uplink, downlink, latency, profile, 0)
-    recorded = report.find_runs(runs)
-    found = {run.path: replay(run, world, codec) for run in recorded}
     told = []
-    for group in report.group_runs(recorded):
-        replays = [found[run.path].up_to(run) for run in group.runs]
+    for group in report.group_runs(report.find_runs(runs)):
+        replays = [replay(run, world, codec) for run in group.runs]
         moved = replace(group, runs=[one.as_run() for one in replays])
         told.append((moved, report.summarise(moved, target), replays))
     if not json_:  # at once: drawing takes seconds

@@ -43,11 +43,6 @@ class Replay:
             replayed.append(replace(new, seconds_training=None, seconds_testing=None))
         return replayed
 
-    def up_to(self, run: Run) -> "Replay":
-        """As far as ``run`` has rows, which may be fewer than were replayed."""
-        rounds = len(run.rows)
-        return replace(self, run=run, crossed=self.crossed[:rounds], times=self.times[:rounds])
-
     def as_run(self) -> Run:
         """For reports and pictures, of a group that was made of the recorded ones: their limits and codecs
         are those that the configuration names."""

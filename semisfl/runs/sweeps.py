@@ -98,9 +98,8 @@ class Swept:
         """Over the first of ``keys``; the others tell lines apart."""
         first, *others = keys
         lines: dict[str, Line] = {}
-        for group, summary in results:
-            config = _flat(group)
-            (own,) = in_full([config])
+        configs = [_flat(group) for group, _ in results]
+        for (group, summary), config, own in zip(results, configs, in_full(configs), strict=True):
             apart = (f"{key}={_value(own, key)}" for key in others if key in own)
             named = [group.variant] if group.variant else []
             label = " ".join([title_of(group.method), *named, *apart])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from semisfl import lookup
-from semisfl.config import ConfigError
+from semisfl.config import ConfigError, with_known_codec
 from semisfl.data import decode, folder
 from semisfl.models import Shape
 from semisfl.net import certs
@@ -48,7 +48,9 @@ def join(
         raise ConfigError(f"{data} is no folder; --data wants a folder of images")
     for method in allow_methods:  # what is not there is said now, not when a server asks for it
         lookup.works(lookup.method(method))
-    demands = _demands(policy) if policy is not None else Policy()
+    demands = Policy()
+    if policy is not None:
+        demands = with_known_codec(read_policy(policy), str(policy))
     allowance = Allowance(beside(policy) if policy is not None else None)
     if demands.capped:
         allowance.check_writable()
@@ -65,17 +67,6 @@ def join(
     )
     images = functools.partial(load_images, data, stop=stop)
     Device(connection, images, device, stop, allowance).serve()
-
-
-def _demands(file: Path) -> Policy:
-    """A policy that can be held against terms: its codec is one that is known here."""
-    demands = read_policy(file)
-    try:
-        if demands.codec is not None:
-            lookup.codec(demands.codec)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    return demands
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
