@@ -25,6 +25,8 @@ class NamedMethod:
     """Where its settings stand in a configuration; methods may share one."""
     settings: str | None = None
     """Their class, a `semisfl.sections.Section`, in a module that loads no torch."""
+    alone: tuple[str, ...] = ()
+    """Settings in other sections that no other method reads."""
     works: tuple[str, ...] = ()
     """Classes of its client halves, for clients that live in processes of their own."""
     cost: str | None = None
@@ -92,6 +94,7 @@ METHODS = {
             summary="split model, teacher pseudo-labels, clustering regularisation",
             section="semisfl",
             settings="semisfl.methods.semisfl_settings:SemiSFLSettings",
+            alone=("teacher.client",),
             cost="semisfl.methods.semisfl_settings:cost",
         ),
         NamedMethod(

@@ -70,6 +70,14 @@ def settings_class(row: NamedMethod) -> type[Section] | None:
     return found
 
 
+def others_settings(name: str) -> set[str]:
+    """Dotted keys of settings and sections that other methods read, and this one does not."""
+    read = {
+        key: {one for one in (row.section, *row.alone) if one} for key, row in methods().items()
+    }
+    return set().union(*read.values()) - read.get(name, set())
+
+
 def works(row: NamedMethod) -> dict[str, Any]:
     """A method's client halves, by the names that servers ask for them with."""
     made = [_having(WORK_NEEDS, place, "client half")() for place in row.works]

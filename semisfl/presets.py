@@ -42,12 +42,14 @@ def _paper(
 
 def cifar10() -> Values:
     """The paper's CIFAR-10: AlexNet, 4,000 labels, 30 clients, 1,000 rounds, IID."""
-    return _paper("cifar10", "alexnet", 4000, 64, 64)
+    # The paper's equation, not its published code: measured to be better here and on SVHN (docs/results.md).
+    return _paper("cifar10", "alexnet", 4000, 64, 64, teacher={"client": "ema"})
 
 
 def svhn() -> Values:
     """The paper's SVHN: CNN, 1,000 labels, 30 clients, 1,000 rounds, IID; digits are mirrored, as there."""
-    return _paper("svhn", "cnn", 1000, 64, 64, semisfl={"labeled_view": "weak"})
+    more = {"teacher": {"client": "ema"}, "semisfl": {"labeled_view": "weak"}}
+    return _paper("svhn", "cnn", 1000, 64, 64, **more)
 
 
 def stl10() -> Values:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from semisfl import catalog
+from semisfl import lookup
 from semisfl.config import Config
 from semisfl.runs.labels import UNSEEN
 
@@ -24,11 +24,7 @@ def identity(config: Config) -> str:
         del partition["alpha"]
     if config.method == "supervised":  # nobody holds anything but the server
         del values["data"]["partition"]
-    own = catalog.METHODS[config.method].section if config.method in catalog.METHODS else None
-    for row in catalog.METHODS.values():
-        if row.section is not None and row.section != own:
-            values.pop(row.section, None)
-    for key in LEFT_OUT:
+    for key in (*LEFT_OUT, *lookup.others_settings(config.method)):
         _remove(values, key.split("."))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

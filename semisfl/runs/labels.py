@@ -64,12 +64,17 @@ def in_full(configs: Sequence[Flat]) -> list[Flat]:
     """With today's defaults for what an older file does not have, without other methods' settings."""
     methods = {one["method"] for one in configs}
     defaults = {method: _defaults(method) for method in methods}
-    foreign = {method: _foreign(method) for method in methods}
-    return [_without(foreign[one["method"]], defaults[one["method"]] | one) for one in configs]
+    known = methods & lookup.methods().keys()
+    foreign = {method: lookup.others_settings(method) for method in known}
+    return [
+        without(foreign.get(one["method"], ()), defaults[one["method"]] | one) for one in configs
+    ]
 
 
-def _without(sections: Collection[str | None], config: Flat) -> Flat:
-    return {key: item for key, item in config.items() if key.partition(".")[0] not in sections}
+def without(left_out: Collection[str], config: Flat) -> Flat:
+    """``left_out``: dotted keys of settings or of whole sections."""
+    prefixes = tuple(f"{key}." for key in left_out)
+    return {key: item for key, item in config.items() if not f"{key}.".startswith(prefixes)}
 
 
 def _defaults(method: str) -> Flat:
@@ -81,22 +86,17 @@ def _defaults(method: str) -> Flat:
         return {}
 
 
-def _foreign(method: str) -> set[str | None]:
-    """Sections of other methods."""
-    sections = {name: row.section for name, row in lookup.methods().items()}
-    return set(sections.values()) - {sections[method]} if method in sections else set()
-
-
 def _with_variants(rivals: Sequence[Flat]) -> list[Flat]:
-    """A variant's settings as one, named by it, where each rival has all of them or none."""
+    """A variant's settings as one, named by it, where of those that differ each rival has all or none."""
     told = [dict(one) for one in rivals]
     for name, change in VARIANTS.items():
-        settings = flatten(change({}))
-        have = [
-            sum(str(one.get(key, "none")) == str(value) for key, value in settings.items())
-            for one in told
-        ]
-        if set(have) == {0, len(settings)}:
+        has = {
+            key: [str(one.get(key, "none")) == str(value) for one in told]
+            for key, value in flatten(change({})).items()
+        }
+        settings = [key for key, held in has.items() if not all(held)]
+        have = [sum(has[key][place] for key in settings) for place in range(len(told))]
+        if len(settings) > 1 and set(have) == {0, len(settings)}:
             told = [
                 {key: value for key, value in one.items() if key not in settings}
                 | ({VARIANT: name} if count else {})

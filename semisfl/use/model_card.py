@@ -4,6 +4,7 @@ from pathlib import Path
 
 from semisfl import lookup
 from semisfl.files import write_whole
+from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
 from semisfl.sections import ConfigError
 from semisfl.use.classifier import Classifier
@@ -115,10 +116,8 @@ def _leakage(about: Description) -> str:
 
 
 def _settings(about: Description) -> str:
-    sections = {row.name: row.section for row in lookup.methods().values()}
-    foreign = set(sections.values()) - {sections.get(about.method)}
-    own = {key: value for key, value in about.settings.items() if key not in foreign}
-    return "\n".join(f"- `{key} = {value}`" for key, value in _flat(own))
+    read = without(lookup.others_settings(about.method), dict(_flat(about.settings)))
+    return "\n".join(f"- `{key} = {value}`" for key, value in read.items())
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

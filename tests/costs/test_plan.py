@@ -115,9 +115,8 @@ def test_a_better_cut_and_a_small_device_are_found() -> None:
 
 def test_what_is_known_of_images_is_used() -> None:
     """A client that draws 3,200 of its 100 images has 100 to send the teacher's features of."""
-    settings = config.parse(
-        config.override(presets.values_of("cifar10"), ["wire.teacher_once=true"])
-    )
+    once = ["wire.teacher_once=true", "teacher.client=frozen"]
+    settings = config.parse(config.override(presets.values_of("cifar10"), once))
     few, many = (
         method_costs(settings, (3, 32, 32), 10, 1.0, 1.0, images=images)[0]["up_bytes"]
         for images in (100.0, 1e6)

@@ -58,6 +58,19 @@ def test_a_variant_is_called_by_its_name() -> None:
     assert not any(label.endswith(" frontier") for label in told), "the last has it in part"
 
 
+def test_a_variant_is_called_by_its_name_though_a_preset_has_a_part_of_it() -> None:
+    semisfl = {"method": "semisfl"}
+    plain, frontier = (presets.values_of(name) for name in ("cifar10", "cifar10+frontier"))
+    assert plain["teacher"] == frontier["teacher"]
+    assert labels(semisfl | plain, semisfl | frontier) == ["SemiSFL", "SemiSFL frontier"]
+    # One setting is clearer than the name.
+    frozen = merge(frontier, {"teacher": {"client": "frozen"}})
+    assert labels(semisfl | frontier, semisfl | frozen) == [
+        "SemiSFL teacher.client=ema",
+        "SemiSFL teacher.client=frozen",
+    ]
+
+
 def test_what_changes_no_number_tells_apart_only_if_nothing_else_does() -> None:
     often, seldom = ({"method": "semisfl", "runtime": {"checkpoint_every": n}} for n in (1, 9))
     other = merge(seldom, {"data": {"labeled": 10}})
@@ -83,6 +96,15 @@ def test_settings_of_other_methods_do_not_tell_apart() -> None:
         "SemiSFL semisfl.temperature=0.1",
         "SemiSFL semisfl.temperature=0.2",
     ]
+
+
+def test_a_setting_that_one_method_alone_reads_does_not_keep_the_seeds_of_others_apart() -> None:
+    seeds = [
+        {"seed": seed, "teacher": {"client": kind, "ema_decay": 0.9}}
+        for seed, kind in enumerate(("frozen", "ema"))
+    ]
+    assert labels(*({"method": "fedswitch-sl"} | one for one in seeds)) == ["FedSwitch-SL"]
+    assert len(labels(*({"method": "semisfl"} | one for one in seeds))) == 2
 
 
 def test_runs_of_a_method_that_is_not_installed_are_told_apart_too() -> None:

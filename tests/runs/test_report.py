@@ -178,10 +178,10 @@ def test_committed_results_can_be_reported(
         # One of those tried with 250 labels does not learn; `stand-ins` has a set of 100 classes.
         least = {"250-labels": 9, "stand-ins": 25}.get(folder.name, 30)
         assert result["accuracy"]["mean"] > least
-        # `watch` holds a run that is not finished, for the page's pictures of one, `unfinished` only
-        # such, `frontier` two that ended where they were told to.
+        # `watch` holds a run that is not finished, for the page's pictures of one, `frontier` two that
+        # ended where they were told to.
         if not (folder.name == "frontier" and "ended by a limit" in result["remark"]):
-            assert bool(result["remark"]) == (folder.name in ("watch", "unfinished"))
+            assert bool(result["remark"]) == (folder.name == "watch")
         assert result["label"].split()[0] == METHODS[result["method"]].title
     assert picture.read_bytes().startswith(PNG)
 
@@ -302,4 +302,4 @@ def test_the_results_page_says_what_the_files_hold() -> None:
         assert set.union(*found) - always == set(re.findall(r"`(\w+)`", keys)), pattern
     assert described == {file.parent for file in RESULTS.rglob("config.toml")}
     unfinished = {path.parent for path in described if not report.read_run(path).finished}
-    assert unfinished == {RESULTS / "watch", RESULTS / "h200" / "unfinished"}, "as the page says"
+    assert unfinished == {RESULTS / "watch"}, "as the page says"

@@ -86,7 +86,8 @@ def test_mistakes_in_a_file(tmp_path: Path, text: str, said: str) -> None:
 def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path: Path) -> None:
     """Each group has its runs beside the file, with the settings that it has now."""
     found = read_variants(file)
-    jobs = compare.list_jobs(presets.values_of("cifar10"), ["semisfl"], 1, tmp_path, variants=found)
+    values = config.override(presets.values_of("cifar10"), ["teacher.client=frozen"])
+    jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=found)
     assert len(jobs) == len(found) and found[0] == Variant("plain")
     for variant, job in zip(found, jobs, strict=True):
         path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*/config.toml"))
