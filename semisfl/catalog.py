@@ -25,8 +25,8 @@ class NamedMethod:
     """Where its settings stand in a configuration; methods may share one."""
     settings: str | None = None
     """Their class, a `semisfl.sections.Section`, in a module that loads no torch."""
-    alone: tuple[str, ...] = ()
-    """Settings in other sections that no other method reads."""
+    ignores: tuple[str, ...] = ()
+    """Settings of the sections of every run that it does not read: runs that differ in one are alike."""
     works: tuple[str, ...] = ()
     """Classes of its client halves, for clients that live in processes of their own."""
     cost: str | None = None
@@ -94,7 +94,6 @@ METHODS = {
             summary="split model, teacher pseudo-labels, clustering regularisation",
             section="semisfl",
             settings="semisfl.methods.semisfl_settings:SemiSFLSettings",
-            alone=("teacher.client",),
             cost="semisfl.methods.semisfl_settings:cost",
         ),
         NamedMethod(
@@ -102,6 +101,7 @@ METHODS = {
             code="semisfl.methods.supervised:Supervised",
             title="Supervised-only",
             summary="the server's labels alone; nothing is sent",
+            ignores=("teacher.client",),
             cost="semisfl.methods.sizes:nothing",
         ),
         NamedMethod(
@@ -117,6 +117,7 @@ METHODS = {
                 "semisfl.methods.semifl.method:SemiFLWork",
                 "semisfl.methods.semifl.method:StatisticsWork",
             ),
+            ignores=("teacher.client",),
             cost="semisfl.methods.semifl.settings:cost",
         ),
         NamedMethod(
@@ -129,6 +130,7 @@ METHODS = {
             section="fedmatch",
             settings="semisfl.methods.fedmatch.settings:FedMatchSettings",
             works=("semisfl.methods.fedmatch.method:FedMatchWork",),
+            ignores=("teacher.client",),
             cost="semisfl.methods.fedmatch.settings:cost",
         ),
         NamedMethod(
@@ -140,6 +142,7 @@ METHODS = {
             section="fedswitch",
             settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
             works=("semisfl.methods.fedswitch:FedSwitchWork",),
+            ignores=("teacher.client",),
             cost="semisfl.methods.fedswitch_settings:cost",
         ),
         NamedMethod(
@@ -150,6 +153,7 @@ METHODS = {
             note="a reconstruction: FedSwitch's rule, decided on the server",
             section="fedswitch",
             settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
+            ignores=("teacher.client",),
             cost="semisfl.methods.fedswitch_settings:split_cost",
         ),
         NamedMethod(
@@ -165,6 +169,7 @@ METHODS = {
                 "semisfl.methods.fl2.method:FL2Work",
                 "semisfl.methods.semifl.method:StatisticsWork",
             ),
+            ignores=("teacher.client",),
             cost="semisfl.methods.fl2.settings:cost",
         ),
     )

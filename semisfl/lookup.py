@@ -70,12 +70,12 @@ def settings_class(row: NamedMethod) -> type[Section] | None:
     return found
 
 
-def others_settings(name: str) -> set[str]:
-    """Dotted keys of settings and sections that other methods read, and this one does not."""
-    read = {
-        key: {one for one in (row.section, *row.alone) if one} for key, row in methods().items()
-    }
-    return set().union(*read.values()) - read.get(name, set())
+def unread_settings(name: str) -> set[str]:
+    """Dotted keys that do not matter to a method: other methods' sections, and what it ignores."""
+    rows = methods()
+    sections = {row.section for row in rows.values() if row.section is not None}
+    own = rows.get(name)
+    return sections if own is None else (sections - {own.section}) | set(own.ignores)
 
 
 def works(row: NamedMethod) -> dict[str, Any]:

@@ -93,6 +93,12 @@ def test_a_path_is_enough_to_run_show_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_an_installed_method_is_taken_to_read_every_setting_but_other_methods() -> None:
+    assert lookup.unread_settings(NAME) == {"semisfl", "semifl", "fedmatch", "fedswitch", "fl2"}
+    assert "fixmatch" in lookup.unread_settings("semisfl")
+
+
+@pytest.mark.usefixtures("installed")
 def test_an_installed_method_is_listed_shown_and_priced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

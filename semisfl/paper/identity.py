@@ -24,7 +24,7 @@ def identity(config: Config) -> str:
         del partition["alpha"]
     if config.method == "supervised":  # nobody holds anything but the server
         del values["data"]["partition"]
-    for key in (*LEFT_OUT, *lookup.others_settings(config.method)):
+    for key in (*LEFT_OUT, *lookup.unread_settings(config.method)):
         _remove(values, key.split("."))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -65,9 +65,9 @@ def in_full(configs: Sequence[Flat]) -> list[Flat]:
     methods = {one["method"] for one in configs}
     defaults = {method: _defaults(method) for method in methods}
     known = methods & lookup.methods().keys()
-    foreign = {method: lookup.others_settings(method) for method in known}
+    unread = {method: lookup.unread_settings(method) for method in known}
     return [
-        without(foreign.get(one["method"], ()), defaults[one["method"]] | one) for one in configs
+        without(unread.get(one["method"], ()), defaults[one["method"]] | one) for one in configs
     ]
 
 

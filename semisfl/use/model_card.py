@@ -116,7 +116,7 @@ def _leakage(about: Description) -> str:
 
 
 def _settings(about: Description) -> str:
-    read = without(lookup.others_settings(about.method), dict(_flat(about.settings)))
+    read = without(lookup.unread_settings(about.method), dict(_flat(about.settings)))
     return "\n".join(f"- `{key} = {value}`" for key, value in read.items())
 
 

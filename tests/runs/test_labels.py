@@ -98,7 +98,7 @@ def test_settings_of_other_methods_do_not_tell_apart() -> None:
     ]
 
 
-def test_a_setting_that_one_method_alone_reads_does_not_keep_the_seeds_of_others_apart() -> None:
+def test_a_setting_that_a_method_ignores_does_not_keep_its_seeds_apart() -> None:
     seeds = [
         {"seed": seed, "teacher": {"client": kind, "ema_decay": 0.9}}
         for seed, kind in enumerate(("frozen", "ema"))
