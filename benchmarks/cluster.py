@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from semisfl import presets
-from semisfl.config import Config, override, parse
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import Fleet, SplitRound
-from semisfl.fleet.cluster import ClusterFleet
+from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
+from semisfl.fleet.cluster.rank_worker import RankWorker
+from semisfl.fleet.cluster.ranks import Ranks
 from semisfl.fleet.local import LocalFleet
-from semisfl.fleet.rank_worker import RankWorker
-from semisfl.fleet.ranks import Ranks
 from semisfl.fleet.setup import FleetSetup
 from semisfl.runs.experiment import fleet_setup
+from semisfl.settings import presets
+from semisfl.settings.config import Config, override, parse
 
 ACTIVE = {10: 10, 100: 3, 1000: 1}
 """Iterations that are timed, by how many clients are active; one more comes before."""

@@ -48,14 +48,14 @@ from flwr.simulation import run_simulation  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from semisfl import config, presets  # noqa: E402
 from semisfl.algorithm.losses import consistency, pseudo_label  # noqa: E402
-from semisfl.config import Config  # noqa: E402
 from semisfl.data.augment import Augmentation, Normalizer  # noqa: E402
 from semisfl.data.batches import RoundBatches, split_views  # noqa: E402
 from semisfl.fleet.base import FullRound, State, mean_state  # noqa: E402
 from semisfl.methods.full_model import states_of  # noqa: E402
 from semisfl.runs import experiment as experiments  # noqa: E402
+from semisfl.settings import config, presets  # noqa: E402
+from semisfl.settings.config import Config  # noqa: E402
 
 # The threshold is low, so that an untrained model labels something: the best of ten classes has a
 # tenth at least. So is the rate: a model that is taught by itself alone soon agrees with itself,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from semisfl import parse, presets
+from semisfl import parse
 from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
 from semisfl.attacks.likeness import likeness
 from semisfl.engine.weights import clone
@@ -22,8 +22,9 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.vigilance import alignment
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.policy import Policy
 from semisfl.runs.experiment import Experiment, assemble, load_data
+from semisfl.settings import presets
+from semisfl.settings.policy import Policy
 
 LAYERS: list[dict[str, Any]] = [
     {"kind": "conv", "channels": 8, "kernel": 5, "stride": 2},

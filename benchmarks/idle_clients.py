@@ -18,11 +18,12 @@ from benchmarks.loopback import (
     resident,
     server,
 )
-from semisfl.net import certs, chunks
+from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.frames import encode
 from semisfl.net.messages import Schemas
+from semisfl.net.tls import certs
 
 
 class Responder:

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.models import SplitModel, build
-from semisfl.net import certs
+from semisfl.models.split import SplitModel, build
+from semisfl.models.zoo import MODELS
+from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
 from semisfl.runs.portable import Description, answering_weights
-from semisfl.tables.named import MODELS
 from semisfl.use.classifier import Classifier, cut_layers
 from semisfl.use.model_client import ModelClient
 from semisfl.use.model_file import load

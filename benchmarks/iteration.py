@@ -28,11 +28,11 @@ from benchmarks.loopback import (
     server,
 )
 from semisfl.fleet.base import SplitRound
-from semisfl.net import certs
 from semisfl.net.client.connection import Connection
 from semisfl.net.frames import decode, encode
 from semisfl.net.messages import Schemas
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.tls import certs
 
 
 def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:

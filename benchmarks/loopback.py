@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import nn
 
-from semisfl.config import Config, parse
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
-from semisfl.models import SplitModel
-from semisfl.net import certs
+from semisfl.models.split import SplitModel
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.tls import certs
+from semisfl.settings.config import Config, parse
 
 BATCH, FEATURES = 64, 4096  # student and teacher features 2 MiB, gradients 1 MiB
 CLIENTS = 10

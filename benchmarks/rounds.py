@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from semisfl.catalog import DATA
+from semisfl.costs import bench
+from semisfl.costs.round_work import matrix_product, round_operations
 from semisfl.engine.hardware import Hardware
-from semisfl.runs import bench
-from semisfl.runs.round_work import matrix_product, round_operations
+from semisfl.settings.catalog import DATA
 
 LABELED = 1000
 LONGEST_KERNELS = 45

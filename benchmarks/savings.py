@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from semisfl import config, presets
 from semisfl.runs.start import train
+from semisfl.settings import config, presets
 
 CODED = ("student_features", "teacher_features", "gradients", "models")
 ONCE, USED = {"teacher_once": True}, {"gradient_rows": "used"}

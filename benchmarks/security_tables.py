@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from semisfl import config as configs
 from semisfl.attacks.poisoning import ATTACKS
 from semisfl.attacks.spoiling import NOBODY, Losses, losses, read
 from semisfl.paper.document import filled
 from semisfl.runs.report import Spread
+from semisfl.settings import config as configs
 
 LEAKAGE, SPOILERS = Path("results/leakage"), Path("results/spoilers/digits.jsonl")
 DOCUMENT, PICTURE = Path("docs/security.md"), Path("docs/leakage-tradeoff.png")

@@ -30,18 +30,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.loopback import authority, free_port, resident
-from semisfl.config import Config, parse
 from semisfl.data import partition, sources
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import certs
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.tls import certs
 from semisfl.runs import start
 from semisfl.runs.sinks import Observed
+from semisfl.settings.config import Config, parse
 
 PROCESSES = multiprocessing.get_context("fork")
 CROWDS = 2

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from semisfl.catalog import DATA
-from semisfl.config import Config
-from semisfl.runs import bench
+from semisfl.costs import bench
 from semisfl.runs.experiment import assemble, divide
+from semisfl.settings.catalog import DATA
+from semisfl.settings.config import Config
 from tests.twin import PlainTwin
 
 BATCHNORM = """[

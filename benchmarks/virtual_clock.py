@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from semisfl.config import Config, parse
+from semisfl.costs.client_speed import client_speed
 from semisfl.costs.clock import MEGABIT, Range, World
 from semisfl.costs.profiles import Device, Profile
 from semisfl.costs.recost import replay
@@ -37,8 +37,8 @@ from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import start
-from semisfl.runs.client_speed import client_speed
 from semisfl.runs.report import read_run
+from semisfl.settings.config import Config, parse
 
 PROCESSES = multiprocessing.get_context("spawn")
 LINKS = ((0.8, 10.0), (2.0, 15.0), (8.0, 20.0))

@@ -3,22 +3,22 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from semisfl.settings.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from semisfl.config import Config as Config
-    from semisfl.config import ConfigError as ConfigError
-    from semisfl.config import parse as parse
     from semisfl.data.partition import Partition as Partition
     from semisfl.data.sources import Dataset as Dataset
     from semisfl.data.sources import load_data as load_data
-    from semisfl.layers import Residual as Residual
-    from semisfl.presets import preset as preset
+    from semisfl.models.layers import Residual as Residual
+    from semisfl.models.modules import layers_of as layers_of
     from semisfl.runs.experiment import divide as divide
     from semisfl.runs.loop import Result as Result
     from semisfl.runs.start import resume as resume
     from semisfl.runs.start import train as train
-    from semisfl.tables.modules import layers_of as layers_of
+    from semisfl.settings.config import Config as Config
+    from semisfl.settings.config import ConfigError as ConfigError
+    from semisfl.settings.config import parse as parse
+    from semisfl.settings.presets import preset as preset
     from semisfl.use.classifier import Classifier as Classifier
     from semisfl.use.model_file import load as load
     from semisfl.use.predict import evaluate as evaluate
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 # Looked up on first use, so that reading a report or `--help` does not wait for torch.
 _HOMES = {
     "Classifier": "semisfl.use.classifier",
-    "Config": "semisfl.config",
-    "ConfigError": "semisfl.config",
+    "Config": "semisfl.settings.config",
+    "ConfigError": "semisfl.settings.config",
     "Dataset": "semisfl.data.sources",
     "Partition": "semisfl.data.partition",
-    "Residual": "semisfl.layers",
+    "Residual": "semisfl.models.layers",
     "Result": "semisfl.runs.loop",
     "divide": "semisfl.runs.experiment",
     "evaluate": "semisfl.use.predict",
-    "layers_of": "semisfl.tables.modules",
+    "layers_of": "semisfl.models.modules",
     "load": "semisfl.use.model_file",
     "load_data": "semisfl.data.sources",
-    "parse": "semisfl.config",
+    "parse": "semisfl.settings.config",
     "predict": "semisfl.use.predict",
-    "preset": "semisfl.presets",
+    "preset": "semisfl.settings.presets",
     "resume": "semisfl.runs.start",
     "train": "semisfl.runs.start",
 }

@@ -3,8 +3,8 @@
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.methods.sizes import Sizes
-from semisfl.models import SplitModel
-from semisfl.run_settings import WireConfig
+from semisfl.models.split import SplitModel
+from semisfl.settings.run import WireConfig
 
 
 def sizes_of(

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from semisfl import config, lookup, models
 from semisfl.cli.main import main
-from semisfl.config import ConfigError
 from semisfl.costs.rounds import cost_of
 from semisfl.data import sources
 from semisfl.fleet.codec import codec_named
+from semisfl.models import split as models
 from semisfl.runs.loop import run_rounds
-from semisfl.toml import commented_toml, to_toml
+from semisfl.settings import config, lookup
+from semisfl.settings.config import ConfigError
+from semisfl.settings.toml import commented_toml, to_toml
 from tests import toy
 from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
 from tests.sizes import sizes_of
@@ -159,8 +160,8 @@ def test_it_learns_costs_what_its_formula_says_and_is_written_down_whole() -> No
 # --- mistakes -------------------------------------------------------------------------------------
 
 OTHER = """
-from semisfl.catalog import NamedCodec, NamedData, NamedMethod
-from semisfl.sections import Section
+from semisfl.settings.catalog import NamedCodec, NamedData, NamedMethod
+from semisfl.settings.sections import Section
 
 class Bare:
     def round(self, round_index): ...
@@ -238,7 +239,7 @@ def test_a_broken_package_does_not_take_the_others_down(
 # --- data sets and codecs -------------------------------------------------------------------------
 
 SHAPES = """
-from semisfl.catalog import NamedAggregate, NamedCodec, NamedData
+from semisfl.settings.catalog import NamedAggregate, NamedCodec, NamedData
 
 RULE = NamedAggregate(name="first", code="other_codec:first", summary="the first client's")
 LOOK = {"shape": (1, 8, 8), "classes": 2, "mean": (0.25,), "std": (0.5,)}

@@ -1,4 +1,4 @@
-"""Imports go one way: cli -> runs -> methods -> algorithm, models, fleet.base."""
+"""Imports go one way: cli, tools, runs, methods, then algorithm, models and fleet.base."""
 
 import ast
 import re
@@ -79,64 +79,68 @@ def test_the_parser_sees_imports() -> None:
     assert "matplotlib.figure" not in imports("semisfl.data.partition", when_imported=True)
 
 
-# Who may import what of the package, from the bottom up.
-SETTINGS = (
-    *("seeds", "sections", "catalog", "lookup", "run_settings", "config", "policy"),
-    *("label_settings", "presets", "rows", "stopping"),
-)
-ALLOWED = {
-    "seeds": (),
-    "sections": (),
-    "catalog": (),
-    "lookup": ("catalog", "sections"),
-    "policy": ("sections",),
-    "run_settings": ("tables.kinds", "catalog", "lookup", "sections"),
-    "label_settings": ("sections",),
-    "config": ("run_settings", "catalog", "lookup", "sections", "policy"),
-    "files": (),
-    "tables.kinds": (),
-    "tables.shapes": ("tables.kinds",),
-    "tables.named": ("tables.kinds", "tables.shapes"),
-    "tables.modules": ("tables.kinds", "tables.shapes", "layers"),
-    "toml": ("config",),
-    "engine": ("engine", "layers", "run_settings"),
-    "layers": ("engine.kernels",),
-    "models": ("layers", "tables", "seeds", "config", "run_settings", "engine.kernels"),
-    "data": ("data", "seeds", "run_settings", "files", "catalog", "lookup", "engine.kernels"),
-    "algorithm": ("algorithm", "config", "run_settings", "label_settings", "engine"),
-    "fleet": ("fleet", "engine", "models", "layers", "tables", "data", *SETTINGS),
+ROOT_FILES = ("seeds", "files", "stopping", "metrics")
+# What each folder may import of the package, from the bottom up. A name is a folder or a module.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "settings": ("settings",),
+    "engine": ("engine", "settings"),
+    "models": ("models", "engine", "settings", "seeds"),
+    "data": ("data", "engine.kernels", "settings", "seeds", "files"),
+    "algorithm": ("algorithm", "engine", "settings"),
+    "fleet": ("fleet", "models", "data", "engine", "settings", "seeds", "stopping"),
     # `fleet.codec` says how many bytes a tensor is, `fleet.aggregate` makes one state of several;
     # the engines themselves stay out of sight.
     "methods": (
-        *("methods", "algorithm", "models", "layers", "data", *SETTINGS),
-        *("fleet.base", "fleet.codec", "fleet.aggregate", "fleet.held_back", "engine"),
+        *("methods", "algorithm", "models", "data", "engine", "settings", *ROOT_FILES),
+        *("fleet.base", "fleet.codec", "fleet.aggregate", "fleet.held_back"),
     ),
-    "attacks.poisoning": ("fleet.base", *SETTINGS),
-    "attacks.spoilt_fleet": ("attacks.poisoning", "fleet", *SETTINGS),
-    **dict.fromkeys(
-        (
-            "attacks.inversion",
-            "attacks.updates",
-            "attacks.guesses",
-            "attacks.meter",
-            "attacks.hijacking",
-        ),
-        ("attacks", "fleet", "models", "layers", "data", "engine", *SETTINGS),
+    "net": ("net", "fleet", "models", "data", "engine.hardware", "settings", *ROOT_FILES),
+    "runs": (
+        "runs",
+        "methods",
+        "net",
+        "fleet",
+        "models",
+        "data",
+        "engine",
+        "settings",
+        *ROOT_FILES,
     ),
-    "use": (
-        *("use", "runs", "net", "fleet", "models", "layers", "tables", "data", "engine", "files"),
-        *SETTINGS,
+    "attacks": ("attacks", "runs", "fleet", "models", "data", "engine", "settings", *ROOT_FILES),
+    "costs": (
+        "costs",
+        "runs",
+        "methods",
+        "fleet",
+        "models",
+        "data",
+        "engine",
+        "settings",
+        *ROOT_FILES,
     ),
-    "net": ("net", "fleet", "models", "data", "files", "engine.hardware", *SETTINGS),
+    "use": ("use", "runs", "net", "fleet", "models", "data", "engine", "settings", *ROOT_FILES),
+    "watch": ("watch", "runs", "settings", *ROOT_FILES),
+    "paper": ("paper", "costs", "runs", "data", "engine.hardware", "settings", *ROOT_FILES),
+    "cli": (
+        *("cli", "paper", "watch", "use", "costs", "attacks", "runs", "net", "fleet", "models"),
+        *("data", "engine.hardware", "settings", *ROOT_FILES),
+    ),
 }
+
+
+def test_every_folder_has_a_row_and_the_root_is_small() -> None:
+    folders = {path.name for path in ROOT.iterdir() if any(path.rglob("*.py"))}
+    assert folders == set(ALLOWED)
+    assert {path.stem for path in ROOT.glob("*.py")} == {"__init__", "__main__", *ROOT_FILES}
+    for name in ROOT_FILES:
+        assert not inside(f"semisfl.{name}"), f"{name} is at the bottom"
 
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_direction(package: str) -> None:
     for module in modules(package):
         for name in inside(module):
-            # `from semisfl import __version__` names the package itself.
-            assert name == "semisfl" or below(name, *ALLOWED[package]), f"{module} imports {name}"
+            assert below(name, *ALLOWED[package]), f"{module} imports {name}"
 
 
 def test_algorithm_is_torch_only() -> None:
@@ -147,13 +151,29 @@ def test_algorithm_is_torch_only() -> None:
         assert outside <= {"torch", "numpy"}, module
 
 
-def test_nothing_below_imports_runs_or_cli() -> None:
-    for module in modules("algorithm", "models", "data", "engine", "fleet", "net", "methods"):
-        for name in inside(module):
-            assert not below(name, "runs", "cli", "use", "costs"), f"{module} imports {name}"
-    for module in FILES:
-        if not below(module, "cli", "__main__"):
-            assert not any(below(name, "cli") for name in inside(module)), module
+def room(module: str) -> str:
+    """Return the folder of a module, or its own name where it lies in the root."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def test_folders_make_a_picture_that_fits_a_page() -> None:
+    """At most 22 rooms on 10 floors with 110 arrows, none upwards."""
+    arrows = {
+        (room(module), room(name))
+        for module in FILES
+        for name in inside(module)
+        if room(module) != room(name)
+    }
+    rooms = {room(module) for module in FILES}
+    assert len(rooms) <= 22
+    assert len(arrows) <= 110
+    left, floors = set(rooms), 0
+    while left:
+        floor = {one for one in left if not any((one, other) in arrows for other in left)}
+        assert floor, f"these folders import each other: {sorted(left)}"
+        left, floors = left - floor, floors + 1
+    assert floors <= 10
 
 
 def test_report_and_watch_import_nothing_that_trains() -> None:
@@ -178,14 +198,10 @@ def test_the_core_needs_little() -> None:
             "models",
             "methods",
             "data",
-            "config",
-            "run_settings",
-            "label_settings",
-            "presets",
+            "settings",
             "seeds",
-            "toml",
         ),
-        *modules("engine.hardware", "engine.sgd", "engine.stack", "engine.sums", "engine.weights"),
+        *modules("engine.hardware", "engine.sgd", "engine.sums", "engine.weights"),
         *(f"semisfl.runs.{name}" for name in ("experiment", "loop", "start", "directory")),
         *(f"semisfl.fleet.{name}" for name in ("base", "codec", "local", "local_full")),
     ]

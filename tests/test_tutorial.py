@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl import config
 from semisfl.cli.main import main
-from semisfl.toml import to_toml
+from semisfl.settings import config
+from semisfl.settings.toml import to_toml
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LASTING = ("serve", "join", "watch", "serve-model")

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from semisfl import config, models
-from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import ViewKind, draw_view, make_view
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.models import split as models
 from semisfl.runs import experiment
+from semisfl.settings import config
+from semisfl.settings.config import Config
 
 CLASSES = 4
 # Residual blocks with what can be computed as one (convolution, ReLU, pooling) and with BatchNorm.

@@ -20,15 +20,15 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import DrawnView, draw_batches, draw_view, make_view, split_views
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.base import draw_active
 from semisfl.fleet.codec import codec_named, roundtrip_state
-from semisfl.layers import use_generator
-from semisfl.models import SplitModel
+from semisfl.models.layers import use_generator
+from semisfl.models.split import SplitModel
+from semisfl.settings.config import Config
 
 
 def toy_data(

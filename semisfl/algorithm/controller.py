@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from semisfl.run_settings import ControllerConfig
+from semisfl.settings.run import ControllerConfig
 
 # The published code asks for this much more progress of the semi-supervised loss.
 MARGIN = 1e-5

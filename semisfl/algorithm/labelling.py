@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.algorithm.losses import consistency, pseudo_label
-from semisfl.label_settings import LabelSettings
+from semisfl.settings.pseudo_labels import LabelSettings
 
 
 class Labels(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 
-from semisfl.run_settings import OptimizerConfig
+from semisfl.settings.run import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, round_index: int, rounds: int) -> float:

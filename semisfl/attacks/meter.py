@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from semisfl import seeds
 from semisfl.attacks import guesses, inversion, updates
 from semisfl.attacks.likeness import likeness
-from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import draw_view, make_view
 from semisfl.engine.inference import outputs
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.layers import named_layers
-from semisfl.policy import Policy
+from semisfl.models.layers import named_layers
+from semisfl.settings.config import Config
+from semisfl.settings.policy import Policy
 
 RANDOM = "random"
 """No defence: features without any content, where every attack must fail."""

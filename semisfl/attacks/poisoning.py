@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from semisfl.config import ConfigError
 from semisfl.fleet.base import Features, State
+from semisfl.settings.config import ConfigError
 
 TARGET = 0
 """The class that a backdoor opens to."""

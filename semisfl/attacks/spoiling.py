@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from semisfl import config as configs
-from semisfl import lookup
 from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, stamped
 from semisfl.attacks.spoilt_fleet import attackers_of, spoilt_fleet
-from semisfl.config import Config, ConfigError
 from semisfl.engine.inference import outputs
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide, load_images
 from semisfl.runs.loop import run_rounds
+from semisfl.settings import config as configs
+from semisfl.settings import lookup
+from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)

@@ -82,7 +82,7 @@ def classify(
 ) -> None:
     """The classes of images, of which only features leave this device."""
     with needs_network():
-        from semisfl.net.certs import load_client_credentials
+        from semisfl.net.tls.certs import load_client_credentials
         from semisfl.use.model_client import ModelClient
 
     if certs is None and not insecure_loopback:

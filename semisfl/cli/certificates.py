@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def init(directory: Directory = Path("certs")) -> None:
     """Make the authority that signs the others."""
     with needs_network():
-        from semisfl.net import certs
+        from semisfl.net.tls import certs
     _made(certs.make_authority(directory), directory / "authority.crt")
 
 
@@ -39,7 +39,7 @@ def server(
 ) -> None:
     """Make the server's certificate."""
     with needs_network():
-        from semisfl.net import certs
+        from semisfl.net.tls import certs
     _made(certs.make_server(directory, names), directory / "server.crt")
 
 
@@ -47,7 +47,7 @@ def server(
 def client(name: Name, directory: Directory = Path("certs")) -> None:
     """Make a device's certificate: a folder to carry to it."""
     with needs_network():
-        from semisfl.net import certs
+        from semisfl.net.tls import certs
     _made(certs.make_client(directory, name), directory / "clients" / name)
 
 
@@ -63,7 +63,7 @@ def renew(
 ) -> None:
     """Make a new certificate before the old one expires, for the same name or hosts."""
     with needs_network():
-        from semisfl.net import certs
+        from semisfl.net.tls import certs
     if (name is None) != for_server:
         raise ValueError("certs renew wants --name NAME of a device, or --server")
     if hosts and not for_server:
@@ -97,7 +97,7 @@ def revoke(
 ) -> None:
     """Turn a device away from now on: all of its certificates, or one."""
     with needs_network():
-        from semisfl.net import ledger
+        from semisfl.net.tls import ledger
     if sum(way is not None for way in (name, serial, certificate)) != 1:
         raise ValueError("certs revoke wants one of --name NAME, --serial HEX, --certificate FILE")
     if name is not None:
@@ -121,7 +121,7 @@ def revoke(
 def list_certificates(directory: Directory = Path("certs"), as_json: Json = False) -> None:
     """Every certificate ever made, and how long each is still good."""
     with needs_network():
-        from semisfl.net import ledger
+        from semisfl.net.tls import ledger
     rows = ledger.listing(directory)
     if as_json:
         print(json.dumps([_plain(row) for row in rows]))
@@ -144,7 +144,7 @@ def _plain(row: Any) -> dict[str, Any]:
 
 
 def _made(issued: Any, place: Path) -> None:
-    from semisfl.net.certs import LEAF_LIFE
+    from semisfl.net.tls.certs import LEAF_LIFE
 
     until = f"{issued.valid_until:%Y-%m-%d}"
     print(f"made {place}, valid until {until}, fingerprint {issued.fingerprint[:16]}")

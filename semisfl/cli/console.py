@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.sinks import RunInfo, Sink
 
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from semisfl import config, presets
 from semisfl.cli import training
 from semisfl.cli.signals import StopSignals
-from semisfl.config import Config
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import certs
 from semisfl.net.server.fleet import NetworkFleet
+from semisfl.net.tls import certs
 from semisfl.runs import start
 from semisfl.runs.experiment import load_data, load_images
 from semisfl.runs.loop import Result
+from semisfl.settings import config, presets
+from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 
 SETTINGS = [

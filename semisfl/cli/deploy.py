@@ -55,13 +55,13 @@ def serve(
     """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
     with needs_network():
         from semisfl.net.server.fleet import NetworkFleet
-    from semisfl import config
     from semisfl.cli import training
     from semisfl.cli.signals import StopSignals
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
     from semisfl.runs.experiment import load_images
+    from semisfl.settings import config
 
     if resume is not None:
         refuse_beside_resume(context)

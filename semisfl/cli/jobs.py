@@ -5,11 +5,11 @@ from pathlib import Path
 
 from semisfl.cli import console, training
 from semisfl.cli.signals import StopSignals
-from semisfl.config import ConfigError
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
 from semisfl.runs.pools import Leave, Pool
+from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 
 

@@ -12,7 +12,7 @@ from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Quiet, Settings, values_of
 
 if TYPE_CHECKING:
-    from semisfl.policy import Policy
+    from semisfl.settings.policy import Policy
 
 
 def register(app: typer.Typer) -> None:
@@ -58,10 +58,9 @@ def leakage(
     quiet: Quiet = False,
 ) -> None:
     """Attack the clients of a run as its server could; what is rebuilt, against chance."""
-    from semisfl import config as configs
-    from semisfl.attacks import picture
+    from semisfl.attacks import exposure, picture
     from semisfl.cli.signals import StopSignals
-    from semisfl.runs import exposure
+    from semisfl.settings import config as configs
 
     if effort not in ("full", "quick"):
         raise ValueError(f"--effort {effort!r} is neither full nor quick")
@@ -95,8 +94,8 @@ def leakage(
 
 def _defences(asked: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:
     from semisfl.attacks.meter import RANDOM
-    from semisfl.config import override
-    from semisfl.policy import Policy, parse_policy
+    from semisfl.settings.config import override
+    from semisfl.settings.policy import Policy, parse_policy
 
     if not asked:
         found: dict[str, Policy | str] = {"none": Policy()}

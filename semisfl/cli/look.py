@@ -26,8 +26,8 @@ def register(app: typer.Typer) -> None:
 
 def list_(json_: Json = False) -> None:
     """Presets, methods, models, data sets, codecs, aggregates and sinks."""
-    from semisfl import lookup
-    from semisfl.presets import PRESETS, VARIANTS
+    from semisfl.settings import lookup
+    from semisfl.settings.presets import PRESETS, VARIANTS
 
     known: dict[str, list[dict[str, Any]]] = {
         "presets": [_first_line(name, make) for name, make in PRESETS.items()],
@@ -72,9 +72,9 @@ def _first_line(name: str, function: Any) -> dict[str, Any]:
 
 def _models() -> list[dict[str, Any]]:
     """The named models with their usual cut, before the first flatten; counted without torch."""
-    from semisfl.tables.kinds import Flatten
-    from semisfl.tables.named import MODELS
-    from semisfl.tables.shapes import place
+    from semisfl.models.shapes import place
+    from semisfl.models.zoo import MODELS
+    from semisfl.settings.layer_kinds import Flatten
 
     described = []
     for name, model in MODELS.items():
@@ -110,8 +110,8 @@ def _style(column: str) -> str:
 
 def show(preset: Preset = "digits", settings: Settings = None, json_: Json = False) -> None:
     """Print a configuration, a line of explanation a field; saved to FILE.toml, `run` takes it."""
-    from semisfl import config as configs
-    from semisfl.toml import commented_toml
+    from semisfl.settings import config as configs
+    from semisfl.settings.toml import commented_toml
 
     config = configs.parse(values_of(preset, settings))
     print(config.model_dump_json() if json_ else commented_toml(config), end="\n" if json_ else "")
@@ -124,9 +124,9 @@ def partition(
     json_: Json = False,
 ) -> None:
     """Draw who holds what: the server's labels and every client's images, by class."""
-    from semisfl import config as configs
     from semisfl.data import partition as partitions
     from semisfl.runs.experiment import load_data
+    from semisfl.settings import config as configs
 
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()

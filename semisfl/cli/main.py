@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from semisfl import __version__
 from semisfl.cli import (
     answering,
     certificates,
@@ -26,6 +25,7 @@ from semisfl.cli import (
 )
 from semisfl.cli.options import fill_in_watch, spread_settings
 from semisfl.runs.lock import EXIT_CODE, Taken
+from semisfl.settings.version import VERSION
 from semisfl.stopping import Stopped
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ def options(
     ] = False,
 ) -> None:
     if version:
-        print(f"semisfl {__version__}")
+        print(f"semisfl {VERSION}")
         raise typer.Exit
 
 

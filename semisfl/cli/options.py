@@ -85,7 +85,7 @@ def fill_in_watch(words: Sequence[str], address: str) -> list[str]:
 
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     """The plain values of a preset or file, with ``--set`` applied."""
-    from semisfl import config, presets
+    from semisfl.settings import config, presets
 
     path = Path(preset)
     values = config.read(path) if _is_file(path) else presets.values_of(preset)

@@ -14,9 +14,9 @@ from semisfl.cli.options import Json, Preset, Settings, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 
 if TYPE_CHECKING:
-    from semisfl.config import Config
     from semisfl.costs.clock import World
     from semisfl.costs.plan import Line, Plan
+    from semisfl.settings.config import Config
 
 Uplink = Annotated[
     str, typer.Option(metavar="MBIT/S", help="A client's speed up; 0.8-8: drawn each round.")
@@ -66,9 +66,9 @@ def plan(
 
     The default speeds are the paper's; what its devices compute is assumed (docs/costs.md).
     """
-    from semisfl import config as configs
     from semisfl.costs import about_images
     from semisfl.costs import plan as plans
+    from semisfl.settings import config as configs
 
     config = configs.parse(values_of(preset, settings))
     held = about_images.planned(config)
@@ -101,9 +101,9 @@ def costs(
 
     The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
     """
-    from semisfl import config as configs
     from semisfl.costs import about_images
     from semisfl.costs.plan import method_costs
+    from semisfl.settings import config as configs
 
     config = configs.parse(values_of(preset, settings))
     held = about_images.planned(config)

@@ -56,9 +56,9 @@ def cost(
 
     Accuracies are the recorded ones: what a codec costs in accuracy is not simulated.
     """
-    from semisfl import lookup
     from semisfl.costs.recost import replay
     from semisfl.runs import report
+    from semisfl.settings import lookup
 
     if codec is not None:
         lookup.codec(codec)

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Engine, Jobs, Json, Quiet
-from semisfl.config import ConfigError
 from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
 from semisfl.paper.missing import Missing
 from semisfl.paper.records import Records
+from semisfl.settings.config import ConfigError
 
 RECORDS = Path("results")
 """Searched for finished runs where it is there and nothing else is named."""

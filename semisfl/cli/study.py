@@ -23,11 +23,11 @@ from semisfl.cli.options import (
     name_of,
     values_of,
 )
-from semisfl.lookup import note_of, title_of
 from semisfl.runs import plots, report, sweeps
 from semisfl.runs.report import Group, Summary, accuracy_of
 from semisfl.runs.sweeps import Sweep, Swept
 from semisfl.runs.variants import PLAIN, read_variants
+from semisfl.settings.lookup import note_of, title_of
 
 Target = Annotated[
     float | None,

@@ -6,10 +6,10 @@ from pathlib import Path
 import typer
 
 from semisfl.cli import console, signals
-from semisfl.config import Config, ConfigError
-from semisfl.fleet.ranks import Launch, RankLost
+from semisfl.fleet.cluster.ranks import Launch, RankLost
 from semisfl.runs.compare import Job
 from semisfl.runs.rank import TakingPart, on_ranks
+from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag, Stopped
 
 

@@ -41,10 +41,10 @@ def run(
     context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
 ) -> None:
     """Train once. Ctrl-C stops cleanly; --resume continues exactly where it stopped."""
-    from semisfl import config as configs
     from semisfl.cli import torchrun, training
     from semisfl.cli.signals import StopSignals
-    from semisfl.fleet.ranks import launch
+    from semisfl.fleet.cluster.ranks import launch
+    from semisfl.settings import config as configs
 
     told = launch()
     if told is not None and told.rank > 0:
@@ -135,7 +135,7 @@ def bench(
     ] = None,
 ) -> None:
     """Seconds per round on this machine, where they go, and how they grow with the clients."""
-    from semisfl.runs.bench import main
+    from semisfl.costs.bench import main
 
     if client:
         _bench_client(preset, device, out, as_json)
@@ -176,9 +176,9 @@ def bench(
 
 
 def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> None:
-    from semisfl.catalog import DATA
-    from semisfl.presets import PRESETS
-    from semisfl.runs.client_speed import client_speed
+    from semisfl.costs.client_speed import client_speed
+    from semisfl.settings.catalog import DATA
+    from semisfl.settings.presets import PRESETS
 
     if preset not in PRESETS.keys() & DATA.keys():
         raise ValueError(f"--preset {preset!r} is not known; use one of {', '.join(PRESETS)}")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from semisfl.cli import console
 from semisfl.cli.signals import StopSignals
-from semisfl.config import Config
 from semisfl.data import partition as partitions
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
@@ -16,6 +15,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_data
 from semisfl.runs.loop import Result
 from semisfl.runs.sinks import Guarded, Sink
+from semisfl.settings.config import Config
 
 
 def start(

@@ -8,9 +8,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from semisfl import lookup
-from semisfl.config import Config
-from semisfl.models import Shape
+from semisfl.models.split import Shape
+from semisfl.settings import lookup
+from semisfl.settings.config import Config
 
 
 @dataclass(frozen=True)

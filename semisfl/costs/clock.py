@@ -16,7 +16,7 @@ from semisfl import seeds
 from semisfl.costs import PAPER_DOWN as PAPER_DOWN
 from semisfl.costs import PAPER_UP as PAPER_UP
 from semisfl.costs.profiles import Device, Profile
-from semisfl.sections import ConfigError
+from semisfl.settings.sections import ConfigError
 
 MEGABIT = 1e6 / 8
 """Bytes."""

@@ -7,17 +7,17 @@ from math import prod
 
 import torch
 
-from semisfl.config import Config
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.fleet.savings import bitmap_bytes
-from semisfl.layers import named_layers
 from semisfl.methods.sizes import Sizes
-from semisfl.models import NARROW_HEAD, WIDEST_HEAD, cut_index, uncut
-from semisfl.run_settings import WireConfig
-from semisfl.tables.kinds import Conv, Flatten, Linear
-from semisfl.tables.named import MODELS
-from semisfl.tables.shapes import Placed, Shape, place
+from semisfl.models.layers import named_layers
+from semisfl.models.shapes import Placed, Shape, place
+from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, cut_index, uncut
+from semisfl.models.zoo import MODELS
+from semisfl.settings.config import Config
+from semisfl.settings.layer_kinds import Conv, Flatten, Linear
+from semisfl.settings.run import WireConfig
 
 Tensors = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and dtypes of a state."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from semisfl import lookup
-from semisfl.config import Config
 from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import Range, World, time_round
 from semisfl.costs.cuts import every_cut
 from semisfl.costs.rounds import Priced
 from semisfl.fleet.base import draw_active
-from semisfl.models import Shape
+from semisfl.models.split import Shape
+from semisfl.settings import lookup
+from semisfl.settings.config import Config
 
 ROUNDS = 20
 """Whose mean a plan's seconds are: links differ from round to round."""

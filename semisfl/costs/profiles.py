@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from semisfl.sections import ConfigError, Section
+from semisfl.settings.sections import ConfigError, Section
 
 GIGA = 1e9
 

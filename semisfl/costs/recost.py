@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from semisfl import config as configs
-from semisfl.config import Config
 from semisfl.costs import about_images
 from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import Crossed, crossed_in, recoded
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.report import Run
+from semisfl.settings import config as configs
+from semisfl.settings.config import Config
 
 
 @dataclass(frozen=True)

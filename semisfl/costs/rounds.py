@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
-from semisfl import lookup
-from semisfl.catalog import NamedMethod
-from semisfl.config import Config
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import RoundWork, Share
 from semisfl.costs.cuts import Cut, cut_of
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
+from semisfl.settings import lookup
+from semisfl.settings.catalog import NamedMethod
+from semisfl.settings.config import Config
 
 Bytes = Mapping[str, int]
 """By kind and direction, as a run counts them: ``model_down``, ``features_up``, ..."""

@@ -7,11 +7,11 @@ the method's formula and from who was drawn; where that does not give the record
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semisfl.config import Config
 from semisfl.costs.rounds import Bytes, Priced
 from semisfl.fleet.base import draw_active
 from semisfl.methods.sizes import Cost, Sizes
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
+from semisfl.settings.config import Config
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from semisfl.data.operations import MAX_LEVEL, OPERATIONS, identity, to_device
-from semisfl.run_settings import AugmentConfig
+from semisfl.settings.run import AugmentConfig
 
 GREY = 127
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image as PILImage
 
-from semisfl.catalog import NamedData
 from semisfl.data.decode import Rows, Source, open_image
+from semisfl.settings.catalog import NamedData
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "labels")

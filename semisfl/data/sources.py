@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from semisfl import lookup
-from semisfl.catalog import NamedData
 from semisfl.data import decode, folder, hub, npz
 from semisfl.data.decode import Decoded, Size, Source
 from semisfl.files import write_whole
+from semisfl.settings import lookup
+from semisfl.settings.catalog import NamedData
 
 CACHE_FORMAT = 1  # raise it when decoding changes: older cached copies are then passed over
 

@@ -10,7 +10,7 @@ from semisfl.engine import kernels
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.streams import Streams
 from semisfl.engine.weights import Module, Weights
-from semisfl.run_settings import RuntimeConfig
+from semisfl.settings.run import RuntimeConfig
 
 
 class Hardware:

@@ -11,7 +11,7 @@ from semisfl.engine.kernels import sgd_step
 from semisfl.engine.streams import Streams
 from semisfl.engine.sums import UNREGULARISED, Regularisers
 from semisfl.engine.weights import ALIGNMENT, Home, MovingAverage, as_flat
-from semisfl.run_settings import OptimizerConfig
+from semisfl.settings.run import OptimizerConfig
 
 # Up to so many kernel launches per step cost less than copying the gradients together.
 MOST_LAUNCHES = 32

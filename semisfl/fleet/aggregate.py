@@ -2,7 +2,7 @@
 
 A rule sees what the clients changed, as rows of one matrix of *updates* (state minus what the server
 sent), so that skewed data and an honest start are not held against anybody. Rules are rows of
-`semisfl.catalog.AGGREGATES`; docs/security.md says what each holds against which attack.
+`semisfl.settings.catalog.AGGREGATES`; docs/security.md says what each holds against which attack.
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from semisfl import lookup
 from semisfl.fleet.base import State, mean_state
 from semisfl.fleet.held_back import HeldBack
-from semisfl.run_settings import RobustConfig
-from semisfl.sections import ConfigError
+from semisfl.settings import lookup
+from semisfl.settings.run import RobustConfig
+from semisfl.settings.sections import ConfigError
 
 FAR = 3.0
 """Times the median client's distance from the result: said to be held back by a rule that looks at

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from semisfl.policy import Policy, spent_epsilon
+from semisfl.settings.policy import Policy, spent_epsilon
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:

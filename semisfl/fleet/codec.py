@@ -17,8 +17,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from semisfl import lookup
-from semisfl.sections import ConfigError
+from semisfl.settings import lookup
+from semisfl.settings.sections import ConfigError
 
 Dimensions = Sequence[int]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from semisfl import lookup
-from semisfl.config import Config
 from semisfl.fleet.codec import codec_named
-from semisfl.policy import Policy
-from semisfl.run_settings import ModelConfig
-from semisfl.tables.kinds import Flatten, named
-from semisfl.tables.named import MODELS
+from semisfl.models.zoo import MODELS
+from semisfl.settings import lookup
+from semisfl.settings.config import Config
+from semisfl.settings.layer_kinds import Flatten, named
+from semisfl.settings.policy import Policy
+from semisfl.settings.run import ModelConfig
 
 MEASURED = (64, 1024)
 """Features by whose size codecs are compared."""

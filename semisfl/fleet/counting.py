@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from semisfl.config import Config
 from semisfl.data.batches import draw_positions
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.savings import bitmap_bytes, update_bytes
+from semisfl.settings.config import Config
 
 
 def count_steps(

@@ -11,7 +11,6 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
 from semisfl.engine.sgd import SGD
-from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms, clone
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
@@ -33,7 +32,8 @@ from semisfl.fleet.savings import (
     update_bytes,
 )
 from semisfl.fleet.setup import FleetSetup
-from semisfl.layers import use_generator
+from semisfl.models.layers import use_generator
+from semisfl.models.stack import Stack
 
 
 class LocalFleet:

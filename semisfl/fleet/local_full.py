@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.config import Config
 from semisfl.data.batches import (
     DrawnView,
     Part,
@@ -30,7 +29,8 @@ from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
 from semisfl.fleet.byte_counts import Direction, Traffic
 from semisfl.fleet.codec import roundtrip_state, state_bytes
 from semisfl.fleet.setup import FleetSetup
-from semisfl.layers import use_generator
+from semisfl.models.layers import use_generator
+from semisfl.settings.config import Config
 from semisfl.stopping import Stopped
 
 PREDICT_BATCH = 512

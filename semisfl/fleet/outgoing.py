@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
-from semisfl.config import Config
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.consent import objections
 from semisfl.fleet.savings import arrived, crossing
-from semisfl.policy import Policy, PolicyBreach, stricter
+from semisfl.settings.config import Config
+from semisfl.settings.policy import Policy, PolicyBreach, stricter
 
 Parts = list[bytes | memoryview]
 Encode = Callable[[str, Mapping[str, Any], Mapping[str, Tensor], Mapping[str, str] | str], Parts]

@@ -13,8 +13,8 @@ from torch import Tensor
 from semisfl.data.batches import draw_positions
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
-from semisfl.run_settings import WireConfig
-from semisfl.sections import ConfigError
+from semisfl.settings.run import WireConfig
+from semisfl.settings.sections import ConfigError
 
 
 def check(wire: WireConfig) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from semisfl.config import Config
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.models import Shape, SplitModel
+from semisfl.models.split import Shape, SplitModel
+from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 
 

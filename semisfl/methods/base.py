@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.config import Config
 from semisfl.data.batches import RoundBatches, Views, draw_batches, draw_view
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import Fleet, draw_active
-from semisfl.layers import use_generator
-from semisfl.models import SplitModel
-from semisfl.rows import MethodRow
-from semisfl.sections import View
+from semisfl.metrics import MethodRow
+from semisfl.models.layers import use_generator
+from semisfl.models.split import SplitModel
+from semisfl.settings.config import Config
+from semisfl.settings.sections import View
 from semisfl.stopping import StopFlag
 
 # The published code shuffles enough labelled images for so many steps, whatever K_s is.

@@ -30,7 +30,7 @@ from semisfl.methods.full_model import (
     report,
     start_counter,
 )
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 
 
 def divergence(mean: Tensor) -> Tensor:

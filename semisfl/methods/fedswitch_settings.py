@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
-from semisfl.sections import Section, View
+from semisfl.settings.sections import Section, View
 
 
 class FedSwitchSettings(Section):

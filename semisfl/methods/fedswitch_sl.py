@@ -24,7 +24,7 @@ from semisfl.methods.fedswitch import divergence
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import SupervisedPhase
 from semisfl.methods.influence import Influence
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 
 
 class FedSwitchSL:

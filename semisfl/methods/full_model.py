@@ -13,7 +13,7 @@ from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
-from semisfl.sections import View
+from semisfl.settings.sections import View
 
 
 class SupervisedPhase:

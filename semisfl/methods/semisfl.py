@@ -27,7 +27,7 @@ from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.influence import Influence
 from semisfl.methods.semisfl_settings import SemiSFLSettings
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 
 
 class SemiSFL:

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from semisfl.label_settings import LabelSettings
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
-from semisfl.sections import Section, View
+from semisfl.settings.pseudo_labels import LabelSettings
+from semisfl.settings.sections import Section, View
 
 
 class SemiSFLSettings(Section):

@@ -7,7 +7,7 @@ run's count to it.
 
 from dataclasses import dataclass
 
-from semisfl.sections import Section
+from semisfl.settings.sections import Section
 
 
 @dataclass(frozen=True)

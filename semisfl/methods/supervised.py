@@ -8,7 +8,7 @@ from torch import nn
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import SupervisedPhase
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 
 
 class Supervised:

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from semisfl.config import ConfigError
 from semisfl.fleet.setup import NetworkOptions
+from semisfl.settings.config import ConfigError
 
 METHOD = "/semisfl.Fleet/Session"
 CHUNK = 512 * 1024

@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl.catalog import CODECS
 from semisfl.fleet.codec import Codec, codec_for
+from semisfl.settings.catalog import CODECS
 
 if sys.byteorder != "little":
     raise ImportError("semisfl.net.frames needs a little-endian machine: buffers cross as they are")

@@ -32,15 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl import lookup
-from semisfl.config import Config, parse
 from semisfl.fleet import savings
 from semisfl.fleet.base import State
 from semisfl.fleet.codec import codec_named
-from semisfl.models import Shape, SplitModel
+from semisfl.models.split import Shape, SplitModel
 from semisfl.net.frames import PROTOCOL, Frame, Schema, TensorSpec, WireError
-from semisfl.policy import Policy
-from semisfl.run_settings import SAVINGS
+from semisfl.settings import lookup
+from semisfl.settings.config import Config, parse
+from semisfl.settings.policy import Policy
+from semisfl.settings.run import SAVINGS
 
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""

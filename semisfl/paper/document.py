@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from semisfl.config import ConfigError
+from semisfl.settings.config import ConfigError
 
 BEGIN = re.compile(r"^<!-- semisfl reproduce (\S+) -->$", re.MULTILINE)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semisfl import presets
-from semisfl.config import ConfigError, parse
 from semisfl.files import write_whole
 from semisfl.paper.missing import Missing
-from semisfl.runs.metrics import read_metrics
+from semisfl.runs.metrics_file import read_metrics
+from semisfl.settings import presets
+from semisfl.settings.config import ConfigError, parse
 
 Speeds = dict[tuple[str, str], float]
 """Seconds per round by preset and method."""
@@ -66,8 +66,8 @@ def _rounds_left(one: Missing) -> int:
 
 
 def _measured(preset: str, method: str, device: str) -> float:
+    from semisfl.costs.bench import seconds_per_round
     from semisfl.engine.hardware import Hardware
-    from semisfl.runs.bench import seconds_per_round
 
     return seconds_per_round(preset, method, str(Hardware(device).device))
 

@@ -1,6 +1,5 @@
 """Every table and figure of the paper, and the records of our own, by name."""
 
-from semisfl.config import ConfigError
 from semisfl.paper import (
     ablations,
     cost_figures,
@@ -10,6 +9,7 @@ from semisfl.paper import (
     step_figures,
 )
 from semisfl.paper.grid import Exhibit
+from semisfl.settings.config import ConfigError
 
 ILLUSTRATIONS = (
     Exhibit(name="fig1", label="Figure 1", title="Illustration of clustering regularization"),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from semisfl import config, presets
-from semisfl.config import Config
+from semisfl.settings import config, presets
+from semisfl.settings.config import Config
 
 ROUNDS = 1000
 """Of every run in the paper."""

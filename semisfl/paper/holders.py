@@ -5,9 +5,9 @@ from statistics import median
 
 import numpy as np
 
-from semisfl.catalog import DATA
 from semisfl.data.partition import Partition, split
 from semisfl.paper.grid import Cell
+from semisfl.settings.catalog import DATA
 
 IMAGES_PER_CLASS = {"cifar10": 5000}
 MOST = 0.9

@@ -4,9 +4,9 @@ import hashlib
 import json
 from typing import Any
 
-from semisfl import lookup
-from semisfl.config import Config
 from semisfl.runs.labels import UNSEEN
+from semisfl.settings import lookup
+from semisfl.settings.config import Config
 
 # Where clients live, when a run ends, what it saves and how fast it is change none of its numbers
 # on purpose; seeds are averaged, and rounds are told apart beside the rest.

@@ -8,8 +8,8 @@ from itertools import pairwise
 from statistics import fmean, median, pvariance
 from typing import TYPE_CHECKING
 
+from semisfl.metrics import RoundRow
 from semisfl.paper.grid import Cell
-from semisfl.rows import RoundRow
 from semisfl.runs.report import Run
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from semisfl.config import Config, ConfigError
 from semisfl.paper.grid import SETS, Cell
 from semisfl.paper.identity import identity
 from semisfl.paper.records import Records
 from semisfl.paper.stand_ins import STAND_INS
+from semisfl.settings.config import Config, ConfigError
 
 
 class Missing(NamedTuple):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from semisfl import config as configs
-from semisfl.config import Config, ConfigError
 from semisfl.paper.grid import Cell
 from semisfl.paper.identity import identity
 from semisfl.paper.stand_ins import STAND_INS
 from semisfl.runs.report import Run, read_run
+from semisfl.settings import config as configs
+from semisfl.settings.config import Config, ConfigError
 
 NOTES = "stand-ins.toml"
 """In a folder of runs: what a data set's name stood for there, where it is not that set itself."""

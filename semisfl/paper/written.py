@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from semisfl.lookup import note_of
 from semisfl.paper.grid import METHODS, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import MEASURES, Measure, rounded
 from semisfl.paper.records import Record, Records, Result
 from semisfl.paper.stand_ins import set_title
 from semisfl.runs.report import Spread
+from semisfl.settings.lookup import note_of
 
 NOT_RUN = "not run"
 FEWER = (

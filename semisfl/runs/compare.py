@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from semisfl import config as configs
-from semisfl import lookup
-from semisfl.config import Config, ConfigError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
 from semisfl.runs.sweeps import Sweep, cells
 from semisfl.runs.variants import PLAIN, Variant
+from semisfl.settings import config as configs
+from semisfl.settings import lookup
+from semisfl.settings.config import Config, ConfigError
 
 Status = Literal["new", "unfinished", "finished"]
 

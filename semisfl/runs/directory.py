@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from semisfl import __version__, config
-from semisfl.config import Config, ConfigError
 from semisfl.data.partition import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
-from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take
-from semisfl.runs.metrics import read_metrics, rows_of
+from semisfl.runs.metrics_file import read_metrics, rows_of
 from semisfl.runs.sinks import MetricsFile
-from semisfl.toml import to_toml
+from semisfl.settings import config
+from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.run import StopConfig
+from semisfl.settings.toml import to_toml
+from semisfl.settings.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ def environment() -> dict[str, Any]:
     """What else than its configuration a run's numbers may depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "semisfl": __version__,
+        "semisfl": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

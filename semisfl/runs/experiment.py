@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl import lookup
-from semisfl.config import Config, ConfigError
 from semisfl.data import partition as partitions
 from semisfl.data import sources
 from semisfl.data.augment import Normalizer
@@ -21,12 +19,14 @@ from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
+from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.local import LocalFleet
-from semisfl.fleet.ranks import launch
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import LabeledImages, Method, Setup
-from semisfl.models import build_model
+from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, describe
+from semisfl.settings import lookup
+from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def _network_fleet(setup: FleetSetup) -> Fleet:
 
 def _cluster_fleet(setup: FleetSetup) -> Fleet:
     # Imported when chosen: torch.distributed takes a moment.
-    from semisfl.fleet.cluster import ClusterFleet
+    from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
 
     return ClusterFleet(setup)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semisfl.methods.base import Method
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from semisfl import lookup
-from semisfl.config import ConfigError, parse
-from semisfl.presets import VARIANTS
+from semisfl.settings import lookup
+from semisfl.settings.config import ConfigError, parse
+from semisfl.settings.presets import VARIANTS
 
 Flat = dict[str, Any]
 """A configuration's values by dotted key."""

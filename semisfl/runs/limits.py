@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
-from semisfl.rows import RoundRow
-from semisfl.run_settings import StopConfig
+from semisfl.metrics import RoundRow
+from semisfl.settings.run import StopConfig
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 
 from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.byte_counts import by_client
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from semisfl.files import save_picture
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.report import Group, Spread, accuracy_of
 
 if TYPE_CHECKING:

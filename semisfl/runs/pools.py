@@ -15,8 +15,8 @@ from typing import Protocol
 
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import EXIT_CODE, Taken
+from semisfl.settings.toml import to_toml
 from semisfl.stopping import StopFlag
-from semisfl.toml import to_toml
 
 POLL_SECONDS = 0.2
 ATTEMPTS = 3

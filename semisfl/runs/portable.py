@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from semisfl import __version__
-from semisfl.config import Config
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.tables.modules import layers_of
-from semisfl.tables.named import MODELS
+from semisfl.models.modules import layers_of
+from semisfl.models.zoo import MODELS
+from semisfl.settings.config import Config
+from semisfl.settings.version import VERSION
 
 PARTS = ("bottom", "top")
 
@@ -88,7 +88,7 @@ def describe(
         tested_on=len(partition.validation) or len(data.test_labels),
         judged_on="validation" if len(partition.validation) else "test",
         settings=settings,
-        version=__version__,
+        version=VERSION,
     )
 
 

@@ -1,11 +1,11 @@
 """A run that torchrun started: rank 0 leads it, the other ranks take part in it."""
 
-from semisfl.config import Config
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.rank_worker import RankWorker
-from semisfl.fleet.ranks import Launch, Ranks
+from semisfl.fleet.cluster.rank_worker import RankWorker
+from semisfl.fleet.cluster.ranks import Launch, Ranks
 from semisfl.fleet.setup import FleetSetup
 from semisfl.runs.experiment import fleet_setup, load_data
+from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 
 

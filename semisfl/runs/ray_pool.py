@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from semisfl import config as configs
-from semisfl.config import ConfigError
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
 from semisfl.runs.start import resume, train
+from semisfl.settings import config as configs
+from semisfl.settings.config import ConfigError
 
 ATTEMPTS = 10
 """Of a run whose worker or machine is lost."""

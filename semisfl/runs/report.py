@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.rows import RoundRow
-from semisfl.run_settings import StopConfig
+from semisfl.metrics import RoundRow
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.limits import Standing, met
-from semisfl.runs.metrics import read_metrics
+from semisfl.runs.metrics_file import read_metrics
+from semisfl.settings.run import StopConfig
 
 log = logging.getLogger(__name__)
 

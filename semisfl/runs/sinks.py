@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from semisfl.config import Config
 from semisfl.files import append_whole
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
+from semisfl.settings.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
-from semisfl.config import Config, ConfigError
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.lookup import sink
-from semisfl.models import with_layers_of
+from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import Result, run_rounds
 from semisfl.runs.rank import on_ranks
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
+from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.lookup import sink
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)

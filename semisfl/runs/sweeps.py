@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semisfl.files import save_picture
-from semisfl.lookup import title_of
 from semisfl.runs.labels import UNSEEN, flatten, in_full
 from semisfl.runs.report import Group, Spread, Summary, accuracy_of
-from semisfl.sections import ConfigError
+from semisfl.settings.lookup import title_of
+from semisfl.settings.sections import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from semisfl.config import ConfigError
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.sinks import RunInfo
+from semisfl.settings.config import ConfigError
 
 FOLDER = "tensorboard"
 GROUPS = ("loss", "accuracy", "seconds", "bytes")

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from semisfl import config as configs
-from semisfl.sections import ConfigError
+from semisfl.settings import config as configs
+from semisfl.settings.sections import ConfigError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
-from semisfl.layers import named_layers
-from semisfl.models import Shape, SplitModel, split
+from semisfl.models.layers import named_layers
+from semisfl.models.split import Shape, SplitModel, split
 from semisfl.runs.portable import PARTS, Description
 from semisfl.use import pictures
 from semisfl.use.pictures import Picture, Skipped

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from semisfl import lookup
 from semisfl.files import write_whole
 from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
-from semisfl.sections import ConfigError
+from semisfl.settings import lookup
+from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
 
 KINDS = {

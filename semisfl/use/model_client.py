@@ -11,17 +11,17 @@ import grpc
 import torch
 from torch import Tensor
 
-from semisfl import lookup
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
-from semisfl.models import Shape, SplitModel, build
+from semisfl.models.split import Shape, SplitModel, build
 from semisfl.net import chunks
 from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
-from semisfl.net.credentials import Credentials
 from semisfl.net.frames import Schema, decode, encode
+from semisfl.net.tls.credentials import Credentials
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
-from semisfl.tables.kinds import parse_layers
+from semisfl.settings import lookup
+from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use import onnx_file
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Pictures, Predictions, predictions

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from semisfl import lookup
-from semisfl.models import build, split
+from semisfl.models.split import build, split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.portable import PARTS, Description
-from semisfl.tables.kinds import parse_layers
+from semisfl.settings import lookup
+from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use.classifier import Classifier
 
 SUFFIX = ".safetensors"

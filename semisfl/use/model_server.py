@@ -12,7 +12,6 @@ import grpc.aio
 import torch
 from torch import Tensor
 
-from semisfl import lookup
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
@@ -21,6 +20,7 @@ from semisfl.net.server import endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
+from semisfl.settings import lookup
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_calls import Places, request

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from semisfl.layers import Layers, Residual, named_layers
+from semisfl.models.layers import Layers, Residual, named_layers
 from semisfl.use.classifier import Classifier
 
 Part = Literal["whole", "bottom", "top"]

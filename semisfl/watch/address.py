@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from semisfl.sections import ConfigError
+from semisfl.settings.sections import ConfigError
 from semisfl.watch.connections import BACKLOG, Limits, Listener, Loop, protocol
 from semisfl.watch.renewal import Certificate
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 
 if TYPE_CHECKING:
     from semisfl.runs.sinks import RunInfo

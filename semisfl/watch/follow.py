@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.rows import ACCURACY_OF, KEYS, RoundRow
-from semisfl.run_settings import StopConfig
+from semisfl.metrics import ACCURACY_OF, KEYS, RoundRow
 from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.report import read_config
+from semisfl.settings.run import StopConfig
 from semisfl.watch.coverage import Coverage
 from semisfl.watch.tail import Lines, text_from
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from semisfl.lookup import title_of
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.report import judged_on, runs_inside
+from semisfl.settings.lookup import title_of
 from semisfl.watch.follow import Followed
 
 BINS = 60

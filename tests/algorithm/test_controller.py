@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from semisfl.algorithm.controller import Controller
-from semisfl.run_settings import ControllerConfig
+from semisfl.settings.run import ControllerConfig
 
 CIFAR = 4000 / 50000
 Series = Callable[[int], tuple[float, float]]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semisfl.algorithm.labelling import Labelling, Labels
 from semisfl.algorithm.losses import consistency, pseudo_label
-from semisfl.label_settings import LabelSettings
+from semisfl.settings.pseudo_labels import LabelSettings
 
 ACTIVE = (0, 2)
 # Two rows of each of two clients, as probabilities.

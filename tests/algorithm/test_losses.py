@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semisfl import models, seeds
+from semisfl import seeds
 from semisfl.algorithm.losses import References, consistency, contrastive, pseudo_label
+from semisfl.models import split as models
 
 KAPPA = 0.2
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.run_settings import OptimizerConfig
+from semisfl.settings.run import OptimizerConfig
 
 
 def test_cosine_by_hand() -> None:

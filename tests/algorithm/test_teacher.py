@@ -8,7 +8,7 @@ from torch import nn
 
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.weights import Weights
-from semisfl.models import split
+from semisfl.models.split import split
 from tests.twin import bn_model
 
 

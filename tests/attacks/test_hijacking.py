@@ -13,7 +13,7 @@ from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.fleet.vigilance import LIMIT, WINDOW, Vigilance, alignment
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.client.connection import Rejected
-from semisfl.policy import Policy
+from semisfl.settings.policy import Policy
 from tests.net.harness import Network, tiny
 
 LAYERS = [

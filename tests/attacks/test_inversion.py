@@ -7,12 +7,12 @@ from torch import nn
 from semisfl.attacks import guesses, inversion, meter, updates
 from semisfl.attacks.likeness import identified, likeness, psnr, ssim
 from semisfl.attacks.meter import RANDOM, Measured, Scene
-from semisfl.config import parse
 from semisfl.data.augment import Normalizer
 from semisfl.data.partition import Partition, split
 from semisfl.data.sources import load
-from semisfl.models import build_model
-from semisfl.policy import Policy
+from semisfl.models.split import build_model
+from semisfl.settings.config import parse
+from semisfl.settings.policy import Policy
 
 EARLY = 3  # after the first block
 

@@ -10,10 +10,10 @@ from semisfl.attacks import spoiling
 from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, spoilt_state, stamped
 from semisfl.attacks.spoilt_fleet import SpoiltFleet, attackers_of, spoilt_fleet
 from semisfl.cli.main import main
-from semisfl.config import ConfigError
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import ConfigError
 from tests import toy
 
 SHARE = 0.34

@@ -11,9 +11,9 @@ import pytest
 from cryptography import x509
 
 from semisfl.cli.main import main
-from semisfl.net import certs
-from semisfl.net.certs import CertError
-from semisfl.net.credentials import hosts
+from semisfl.net.tls import certs
+from semisfl.net.tls.certs import CertError
+from semisfl.net.tls.credentials import hosts
 
 NOW = datetime.now(UTC)
 

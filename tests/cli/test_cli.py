@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl import __version__, config, presets
+from semisfl import __version__
 from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
+from semisfl.settings import config, presets
 
 PNG = b"\x89PNG"
 SIZES = ["clients.total=3", "clients.active=2", "clients.batch=4", "server.batch=4"]

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from semisfl import presets
 from semisfl.cli import console, look
 from semisfl.cli.main import main
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.sinks import RunInfo
+from semisfl.settings import presets
 
 
 class Full(io.StringIO):

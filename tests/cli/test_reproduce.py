@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
+from semisfl.metrics import RoundRow
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.missing import chosen, missing
 from semisfl.paper.records import Records
-from semisfl.rows import RoundRow
 from semisfl.runs import start
 
 TWO_ROUNDS = ["--rounds", "2", "--only", "supervised", "--device", "cpu"]

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from semisfl import lookup
 from semisfl.cli import console
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs import checkpoint
 from semisfl.runs.sinks import RunInfo
+from semisfl.settings import lookup
 from semisfl.stopping import Stopped
 from tests.toy import assemble, values
 

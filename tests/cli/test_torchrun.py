@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from semisfl.cli import torchrun
-from semisfl.config import ConfigError, FleetConfig, parse
-from semisfl.fleet.ranks import Launch
+from semisfl.fleet.cluster.ranks import Launch
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
+from semisfl.settings.config import ConfigError, FleetConfig, parse
 from tests.cli.test_signals import images as images
 
 PATIENCE = 200.0

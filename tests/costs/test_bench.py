@@ -7,8 +7,8 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.costs import profiles
-from semisfl.runs.bench import settings
-from semisfl.runs.round_work import round_operations
+from semisfl.costs.bench import settings
+from semisfl.costs.round_work import round_operations
 
 
 def test_a_measured_profile_is_one_that_plans_take(

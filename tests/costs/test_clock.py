@@ -7,7 +7,7 @@ import pytest
 from semisfl.costs import profiles
 from semisfl.costs.clock import ClientTime, Range, RoundWork, Share, World, time_round
 from semisfl.costs.profiles import Device, Profile
-from semisfl.sections import ConfigError
+from semisfl.settings.sections import ConfigError
 
 G = 1e9
 

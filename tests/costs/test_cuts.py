@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from semisfl import config, models
-from semisfl.config import Config
 from semisfl.costs.cuts import cut_of, every_cut
-from semisfl.tables.named import MODELS
+from semisfl.models import split as models
+from semisfl.models.zoo import MODELS
+from semisfl.settings import config
+from semisfl.settings.config import Config
 from tests import toy
 from tests.sizes import sizes_of
 

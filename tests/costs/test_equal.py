@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.catalog import METHODS
-from semisfl.config import Config
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import crossed_in, recoded
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.catalog import METHODS
+from semisfl.settings.config import Config
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
 from tests.net.harness import tiny, toy_data
 

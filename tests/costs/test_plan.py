@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from semisfl import config, presets
-from semisfl.catalog import DATA, METHODS
 from semisfl.cli.main import main
 from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages, planned
@@ -15,7 +13,9 @@ from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
 from semisfl.costs.cuts import cut_of
 from semisfl.costs.plan import Plan, make, method_costs
-from semisfl.run_settings import SAVINGS, WireConfig
+from semisfl.settings import config, presets
+from semisfl.settings.catalog import DATA, METHODS
+from semisfl.settings.run import SAVINGS, WireConfig
 from tests.pictures import cut_off
 
 WIRE = [name for name in WireConfig.model_fields if name not in SAVINGS]

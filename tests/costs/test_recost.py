@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from semisfl import config
 from semisfl.cli.main import main
 from semisfl.costs import about_images
 from semisfl.costs.about_images import AboutImages
@@ -20,7 +19,8 @@ from semisfl.costs.rounds import Priced
 from semisfl.runs import report
 from semisfl.runs.report import group_runs, read_run
 from semisfl.runs.start import train
-from semisfl.toml import to_toml
+from semisfl.settings import config
+from semisfl.settings.toml import to_toml
 from tests import toy
 from tests.pictures import cut_off
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semisfl import seeds
-from semisfl.config import parse
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import (
     DrawnView,
@@ -24,6 +23,7 @@ from semisfl.data.batches import (
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import draw_active
 from semisfl.methods.base import LabeledImages
+from semisfl.settings.config import parse
 
 AUGMENTATION = Augmentation(flip=True, pad=None, num_ops=2, cutout=6)
 NORMALIZER = Normalizer.of((0.4,), (0.2,))

@@ -8,14 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl import config as configs
-from semisfl.config import Config, ConfigError
 from semisfl.costs import about_images
 from semisfl.data import elsewhere, sources
 from semisfl.data.partition import split
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.runs import start
 from semisfl.runs.experiment import load_data
+from semisfl.settings import config as configs
+from semisfl.settings.config import Config, ConfigError
 from tests import toy
 
 SMALL = [

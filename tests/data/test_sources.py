@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl import catalog
 from semisfl.data import decode
 from semisfl.data.sources import Dataset, load
+from semisfl.settings import catalog
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """How far float32 lets the engine and the plain twin stray from what float64 gives."""
 
-from semisfl import config, presets
 from semisfl.runs.experiment import assemble, divide
+from semisfl.settings import config, presets
 from tests.twin import ExactTwin, toy_data
 
 OPTIONS = [

@@ -8,22 +8,23 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from semisfl import config, models, presets
 from semisfl.algorithm.teacher import Teacher
-from semisfl.config import Config
 from semisfl.engine.graphs import Graphs
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.host import HostShelf
 from semisfl.engine.sgd import SGD
-from semisfl.engine.stack import Stack
 from semisfl.engine.weights import clone
-from semisfl.run_settings import OptimizerConfig
+from semisfl.models import split as models
+from semisfl.models.stack import Stack
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.sinks import Observed
 from semisfl.runs.start import resume, train
+from semisfl.settings import config, presets
+from semisfl.settings.config import Config
+from semisfl.settings.run import OptimizerConfig
 from tests.methods.test_beyond import EVERYTHING
 from tests.twin import ExactTwin, bn_model, toy_data
 

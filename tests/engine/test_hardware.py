@@ -6,7 +6,7 @@ import sys
 CHANGED_INSIDE = """
 import torch
 from semisfl.engine.hardware import Hardware
-from semisfl.run_settings import RuntimeConfig
+from semisfl.settings.run import RuntimeConfig
 
 layer, one = torch.nn.Linear(1, 1, bias=False), torch.ones(1, 1)
 with Hardware("cpu", RuntimeConfig(precision="bf16")).arithmetic():

@@ -14,7 +14,7 @@ from semisfl.algorithm.losses import References
 from semisfl.data.augment import Normalizer
 from semisfl.engine.kernels.plain import OPERATIONS
 from semisfl.engine.weights import Home
-from semisfl.run_settings import OptimizerConfig
+from semisfl.settings.run import OptimizerConfig
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -6,7 +6,7 @@ from torch import nn
 
 from semisfl import seeds
 from semisfl.engine.sgd import SGD, foreach_step, fused_step
-from semisfl.run_settings import OptimizerConfig
+from semisfl.settings.run import OptimizerConfig
 
 
 def twins() -> tuple[nn.Module, nn.Module]:

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from semisfl.engine.sgd import SGD
 from semisfl.engine.sums import Regularisers, add_up
-from semisfl.run_settings import OptimizerConfig
+from semisfl.settings.run import OptimizerConfig
 from tests.toy import network
 
 CONFIG = OptimizerConfig(weight_decay=0.01)

@@ -10,9 +10,9 @@ from torch import nn
 
 from semisfl.algorithm.teacher import Teacher
 from semisfl.engine.sgd import SGD
-from semisfl.engine.stack import Stack
 from semisfl.engine.weights import ALIGNMENT, Weights, clone, weights_of
-from semisfl.run_settings import OptimizerConfig
+from semisfl.models.stack import Stack
+from semisfl.settings.run import OptimizerConfig
 from tests.toy import residual_network
 from tests.twin import bn_model
 

@@ -13,12 +13,12 @@ from functools import cache
 import torch
 from torch import distributed as dist
 
-from semisfl.config import Config
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.rank_worker import RankWorker
-from semisfl.fleet.ranks import Ranks
+from semisfl.fleet.cluster.rank_worker import RankWorker
+from semisfl.fleet.cluster.ranks import Ranks
 from semisfl.fleet.setup import FleetSetup
 from semisfl.runs.experiment import fleet_setup
+from semisfl.settings.config import Config
 from tests.net.harness import toy_data
 
 CPU = torch.device("cpu")

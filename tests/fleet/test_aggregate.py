@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from semisfl import catalog, lookup
-from semisfl.config import ConfigError, parse
 from semisfl.fleet.aggregate import combine, rule_named
 from semisfl.fleet.base import mean_state
 from semisfl.fleet.held_back import HeldBack
-from semisfl.run_settings import RobustConfig
 from semisfl.runs.loop import run_rounds
+from semisfl.settings import catalog, lookup
+from semisfl.settings.config import ConfigError, parse
+from semisfl.settings.run import RobustConfig
 from tests import toy
 from tests.fleet.test_every_fleet import FLEETS
 from tests.net.harness import tiny, weights

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from semisfl.config import ConfigError
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, SplitRound
-from semisfl.fleet.cluster import ClusterFleet
-from semisfl.fleet.cluster_split import blocks_of
+from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
+from semisfl.fleet.cluster.cluster_split import blocks_of
 from semisfl.fleet.parcels import outline, pack, room_for, unpack
-from semisfl.models import build_model
+from semisfl.models.split import build_model
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 from tests.fleet import rank_process
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS

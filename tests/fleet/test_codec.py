@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semisfl import catalog, seeds
+from semisfl import seeds
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes, tensor_bytes
+from semisfl.settings import catalog
 
 FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
 CODECS = {name: codec_named(name) for name in catalog.CODECS}

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.config import Config
 from semisfl.fleet.base import SplitRound, mean_state
-from semisfl.fleet.cluster import ClusterFleet
+from semisfl.fleet.cluster.cluster_fleet import ClusterFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.models import build_model
+from semisfl.models.split import build_model
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
+from semisfl.settings.config import Config
 from tests.fleet import rank_process
 from tests.net.harness import Network, network, tiny, toy_data, until
 from tests.sizes import sizes_of

@@ -9,19 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semisfl import config, models, seeds
-from semisfl.config import Config
+from semisfl import seeds
 from semisfl.data.batches import split_views
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
-from semisfl.engine.stack import Stack
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.base import SplitRound, mean_state
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup
-from semisfl.layers import use_generator
-from semisfl.models import SplitModel
+from semisfl.models import split as models
+from semisfl.models.layers import use_generator
+from semisfl.models.split import SplitModel
+from semisfl.models.stack import Stack
+from semisfl.settings import config
+from semisfl.settings.config import Config
 from tests.twin import bn_model, follow, largest_difference, plain_mean, toy_data
 
 ACTIVE = (0, 2, 3)

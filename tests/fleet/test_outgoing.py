@@ -14,8 +14,8 @@ from semisfl.fleet.decorrelation import distance_correlation, penalty_gradient
 from semisfl.fleet.outgoing import Outgoing, Parts
 from semisfl.net.chunks import PREFIX
 from semisfl.net.client.connection import Connection
-from semisfl.policy import Policy, PolicyBreach
 from semisfl.runs.experiment import Experiment, assemble
+from semisfl.settings.policy import Policy, PolicyBreach
 from tests.net.harness import network, tiny, toy_data, weights
 
 

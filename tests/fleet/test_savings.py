@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from semisfl.catalog import METHODS
-from semisfl.config import Config, ConfigError, parse
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.fleet import savings
 from semisfl.fleet.codec import Cast
-from semisfl.rows import RoundRow
-from semisfl.run_settings import SAVINGS, WireConfig
+from semisfl.metrics import RoundRow
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.catalog import METHODS
+from semisfl.settings.config import Config, ConfigError, parse
+from semisfl.settings.run import SAVINGS, WireConfig
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
 from tests.net.harness import network, tiny, toy_data
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl import presets
-from semisfl.config import ConfigError
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
+from semisfl.settings import presets
+from semisfl.settings.config import ConfigError
 from tests import toy
 from tests.leaving import leave
 

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from semisfl import presets, seeds
+from semisfl import seeds
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import FullRound
 from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image
@@ -22,6 +22,7 @@ from semisfl.methods.fedmatch.method import (
 from semisfl.methods.fedmatch.sparse import SparseLinks, changed
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
+from semisfl.settings import presets
 from tests import toy
 
 

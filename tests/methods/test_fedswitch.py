@@ -15,7 +15,7 @@ from semisfl.fleet.base import FullRound
 from semisfl.methods.fedswitch import FedSwitch, FedSwitchWork, divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.runs.experiment import Experiment
-from semisfl.sections import View
+from semisfl.settings.sections import View
 from tests import toy
 
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import semisfl
-from semisfl import config, lookup, models, presets
-from semisfl.catalog import DATA, METHODS
 from semisfl.costs.plan import method_costs
 from semisfl.data.partition import Partition
 from semisfl.methods import fedswitch_settings, semisfl_settings
@@ -17,9 +15,12 @@ from semisfl.methods.fedmatch import settings as fedmatch_settings
 from semisfl.methods.fl2 import settings as fl2_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.sizes import Cost, Sizes
+from semisfl.models import split as models
 from semisfl.runs import checkpoint
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
+from semisfl.settings import config, lookup, presets
+from semisfl.settings.catalog import DATA, METHODS
 from tests import toy
 from tests.sizes import sizes_of
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from semisfl import config, presets
-from semisfl.config import Config
 from semisfl.fleet.base import Features, RoundAborted
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide
 from semisfl.runs.loop import run_rounds
+from semisfl.settings import config, presets
+from semisfl.settings.config import Config
 from tests import toy
 from tests.leaving import leave
 from tests.toy import RESIDUAL

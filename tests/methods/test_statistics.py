@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
-from semisfl.catalog import METHODS
 from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientResult, Features, FullRound
 from semisfl.methods import full_model, statistics
 from semisfl.methods.fedmatch.method import joined
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
+from semisfl.settings.catalog import METHODS
 from tests import toy
 
 FULL_MODEL = ("semifl", "fedmatch", "fedswitch")

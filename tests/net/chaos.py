@@ -33,8 +33,8 @@ import torch
 from PIL import Image
 
 from benchmarks.loopback import free_port
-from semisfl.net import certs
-from semisfl.toml import to_toml
+from semisfl.net.tls import certs
+from semisfl.settings.toml import to_toml
 from tests.net import chaos_processes, villains
 from tests.net.chaos_outcome import participation, wrong
 from tests.net.chaos_processes import CALM_ROUNDS, FINISHED, PACE, RECORD

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from semisfl.config import Config
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.fleet.setup import FleetSetup
@@ -19,7 +18,8 @@ from semisfl.net.client.join import load_images
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.runs.metrics import read_metrics
+from semisfl.runs.metrics_file import read_metrics
+from semisfl.settings.config import Config
 from tests.net.chaos_processes import RECORD
 from tests.net.harness import Oracle, flat
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
-from semisfl.config import parse, read
 from semisfl.data import sources
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Kind
@@ -21,6 +20,7 @@ from semisfl.net.client.join import join
 from semisfl.net.frames import Frame
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import experiment, start
+from semisfl.settings.config import parse, read
 from semisfl.stopping import StopFlag
 
 RECORD = "record "

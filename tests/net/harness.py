@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl.config import Config, parse
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.base import Features, SplitRound, State, mean_state
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
-from semisfl.net import certs
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection
@@ -32,10 +30,12 @@ from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Terms
 from semisfl.net.server.fleet import NetworkFleet
-from semisfl.policy import Policy
+from semisfl.net.tls import certs
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import Config, parse
+from semisfl.settings.policy import Policy
 
 SIDE = 16
 CLASSES = 4

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from semisfl import config, models
+from semisfl.models import split as models
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, decode, encode
 from semisfl.net.messages import Schemas, Terms
@@ -18,6 +18,7 @@ from semisfl.net.server.admission import (
     policy_of,
 )
 from semisfl.net.server.roster import Roster
+from semisfl.settings import config
 
 SETTINGS = config.parse(
     {"clients": {"total": 2, "active": 1}, "wire": {"gradients": "int8", "models": "fp16"}}

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from semisfl import catalog, lookup
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, encode
+from semisfl.settings import catalog, lookup
 from tests.net.harness import Client, Network, network, tiny, until, weights
 
 MOMENTS = {

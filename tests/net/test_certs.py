@@ -13,8 +13,8 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from semisfl.net import certs
-from semisfl.net.certs import CertError, Credentials
+from semisfl.net.tls import certs
+from semisfl.net.tls.certs import CertError, Credentials
 from tests.disk import largest_file
 
 NOW = datetime.now(UTC)
@@ -317,7 +317,7 @@ def test_a_half_written_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.M
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("semisfl.net.x509_parts.os.replace", full)
+    monkeypatch.setattr("semisfl.net.tls.x509_parts.os.replace", full)
     with pytest.raises(CertError, match=r"authority.key cannot be written: No space left"):
         certs.make_authority(tmp_path, overwrite=True)
     monkeypatch.undo()

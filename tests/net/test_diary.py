@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from semisfl.metrics import DeviceRow
 from semisfl.net.server.diary import Diary, remembered
-from semisfl.rows import DeviceRow
 from semisfl.runs.loop import run_rounds
 from tests.disk import largest_file
 from tests.net.harness import Client, network, tiny, until

@@ -18,14 +18,15 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.net import certs, chunks
+from semisfl.net import chunks
 from semisfl.net.client.connection import Connection, Rejected, Stream
 from semisfl.net.client.device import Device
 from semisfl.net.frames import Frame
+from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.toml import to_toml
+from semisfl.settings.toml import to_toml
 from tests.net.harness import (
     Client,
     Leaving,
@@ -516,7 +517,7 @@ def test_clock_steps_of_an_hour_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 SERVER = """
 import signal, sys
 from pathlib import Path
-from semisfl.config import parse, read
+from semisfl.settings.config import parse, read
 from semisfl.data import sources
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.runs import start

@@ -8,18 +8,19 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl import models
-from semisfl.config import Config, ConfigError
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import certs, chunks, messages
+from semisfl.models import split as models
+from semisfl.net import chunks, messages
 from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import decode
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.roster import Roster
+from semisfl.net.tls import certs
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import Config, ConfigError
 from tests.net.harness import CLASSES, SIDE, Network, Proxy, network, tiny, toy_data, weights
 
 METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from semisfl import catalog, seeds
+from semisfl import seeds
 from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.net.frames import (
     MAX_DEPTH,
@@ -27,6 +27,7 @@ from semisfl.net.frames import (
     encode,
     payload_bytes,
 )
+from semisfl.settings import catalog
 
 
 def joined(

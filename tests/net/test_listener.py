@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from semisfl.net import certs
 from semisfl.net import chunks as transport
-from semisfl.net.certs import Credentials
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.connection import FINAL, Rejected
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.net.server import refusals
+from semisfl.net.tls import certs
+from semisfl.net.tls.certs import Credentials
 from tests.net.harness import Network, network, on_loop, tiny, until
 
 HANDSHAKE = 1.0

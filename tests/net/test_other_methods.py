@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.config import Config
 from semisfl.net.client.connection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server import listener
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import Config
 from tests.net.harness import SIDE, network, tiny, toy_data, until
 from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
 

@@ -9,8 +9,8 @@ import pytest
 from semisfl.net import chunks
 from semisfl.net.client.full_round import OnRequest
 from semisfl.net.frames import Frame
-from semisfl.run_settings import NetworkConfig
 from semisfl.runs.loop import run_rounds
+from semisfl.settings.run import NetworkConfig
 from tests.net.harness import Client, Proxy, network, tiny, until
 
 AT_MOST = 25.0

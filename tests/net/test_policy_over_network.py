@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from semisfl.config import ConfigError
 from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.caps import Spent
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.connection import Rejected
 from semisfl.net.client.join import join
 from semisfl.net.server import admission
-from semisfl.policy import Policy
+from semisfl.settings.config import ConfigError
+from semisfl.settings.policy import Policy
 from tests.net.harness import Network, network, tiny, until
 
 LISTENER = "semisfl.net.server.listener"

@@ -9,7 +9,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.net.client.member import Member
 from semisfl.net.frames import WireError
 from semisfl.net.messages import SMALL, Terms
-from semisfl.tables.kinds import MAX_LAYERS
+from semisfl.settings.layer_kinds import MAX_LAYERS
 from tests.net.harness import CLASSES, SIDE, tiny
 
 HEAD = [{"kind": "flatten"}, {"kind": "linear"}]

@@ -21,11 +21,12 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from semisfl.net import certs, chunks
-from semisfl.net.certs import CertError, Credentials
+from semisfl.net import chunks
 from semisfl.net.client import connection
 from semisfl.net.client.connection import Connection, Rejected
 from semisfl.net.client.diagnosis import FEW
+from semisfl.net.tls import certs
+from semisfl.net.tls.certs import CertError, Credentials
 from tests.net.harness import loop_thread, network, on_loop, tiny, until
 
 NOW = datetime.now(UTC)
@@ -70,7 +71,7 @@ def an_hour_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) + timedelta(hours=1)
 
-    for module in ("semisfl.net.credentials", "semisfl.net.server.trust"):
+    for module in ("semisfl.net.tls.credentials", "semisfl.net.server.trust"):
         monkeypatch.setattr(f"{module}.datetime", Later)
 
 

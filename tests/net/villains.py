@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from semisfl.net import certs, chunks
+from semisfl.net import chunks
 from semisfl.net.chunks import MAGIC, PREFIX, LoopThread, Parts
 from semisfl.net.client import connection
 from semisfl.net.client.connection import Connection, Received, Rejected
@@ -21,6 +21,7 @@ from semisfl.net.client.device import Device
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import encode
 from semisfl.net.server.plausible import ABSURD
+from semisfl.net.tls import certs
 from tests.net.test_any_frame import CHANGES, Said
 
 AT_MOST = 6.0

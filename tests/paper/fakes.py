@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from semisfl.config import Config
 from semisfl.paper.grid import Cell
-from semisfl.toml import to_toml
+from semisfl.settings.config import Config
+from semisfl.settings.toml import to_toml
 
 
 def leave_run(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.config import ConfigError
 from semisfl.paper import document, written
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.records import Records
+from semisfl.settings.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 FILE = Path("some.md")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from semisfl.config import ConfigError
+from semisfl.costs.bench import extrapolated
 from semisfl.paper import estimate
 from semisfl.paper.missing import missing
 from semisfl.paper.records import Records
-from semisfl.runs.bench import extrapolated
 from semisfl.runs.directory import environment
+from semisfl.settings.config import ConfigError
 from tests.paper.fakes import digits_cell, leave_run
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from semisfl.config import ConfigError
 from semisfl.paper.exhibits import EXHIBITS, choose
 from semisfl.paper.grid import Cell
 from semisfl.paper.identity import identity
 from semisfl.paper.measures import CURVES, MEASURES
 from semisfl.paper.stand_ins import STAND_INS
+from semisfl.settings.config import ConfigError
 
 PAPER = [f"table{number}" for number in range(1, 6)] + [f"fig{number}" for number in range(1, 14)]
 

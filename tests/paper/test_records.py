@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.config import ConfigError
 from semisfl.paper.grid import Cell
 from semisfl.paper.missing import chosen, missing
 from semisfl.paper.records import Records
 from semisfl.runs.compare import Job
+from semisfl.settings.config import ConfigError
 from tests.paper.fakes import digits_cell, leave_run
 
 RESULTS = Path(__file__).parents[2] / "results"

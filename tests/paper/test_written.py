@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from semisfl.metrics import RoundRow
 from semisfl.paper import drawn, written
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.grid import Cell, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, paper_world, rounded
 from semisfl.paper.records import Records
-from semisfl.rows import RoundRow
 from semisfl.runs.report import Run
 from tests.paper.fakes import digits_cell, leave_run
 from tests.pictures import cut_off

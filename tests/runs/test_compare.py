@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from semisfl import config
-from semisfl.catalog import METHODS
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
+from semisfl.settings import config
+from semisfl.settings.catalog import METHODS
 
 VALUES: dict[str, Any] = {"rounds": 2, "seed": 5}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 from semisfl.runs import checkpoint, start
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.health import Health

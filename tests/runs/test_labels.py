@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from semisfl import presets
-from semisfl.presets import merge
 from semisfl.runs import report
 from semisfl.runs.labels import alike_but_for_seed
+from semisfl.settings import presets
+from semisfl.settings.presets import merge
 from tests.runs.test_report import write_run
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from semisfl.config import ConfigError
+from semisfl.metrics import RoundRow
 from semisfl.net.messages import Terms
-from semisfl.rows import RoundRow
-from semisfl.run_settings import StopConfig
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.limits import Standing, met, told
 from semisfl.runs.report import read_run
 from semisfl.runs.start import resume, train
+from semisfl.settings.config import ConfigError
+from semisfl.settings.run import StopConfig
 from tests import toy
 
 DATA = toy.dataset()

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from semisfl import config
 from semisfl.cli.main import main
-from semisfl.config import ConfigError
 from semisfl.net.messages import Terms
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
-from semisfl.toml import to_toml
+from semisfl.settings import config
+from semisfl.settings.config import ConfigError
+from semisfl.settings.toml import to_toml
 from tests import toy
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

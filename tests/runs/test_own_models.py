@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from semisfl import config, models
 from semisfl.cli.main import main
-from semisfl.config import Config
-from semisfl.layers import Residual
+from semisfl.models import split as models
+from semisfl.models.layers import Residual
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
+from semisfl.settings import config
+from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 from tests.toy import RESIDUAL
 

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 from semisfl.cli.jobs import pool_for
-from semisfl.config import ConfigError
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
 from semisfl.runs.pools import Pool, Processes, carry_out, rounds_of
 from semisfl.runs.start import begin, train
+from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from semisfl.catalog import METHODS
 from semisfl.cli.main import main
 from semisfl.runs import plots, report
+from semisfl.settings.catalog import METHODS
 from tests.pictures import cut_off
 
 PNG = b"\x89PNG"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl import presets
 from semisfl.runs.directory import RunDirectory
+from semisfl.settings import presets
 from tests.disk import largest_file
 
 

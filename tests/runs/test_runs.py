@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from semisfl import config, presets, seeds
-from semisfl.config import Config
+from semisfl import seeds
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.methods.base import Setup
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs import checkpoint, sinks
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
+from semisfl.settings import config, presets
+from semisfl.settings.config import Config
 from tests.disk import largest_file
 from tests.twin import bn_model, toy_data
 

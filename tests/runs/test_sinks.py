@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from semisfl.cli import console
-from semisfl.config import Config
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.checkpoint import read
-from semisfl.runs.metrics import read_metrics
+from semisfl.runs.metrics_file import read_metrics
 from semisfl.runs.sinks import MetricsFile, RunInfo
 from semisfl.runs.start import resume, train
+from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 from tests import toy
 from tests.disk import largest_file

@@ -14,14 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.config import Config, ConfigError
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.net import certs
+from semisfl.net.tls import certs
 from semisfl.runs import checkpoint, start
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_images
 from semisfl.runs.start import resume, train
+from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file
 from tests.net.harness import SIDE, network, tiny, toy_data
 

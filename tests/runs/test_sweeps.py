@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.config import ConfigError
 from semisfl.runs import compare, report, sweeps
 from semisfl.runs.sweeps import Sweep, Swept
+from semisfl.settings.config import ConfigError
 from tests.pictures import cut_off
 from tests.runs.test_compare import VALUES, fake_training
 

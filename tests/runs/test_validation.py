@@ -11,13 +11,13 @@ import torch
 
 from semisfl import load
 from semisfl.cli.main import main
-from semisfl.config import Config, ConfigError
 from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition, set_aside
 from semisfl.data.sources import Dataset
 from semisfl.runs.experiment import Experiment, divide
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import resume, train
+from semisfl.settings.config import Config, ConfigError
 from semisfl.use.model_card import card
 from tests import toy
 from tests.net.harness import Network, tiny, toy_data

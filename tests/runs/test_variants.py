@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from semisfl import config, presets
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.labels import flatten
 from semisfl.runs.sweeps import Sweep, Swept
 from semisfl.runs.variants import Variant, read_variants
+from semisfl.settings import config, presets
 
 ROOT = Path(__file__).parents[2]
 VALUES: dict[str, Any] = {"rounds": 1, "seed": 5}

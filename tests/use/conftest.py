@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from semisfl import load
-from semisfl.net import certs
+from semisfl.net.tls import certs
 from semisfl.runs.loop import Result
 from semisfl.use.classifier import Classifier
 from tests import toy

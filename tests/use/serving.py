@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.fleet.setup import NetworkOptions
-from semisfl.net import certs
+from semisfl.net.tls import certs
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_client import ModelClient
 from semisfl.use.model_server import ModelServer

@@ -11,12 +11,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from semisfl import catalog, load, predict
+from semisfl import load, predict
 from semisfl.runs import checkpoint, experiment
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
+from semisfl.settings import catalog
 from tests import toy
 from tests.net.harness import network, tiny
 from tests.use.trained import Trained

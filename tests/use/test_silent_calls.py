@@ -13,9 +13,10 @@ import grpc.aio
 import pytest
 import torch
 
-from semisfl.net import certs, chunks
+from semisfl.net import chunks
 from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
+from semisfl.net.tls import certs
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_calls import Places, request

@@ -16,8 +16,9 @@ import torch
 
 from semisfl import load
 from semisfl.cli.main import main
-from semisfl.net import certs, chunks
+from semisfl.net import chunks
 from semisfl.net.frames import encode
+from semisfl.net.tls import certs
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export

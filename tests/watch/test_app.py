@@ -17,10 +17,10 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.cli.options import fill_in_watch
-from semisfl.net import certs
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
+from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
-from semisfl.sections import ConfigError
+from semisfl.settings.sections import ConfigError
 from semisfl.watch import inline
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app

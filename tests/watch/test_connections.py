@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from semisfl.net import certs
+from semisfl.net.tls import certs
 from semisfl.watch.address import Address, serving
 from semisfl.watch.connections import Limits
 from tests.watch.test_app import TOKEN, ask

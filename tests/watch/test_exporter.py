@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serving
 from semisfl.watch.exporter import Exporter, Gate

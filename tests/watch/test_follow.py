@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.directory import RunDirectory
 from semisfl.watch.follow import Followed
 from semisfl.watch.views import Runs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.rows import RoundRow
+from semisfl.metrics import RoundRow
 from semisfl.runs.directory import RunDirectory
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app

@@ -1,6 +1,6 @@
 """A method of another package, complete: FedAvg of clients that train FixMatch."""
 
-from semisfl.catalog import NamedMethod
+from semisfl.settings.catalog import NamedMethod
 
 METHOD = NamedMethod(
     name="fedavg-fixmatch",

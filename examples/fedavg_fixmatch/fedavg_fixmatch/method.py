@@ -14,7 +14,7 @@ from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 
 
 class FedAvgFixMatch:

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes
-from semisfl.sections import Section, View
+from semisfl.settings.sections import Section, View
 
 
 class FixMatchSettings(Section):

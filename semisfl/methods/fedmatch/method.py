@@ -20,7 +20,6 @@ from semisfl import seeds
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
-from semisfl.engine.passes import passes
 from semisfl.engine.sgd import SGD
 from semisfl.engine.sums import Regularisers
 from semisfl.engine.weights import batchnorms
@@ -46,7 +45,8 @@ from semisfl.methods.full_model import (
     report,
     start_counter,
 )
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
+from semisfl.models.passes import passes
 
 
 def decomposed(model: nn.Module) -> list[str]:

@@ -30,7 +30,7 @@ from semisfl.methods.full_model import (
     start_counter,
 )
 from semisfl.methods.semifl.method import SemiFL, batches_of
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
 
 
 class FL2(SemiFL):

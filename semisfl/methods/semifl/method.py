@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.batches import draw_batches
-from semisfl.engine.passes import passes
 from semisfl.fleet.base import (
     Answers,
     ClientResult,
@@ -46,7 +45,8 @@ from semisfl.methods.semifl.static_batchnorm import (
     recompute_statistics,
     statistics_of,
 )
-from semisfl.rows import MethodRow
+from semisfl.metrics import MethodRow
+from semisfl.models.passes import passes
 
 
 class SemiFL:

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, whole_round
-from semisfl.sections import Section
+from semisfl.settings.sections import Section
 
 
 class SemiFLSettings(Section):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from semisfl.files import write_whole
 from semisfl.fleet.caps import Spent
-from semisfl.policy import Policy, PolicyBreach
-from semisfl.sections import ConfigError
+from semisfl.settings.policy import Policy, PolicyBreach
+from semisfl.settings.sections import ConfigError
 
 
 class Allowance:

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from semisfl import lookup
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.net import chunks, credentials, messages
+from semisfl.net import chunks, messages
 from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
-from semisfl.net.credentials import Credentials
 from semisfl.net.frames import encode
-from semisfl.net.x509_parts import CertError
-from semisfl.policy import Policy
+from semisfl.net.tls import credentials
+from semisfl.net.tls.credentials import Credentials
+from semisfl.net.tls.x509_parts import CertError
+from semisfl.settings import lookup
+from semisfl.settings.policy import Policy
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from semisfl import lookup
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import most_uses
@@ -23,7 +22,8 @@ from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnReques
 from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms, joined, separated
-from semisfl.policy import PolicyBreach
+from semisfl.settings import lookup
+from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)

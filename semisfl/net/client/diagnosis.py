@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
-from semisfl.net import credentials as own
 from semisfl.net.chunks import split_address
-from semisfl.net.credentials import Credentials
+from semisfl.net.tls import credentials as own
+from semisfl.net.tls.credentials import Credentials
 
 SECONDS = 5.0
 FEW = 3

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from semisfl import lookup
-from semisfl.config import ConfigError, with_known_codec
 from semisfl.data import decode, folder
-from semisfl.models import Shape
-from semisfl.net import certs
+from semisfl.models.split import Shape
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
-from semisfl.policy import Policy, read_policy
+from semisfl.net.tls import certs
+from semisfl.settings import lookup
+from semisfl.settings.config import ConfigError, with_known_codec
+from semisfl.settings.policy import Policy, read_policy
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def join(
 
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
     (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
-    server asks (`semisfl.policy`). Raises `semisfl.net.client.connection.Rejected` with the server's
+    server asks (`semisfl.settings.policy`). Raises `semisfl.net.client.connection.Rejected` with the server's
     reason if it refuses this client.
     """
     credentials = (

@@ -12,7 +12,7 @@ from semisfl.fleet.base import SplitRound
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
-from semisfl.models import Shape, build_model
+from semisfl.models.split import Shape, build_model
 from semisfl.net.messages import Schemas, Terms
 from semisfl.stopping import StopFlag
 

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semisfl.config import Config
 from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.roster import Roster
-from semisfl.policy import Policy, parse_policy
-from semisfl.sections import ConfigError
+from semisfl.settings.config import Config
+from semisfl.settings.policy import Policy, parse_policy
+from semisfl.settings.sections import ConfigError
 
 HANDSHAKE_SECONDS = 10.0
 MOST_IMAGES = 10_000_000

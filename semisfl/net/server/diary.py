@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.files import append_whole, write_whole
+from semisfl.metrics import DeviceRow, FleetRow
 from semisfl.net.server.admission import audit, audit_held_back
 from semisfl.net.server.refusals import Refusals
-from semisfl.rows import DeviceRow, FleetRow
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from semisfl.config import ConfigError
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import Assembler
 from semisfl.net.frames import Frame, decode
 from semisfl.net.server.admission import Handshakes, Refused
 from semisfl.net.server.trust import Trust
+from semisfl.settings.config import ConfigError
 
 Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 

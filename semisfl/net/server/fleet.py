@@ -16,7 +16,6 @@ import grpc
 import torch
 from torch import Tensor
 
-from semisfl.config import ConfigError
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
     ClientResult,
@@ -31,6 +30,7 @@ from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.savings import check
 from semisfl.fleet.setup import FleetSetup
+from semisfl.metrics import DeviceRow
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas, Terms, joined, separated
@@ -42,7 +42,7 @@ from semisfl.net.server.plausible import ranges, sizes
 from semisfl.net.server.questions import Arrival, Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
-from semisfl.rows import DeviceRow
+from semisfl.settings.config import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from semisfl.net.server.diary import Diary
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
-from semisfl.policy import Policy
+from semisfl.settings.policy import Policy
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from semisfl.config import Config
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.net import messages
@@ -20,6 +19,7 @@ from semisfl.net.server.listener import Listener
 from semisfl.net.server.plausible import Screen, ranges, sizes, unbelievable
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
+from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)

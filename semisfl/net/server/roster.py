@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.files import write_whole
-from semisfl.sections import ConfigError
+from semisfl.settings.sections import ConfigError
 
 log = logging.getLogger(__name__)
 

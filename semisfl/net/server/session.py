@@ -14,7 +14,7 @@ import grpc.aio
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
 from semisfl.net.server.trust import Shown
-from semisfl.policy import Policy
+from semisfl.settings.policy import Policy
 
 UNASKED_LIMIT = 64
 """Frames nobody asked for that a client may send before it is taken for an offender."""

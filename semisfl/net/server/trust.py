@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 
 from semisfl import files
-from semisfl.net import credentials, ledger
 from semisfl.net.server.admission import Refused
-from semisfl.net.x509_parts import CertError
+from semisfl.net.tls import credentials, ledger
+from semisfl.net.tls.x509_parts import CertError
 
 log = logging.getLogger(__name__)
 

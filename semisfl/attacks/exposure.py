@@ -1,0 +1,135 @@
+"""What leaks from a run, or from a preset that is trained for a few rounds first."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from semisfl.attacks import meter
+from semisfl.attacks.meter import Measured, Scene
+from semisfl.data.sources import Dataset
+from semisfl.models.split import SplitModel
+from semisfl.runs import health
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import Experiment, assemble, load_data, load_images
+from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.policy import Policy, guarantee
+from semisfl.stopping import StopFlag
+
+
+def of_run(path: Path, device: str, public: str | None) -> Scene:
+    """A finished or stopped run, as its last good checkpoint has it."""
+    config = RunDirectory.open(path).config()
+    if config.fleet.kind == "network":
+        raise ConfigError(f"{path} was trained over a network: its clients' images are not here")
+    data, partition = load_data(config)
+    experiment = assemble(config, data, partition, device=device)
+    found = health.last_good(path)
+    if found is None:
+        raise ConfigError(f"{path} has no checkpoint yet; train it first, or name a preset")
+    experiment.load_state_dict(found[1])
+    return _scene(experiment, data, partition.clients, public)
+
+
+def of_preset(config: Config, device: str, public: str | None, stop: StopFlag) -> Scene:
+    """Trained here for ``config.rounds``."""
+    data, partition = load_data(config)
+    experiment = assemble(config, data, partition, device=device, stop=stop)
+    run_rounds(experiment)
+    return _scene(experiment, data, partition.clients, public)
+
+
+def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | None) -> Scene:
+    config, device = experiment.config, experiment.hardware.device
+    model = next(iter(experiment.method.tested().values()))
+    whole = model.whole() if isinstance(model, SplitModel) else model
+    images, labels = data.test_images, data.test_labels
+    if public is not None:
+        other = load_images(public, config)
+        images, labels = other.images, torch.full((len(other.images),), -1)
+    size = meter.PUBLIC
+    return Scene(
+        config,
+        whole.float(),
+        _cut_of(whole),
+        experiment.normalizer,
+        images[:size].to(device),
+        labels[:size].to(device),
+        data.images.to(device),
+        data.labels.to(device),
+        shards,
+        len(data.classes),
+        next(iter(experiment.evaluate().values())),
+    )
+
+
+def _cut_of(whole: nn.Module) -> int:
+    """How many layers clients hold."""
+    bottom, top = whole.get_submodule("bottom"), whole.get_submodule("top")
+    between = isinstance(next(top.children()), nn.Unflatten)
+    return len(list(bottom.children())) - between
+
+
+def cuts_of(scene: Scene, asked: str) -> list[int]:
+    """``default``: the run's own; ``all``: the end of every stage; or layers, by name or number."""
+    names = [name for name, _ in meter.layers_of(scene.model)]
+    if asked == "default":
+        return [scene.cut]
+    if asked == "all":
+        return sorted({*meter.stage_ends(scene.model), scene.cut})
+    chosen = []
+    for word in asked.split(","):
+        if word not in names and not (word.isdigit() and 1 <= int(word) < len(names)):
+            raise ConfigError(
+                f"--cuts {word!r} is no layer of the model; its layers: {', '.join(names)}; or all"
+            )
+        chosen.append(int(word) if word.isdigit() else names.index(word) + 1)
+    return chosen
+
+
+def measure_all(
+    scene: Scene,
+    cuts: Sequence[int],
+    defences: Mapping[str, Policy | str],
+    *,
+    quick: bool,
+    updates: bool,
+    progress: Callable[[str], None],
+    uses: int = 1,
+) -> tuple[dict[str, Any], list[Measured]]:
+    """Everything as plain values, and what to draw of it."""
+    measured = []
+    for cut in cuts:
+        for name, defence in defences.items():
+            progress(f"cut after layer {cut}, defence {name}")
+            measured.append(meter.measure(scene, cut, name, defence, quick, uses))
+    if updates:
+        progress("gradient inversion of updates")
+    clients = scene.config.clients
+    fewest = min(len(shard) for shard in scene.shards)
+    drawn = -(-clients.steps * clients.batch // max(1, fewest))
+    found = {
+        "method": scene.config.method,
+        "seed": scene.config.seed,
+        "rounds": scene.config.rounds,
+        "accuracy": scene.accuracy,
+        "public_images": len(scene.public),
+        "features": [item.row for item in measured],
+        "updates": meter.measure_updates(scene, quick) if updates else [],
+        "guarantees": {
+            name: guarantee(policy, drawn * scene.config.rounds, scene.config.rounds)
+            for name, policy in defences.items()
+            if isinstance(policy, Policy)
+        },
+    }
+    return found, measured
+
+
+def save(found: Mapping[str, Any], command: str, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"command": command, **found}, indent=1)
+    (out / "leakage.json").write_text(text + "\n", encoding="utf-8")

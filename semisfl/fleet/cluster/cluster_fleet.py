@@ -1,0 +1,210 @@
+"""One run over several GPUs or machines: a block of the active clients on every rank of torchrun.
+
+Rank 0 runs the method and has a block of its own; the others answer it (`rank_worker`). Every rank
+computes its block with the engine of a single process, so losses and byte counts are those of one
+process: on CPUs to the last bit. A lost rank ends all of them; torchrun's restart goes on from the
+last checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semisfl.fleet.aggregate import combine
+from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.byte_counts import Traffic
+from semisfl.fleet.cluster import cluster_full, cluster_split
+from semisfl.fleet.cluster.ranks import Moving, RankLost, Ranks, launch
+from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.parcels import room_for, unpack
+from semisfl.fleet.setup import FleetSetup
+from semisfl.settings.config import ConfigError
+from semisfl.stopping import Stopped
+
+
+class ClusterFleet:
+    """The clients as rank 0 sees them."""
+
+    # Messages are no part of a CUDA graph.
+    capturable = False
+
+    def __init__(self, setup: FleetSetup, ranks: Ranks | None = None) -> None:
+        """``ranks``: those of torchrun, unless given."""
+        if ranks is None and launch() is None:
+            raise ConfigError(
+                "fleet.kind = 'cluster' needs the ranks of torchrun: start it with "
+                "torchrun --nproc-per-node N -m semisfl run ..., or use fleet.kind = local"
+            )
+        self._setup = setup
+        self._own = LocalFleet(setup)
+        self.traffic, self.held_back = self._own.traffic, self._own.held_back
+        self._joined = ranks is None
+        self._ranks = ranks or Ranks.join(setup.hardware.device)
+        assert self._ranks.rank == 0, "the other ranks answer this one"
+        self._closed = False
+        self._plan: SplitRound | None = None
+        self._step = 0
+        self._coming: Moving | None = None
+        """Features that the other ranks are computing or sending."""
+        self._answering: list[tuple[int, FullRound]] = []
+        """Ranks that owe the results of a full-model round."""
+
+    # --- beginning and ending --------------------------------------------------------------------
+
+    def open(self, directory: Path | None) -> None:
+        """Every rank loads the images by the configuration; all must have found the same."""
+        self._ranks.say(
+            "begin", config=self._setup.config.model_dump(mode="json"), images=self._setup.digest()
+        )
+        for rank in self._ranks.others:
+            if problem := self._ranks.answer_of(rank).get("problem"):
+                raise ConfigError(f"rank {rank}: {problem}")
+
+    def close(self, finished: bool) -> None:
+        """The others end too. A rank that is lost, now or before, changes nothing any more."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._ranks.lost:
+            with suppress(RankLost):
+                self._settle_debts()
+                self._ranks.say("end")
+        if self._joined:
+            self._ranks.leave()
+
+    def _settle_debts(self) -> None:
+        """Take, and forget, what the others send for a round that was given up."""
+        if self._coming is not None:
+            self._coming.wait()
+            self._coming = None
+        while self._answering:
+            cluster_full.results_of(self._ranks, *self._answering.pop(0), Traffic())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: whatever a round draws follows from its number."""
+        return self._own.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._own.load_state_dict(state)
+
+    def image_counts(self) -> Mapping[int, int]:
+        return self._own.image_counts()
+
+    def present(self) -> Sequence[int]:
+        return self._own.present()
+
+    def wait_ready(self) -> None:
+        """Ranks are all there, or the run ends."""
+
+    def settle(self, good: bool) -> str | None:
+        return self._own.settle(good)
+
+    # --- a split round ---------------------------------------------------------------------------
+
+    def start_round(self, plan: SplitRound) -> None:
+        self._settle_debts()
+        self._plan, self._step = plan, 0
+        self._blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
+        cluster_split.tell(self._ranks, plan, self._blocks)
+        self._expect_features()
+        if self._blocks[0]:
+            ahead = cluster_split.blocks_of(plan.next_active, self._ranks.count)[0]
+            self._own.start_round(replace(plan, active=self._blocks[0], next_active=ahead))
+
+    def _expect_features(self) -> None:
+        """Room for the whole fleet's features, in which the others' rows arrive."""
+        assert self._plan is not None
+        if self._step == self._plan.steps:
+            return
+        rows, width = (
+            len(self._plan.active) * self._setup.config.clients.batch,
+            self._setup.model.features,
+        )
+        device = self._ranks.device
+        self._features = Features(
+            torch.empty(rows, width, device=device),
+            torch.empty(rows, width, device=device),
+            self._plan.active,
+            torch.empty(rows, dtype=torch.long, device=device),
+        )
+        self._coming = self._ranks.receive(
+            {rank: self._rows(self._features, rank) for rank in self._ranks.others}
+        )
+
+    def _rows(self, features: Features, rank: int) -> list[Tensor]:
+        assert features.truth is not None
+        return [
+            tensor[self._place(rank)]
+            for tensor in (features.student, features.teacher, features.truth)
+        ]
+
+    def _place(self, rank: int) -> slice:
+        batch = self._setup.config.clients.batch
+        first = sum(len(block) for block in self._blocks[:rank])
+        return slice(first * batch, (first + len(self._blocks[rank])) * batch)
+
+    def forward(self) -> Features:
+        assert self._coming is not None, "one forward per backward"
+        features = self._features
+        if self._blocks[0]:
+            own = self._own.forward()
+            assert own.truth is not None
+            for room, tensor in zip(
+                self._rows(features, 0), (own.student.detach(), own.teacher, own.truth), strict=True
+            ):
+                room.copy_(tensor)
+        self._coming.wait()
+        self._coming = None
+        features.student.requires_grad_()
+        return features
+
+    def backward(self, gradients: Tensor) -> None:
+        gradients = gradients.detach().contiguous()
+        self._ranks.say("backward")
+        sent = self._ranks.send(
+            {rank: [gradients[self._place(rank)]] for rank in self._ranks.others}
+        )
+        if self._blocks[0]:
+            self._own.backward(gradients[self._place(0)])
+        sent.wait()
+        self._step += 1
+        self._expect_features()
+
+    def finish_round(self) -> State:
+        plan = self._plan
+        assert plan is not None
+        self._ranks.say("finish")
+        bottoms = self._own.bottoms() if self._blocks[0] else {}
+        for rank in self._ranks.others:
+            said = self._ranks.answer_of(rank)
+            outlines = said["outlines"]
+            room = room_for(outlines, self._ranks.device)
+            self._ranks.receive({rank: room}).wait()
+            bottoms |= zip(self._blocks[rank], unpack(outlines, room), strict=True)
+            self.traffic.merge(said["traffic"])
+            if said["stop"]:
+                self._setup.stop.request()
+        return combine(self._setup.config.robust, bottoms, plan.bottom, self.held_back)
+
+    # --- a full-model round ----------------------------------------------------------------------
+
+    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        self._settle_debts()
+        blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
+        cluster_full.tell(self._ranks, work, plan, blocks)
+        self._answering = [(rank, plan) for rank in self._ranks.others]
+        results = self._own.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
+        stopped = False
+        while self._answering:
+            found = cluster_full.results_of(self._ranks, *self._answering.pop(0), self.traffic)
+            stopped = stopped or found is None
+            results += found or []
+        if stopped:
+            self._setup.stop.request()
+            raise Stopped
+        return results

@@ -1,0 +1,200 @@
+"""A full-model round among ranks: the plan on its way out, the results on their way back.
+
+States cross once per rank that needs them, however many of its clients share them. What a client
+asks for during the round is sent along, and counted only if it was asked for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
+from semisfl.fleet.byte_counts import Direction, Traffic
+from semisfl.fleet.cluster.cluster_split import Block
+from semisfl.fleet.cluster.ranks import Ranks
+from semisfl.fleet.parcels import outline, pack, room_for, unpack
+
+Counted = list[tuple[int, Direction, str]]
+"""Client, direction and name of every state that crossed, where rank 0 says what it counts as."""
+
+
+class _States:
+    """The states of a round, each once, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self.states: list[State] = []
+        self.outlines: list[Any] = []
+        self.outline_of: list[int] = []
+
+    def number(self, state: State) -> int:
+        if id(state) not in self._numbers:
+            self._numbers[id(state)] = len(self.states)
+            self.states.append(state)
+            rows = outline(state)
+            if rows not in self.outlines:
+                self.outlines.append(rows)
+            self.outline_of.append(self.outlines.index(rows))
+        return self._numbers[id(state)]
+
+    def numbers(self, states: Mapping[str, State]) -> dict[str, int]:
+        return {name: self.number(state) for name, state in states.items()}
+
+
+def tell(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
+    """Rank 0 says what is to be done and sends what it takes."""
+    known = _States()
+    shared = {
+        "send": known.numbers(plan.send),
+        "on_request": known.numbers(plan.on_request),
+    }
+    for_all = len(known.states)
+    single = {
+        which: [
+            [client, known.numbers(states[client])]
+            for block in blocks[1:]
+            for client in block
+            if client in states
+        ]
+        for which, states in (("send_to", plan.send_to), ("held", plan.held))
+    }
+    ranks.say(
+        "train",
+        work=work.name,
+        index=plan.index,
+        blocks=blocks,
+        steps=plan.steps,
+        lr=float(plan.lr),
+        kinds=dict(plan.kinds),
+        settings=dict(plan.settings),
+        counts=plan.size is None,
+        outlines=known.outlines,
+        outline_of=known.outline_of,
+        for_all=for_all,
+        **shared,
+        **single,
+    )
+    ranks.broadcast(pack(known.states[:for_all]))
+    ranks.send(
+        {
+            rank: pack([known.states[number] for number in _needed(single, blocks[rank], for_all)])
+            for rank in ranks.others
+        }
+    ).wait()
+
+
+def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
+    """Numbers of the states that only clients of ``block``, and maybe of others, are given."""
+    found = {
+        number
+        for rows in single.values()
+        for client, states in rows
+        if client in block
+        for number in states.values()
+        if number >= for_all
+    }
+    return sorted(found)
+
+
+def hear(ranks: Ranks, said: Mapping[str, Any]) -> tuple[FullRound, Counted]:
+    """The plan for this rank's clients; what crosses of it is noted if rank 0 does the counting."""
+    outlines = [said["outlines"][number] for number in said["outline_of"]]
+    block: Block = tuple(said["blocks"][ranks.rank])
+    shared, for_all = outlines[: said["for_all"]], said["for_all"]
+    room = room_for(shared, ranks.device)
+    ranks.broadcast(room)
+    states = dict(enumerate(unpack(shared, room)))
+    needed = _needed({key: said[key] for key in ("send_to", "held")}, block, for_all)
+    own = [outlines[number] for number in needed]
+    room = room_for(own, ranks.device)
+    ranks.receive({0: room}).wait()
+    states |= dict(zip(needed, unpack(own, room), strict=True))
+
+    def named(numbers: Mapping[str, int]) -> dict[str, State]:
+        return {name: states[number] for name, number in numbers.items()}
+
+    def of_clients(rows: Sequence[tuple[int, Mapping[str, int]]]) -> dict[int, dict[str, State]]:
+        return {client: named(numbers) for client, numbers in rows if client in block}
+
+    counted: Counted = []
+    plan = FullRound(
+        said["index"],
+        block,
+        said["steps"],
+        said["lr"],
+        send=named(said["send"]),
+        kinds=said["kinds"],
+        on_request=named(said["on_request"]),
+        send_to=of_clients(said["send_to"]),
+        held=of_clients(said["held"]),
+        settings=said["settings"],
+        size=None if said["counts"] else _noting(counted),
+    )
+    return plan, counted
+
+
+def _noting(counted: Counted) -> Callable[[int, Direction, str, State], int]:
+    def size(client: int, direction: Direction, name: str, state: State) -> int:
+        counted.append((client, direction, name))
+        return 0
+
+    return size
+
+
+def answer(
+    ranks: Ranks, results: Sequence[ClientResult], counted: Counted, traffic: Mapping[str, int]
+) -> None:
+    """This rank's results to rank 0."""
+    known = _States()
+    told = [
+        [result.client, dict(result.numbers), known.numbers(result.states)] for result in results
+    ]
+    ranks.answer(
+        results=told,
+        counted=counted,
+        traffic=traffic,
+        outlines=known.outlines,
+        outline_of=known.outline_of,
+    )
+    ranks.send({0: pack(known.states)}).wait()
+
+
+def results_of(
+    ranks: Ranks, rank: int, plan: FullRound, traffic: Traffic
+) -> list[ClientResult] | None:
+    """What ``rank`` answers, counted; None if it was stopped."""
+    said = ranks.answer_of(rank)
+    if "stopped" in said:
+        return None
+    outlines = [said["outlines"][number] for number in said["outline_of"]]
+    room = room_for(outlines, ranks.device)
+    ranks.receive({rank: room}).wait()
+    states = unpack(outlines, room)
+    results = [
+        ClientResult(client, {name: states[number] for name, number in numbers.items()}, values)
+        for client, values, numbers in said["results"]
+    ]
+    traffic.merge(said["traffic"])
+    _count(plan, results, said["counted"], traffic)
+    return results
+
+
+def _count(
+    plan: FullRound, results: Sequence[ClientResult], counted: Counted, traffic: Traffic
+) -> None:
+    uploads = {result.client: result.states for result in results}
+    for client, direction, name in counted:
+        assert plan.size is not None
+        state = (
+            uploads[client][name]
+            if direction == "up"
+            else next(given[name] for given in _given(plan, client) if name in given)
+        )
+        size = plan.size(client, direction, name, state)
+        traffic.add(plan.kinds.get(name, "model"), direction, client, size)
+
+
+def _given(plan: FullRound, client: int) -> Iterator[Mapping[str, State]]:
+    """Where a state that a client was sent is found, the special before the general."""
+    yield plan.send_to.get(client, {})
+    yield plan.send
+    yield plan.on_request

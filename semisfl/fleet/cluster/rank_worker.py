@@ -1,0 +1,108 @@
+"""What every rank but the first does: it answers rank 0, with a block of the clients."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from semisfl.fleet.cluster import cluster_full, cluster_split
+from semisfl.fleet.cluster.ranks import Ranks
+from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.parcels import outline, pack
+from semisfl.fleet.setup import FleetSetup
+from semisfl.settings import lookup
+from semisfl.settings.config import Config, parse
+from semisfl.stopping import Stopped
+
+
+class RankWorker:
+    """Serves one run, from its beginning to its end."""
+
+    def __init__(self, ranks: Ranks, prepare: Callable[[Config], FleetSetup]) -> None:
+        """``prepare`` loads what a configuration of rank 0 names, on this machine."""
+        self._ranks, self._prepare = ranks, prepare
+        self._steps: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+            "begin": self._begin,
+            "split": self._split,
+            "backward": self._backward,
+            "finish": self._finish,
+            "train": self._train,
+        }
+
+    def serve(self) -> None:
+        """Returns when rank 0 says that the run is over; `RankLost` if it is gone."""
+        while (said := self._ranks.hear())["do"] != "end":
+            self._steps[said["do"]](said)
+
+    def _begin(self, said: Mapping[str, Any]) -> None:
+        try:
+            config = parse(said["config"])
+            self._setup = self._prepare(config)
+            if self._setup.digest() != said["images"]:
+                raise ValueError(
+                    f"{config.data.name!r} holds other images here than for rank 0; "
+                    "make it the same on every machine"
+                )
+            self._works = lookup.works(lookup.method(config.method))
+        except (ValueError, OSError, ImportError) as error:
+            self._ranks.answer(problem=str(error))
+            return
+        self._fleet = LocalFleet(self._setup)
+        self._ranks.answer()
+
+    # --- a split round ---------------------------------------------------------------------------
+
+    def _split(self, said: Mapping[str, Any]) -> None:
+        self._plan, self._step = cluster_split.hear(self._ranks, said), 0
+        self._counts()  # of a round that was given up
+        if self._plan.active:
+            self._fleet.start_round(self._plan)
+            self._send_features()
+
+    def _send_features(self) -> None:
+        if self._step == self._plan.steps:
+            return
+        with self._setup.hardware.step():
+            features = self._fleet.forward()
+        assert features.truth is not None
+        tensors = [features.student.detach(), features.teacher, features.truth]
+        self._ranks.send({0: [tensor.contiguous() for tensor in tensors]}).wait()
+
+    def _backward(self, said: Mapping[str, Any]) -> None:
+        if not self._plan.active:
+            return
+        rows = len(self._plan.active) * self._setup.config.clients.batch
+        gradients = torch.empty(rows, self._setup.model.features, device=self._ranks.device)
+        self._ranks.receive({0: [gradients]}).wait()
+        with self._setup.hardware.step():
+            self._fleet.backward(gradients)
+        self._step += 1
+        self._send_features()
+
+    def _finish(self, said: Mapping[str, Any]) -> None:
+        bottoms = list(self._fleet.bottoms().values()) if self._plan.active else []
+        self._ranks.answer(
+            traffic=self._counts(),
+            stop=self._setup.stop.requested,
+            outlines=[outline(bottom) for bottom in bottoms],
+        )
+        self._ranks.send({0: pack(bottoms)}).wait()
+
+    def _counts(self) -> dict[str, int]:
+        """Bytes since the last call; rank 0 has the sums."""
+        counts = self._fleet.traffic.state_dict()
+        self._fleet.traffic.load_state_dict({})
+        return counts
+
+    # --- a full-model round ----------------------------------------------------------------------
+
+    def _train(self, said: Mapping[str, Any]) -> None:
+        plan, counted = cluster_full.hear(self._ranks, said)
+        self._counts()
+        try:
+            work = self._works[said["work"]]
+            results = self._fleet.train(work, plan) if plan.active else []
+        except Stopped:
+            self._ranks.answer(stopped=True)
+            return
+        cluster_full.answer(self._ranks, results, counted, self._counts())

@@ -1,0 +1,1 @@
+"""Models that are cut in two, layer by layer."""

@@ -1,0 +1,212 @@
+"""Layer tables as PyTorch modules, and modules of known layers as tables."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from semisfl.models.layers import Dropout, Layers, Residual, named_layers
+from semisfl.models.shapes import Placed, Shape, place
+from semisfl.settings.layer_kinds import (
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Drop,
+    Flatten,
+    Layer,
+    Linear,
+    Pool,
+    Relu,
+    ResidualBlock,
+    parse_layers,
+)
+
+# What a module has besides its layers; `weights` is where `engine.weights` keeps its own.
+RESERVED = {*dir(Layers()), "weights"}
+
+
+def modules_of(layers: Sequence[Layer], shape: Shape, classes: int) -> Layers:
+    """The model that a table describes, its weights as PyTorch first draws them."""
+    return _modules(place(layers, shape, classes))
+
+
+def _modules(placed: Sequence[Placed]) -> Layers:
+    for row in placed:
+        if row.name in RESERVED:
+            raise ValueError(
+                f"a layer cannot be called {row.name!r}, which every PyTorch module has already; "
+                "choose another name"
+            )
+    return Layers(OrderedDict((row.name, MAKERS[type(row.layer)](row)) for row in placed))
+
+
+def _conv(row: Placed) -> nn.Module:
+    layer = row.layer
+    assert isinstance(layer, Conv)
+    return nn.Conv2d(
+        row.given[0],
+        layer.channels,
+        layer.kernel,
+        layer.stride,
+        layer.padding,
+        groups=layer.groups,
+        bias=layer.bias,
+    )
+
+
+def _batchnorm(row: Placed) -> nn.Module:
+    return (nn.BatchNorm2d if len(row.given) == 3 else nn.BatchNorm1d)(row.given[0])
+
+
+def _pool(row: Placed) -> nn.Module:
+    layer = row.layer
+    assert isinstance(layer, Pool)
+    return nn.MaxPool2d(layer.size, layer.stride, layer.padding)
+
+
+def _average_pool(row: Placed) -> nn.Module:
+    layer = row.layer
+    assert isinstance(layer, AveragePool)
+    if layer.size is None:
+        return nn.AdaptiveAvgPool2d(1)
+    return nn.AvgPool2d(layer.size, layer.stride)
+
+
+def _dropout(row: Placed) -> nn.Module:
+    assert isinstance(row.layer, Drop)
+    return Dropout(row.layer.p)
+
+
+def _linear(row: Placed) -> nn.Module:
+    assert isinstance(row.layer, Linear)
+    return nn.Linear(row.given[0], row.gives[0], bias=row.layer.bias)
+
+
+MAKERS: dict[type[Layer], Callable[[Placed], nn.Module]] = {
+    Conv: _conv,
+    BatchNorm: _batchnorm,
+    Relu: lambda _: nn.ReLU(),
+    Pool: _pool,
+    AveragePool: _average_pool,
+    Drop: _dropout,
+    Flatten: lambda _: nn.Flatten(),
+    Linear: _linear,
+    ResidualBlock: lambda row: Residual(_modules(row.body), _modules(row.shortcut)),
+}
+
+
+# --- and back --------------------------------------------------------------------------------------
+
+
+def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
+    """``model`` as a table, ready for ``model.layers``; ``ValueError`` names a layer that no row describes.
+
+    The table holds no weights.
+    """
+    rows = _rows(model)
+    shared = sum(1 for _ in model.parameters()) != sum(
+        1 for _ in model.named_parameters(remove_duplicate=False)
+    )
+    if shared:
+        raise ValueError("a layer with weights is used twice; a table would make two of it")
+    return [layer.model_dump(mode="json") for layer in parse_layers(rows)]
+
+
+def _rows(model: nn.Sequential) -> list[dict[str, Any]]:
+    rows = []
+    for name, layer in named_layers(model):
+        write = WRITERS.get(type(layer))
+        if write is None:
+            known = ", ".join(kind.__name__ for kind in WRITERS)
+            raise ValueError(
+                f"layer {name!r} is a {type(layer).__name__}, which a table cannot describe; it can: {known}"
+            )
+        try:
+            rows.append({"name": name, **write(layer)})
+        except ValueError as error:
+            raise ValueError(f"layer {name!r} ({type(layer).__name__}) {error}") from error
+    return rows
+
+
+def _number(layer: Any, key: str) -> int:
+    """A setting that PyTorch keeps per side, the same on all."""
+    value = getattr(layer, key)
+    sides = value if isinstance(value, tuple) else (value,)
+    if len(set(sides)) != 1 or not isinstance(sides[0], int):
+        raise ValueError(f"has {key} = {value!r}; a table has one number for it")
+    return int(sides[0])
+
+
+def _usual(layer: Any, **settings: Any) -> None:
+    for key, usual in settings.items():
+        value = getattr(layer, key)
+        if value not in (usual, (usual, usual)):
+            raise ValueError(f"has {key} = {value!r}; in a table it is always {usual!r}")
+
+
+def _conv_row(layer: nn.Conv2d) -> dict[str, Any]:
+    _usual(layer, dilation=1, padding_mode="zeros")
+    return {
+        "kind": "conv",
+        "channels": layer.out_channels,
+        "kernel": _number(layer, "kernel_size"),
+        "stride": _number(layer, "stride"),
+        "padding": _number(layer, "padding"),
+        "bias": layer.bias is not None,
+        "groups": layer.groups,
+    }
+
+
+def _batchnorm_row(layer: nn.Module) -> dict[str, Any]:
+    _usual(layer, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True)
+    return {"kind": "batchnorm"}
+
+
+def _squares(layer: nn.Module) -> dict[str, Any]:
+    size, stride = _number(layer, "kernel_size"), _number(layer, "stride")
+    return {"size": size} if stride == size else {"size": size, "stride": stride}
+
+
+def _pool_row(layer: nn.MaxPool2d) -> dict[str, Any]:
+    _usual(layer, dilation=1, ceil_mode=False, return_indices=False)
+    return {"kind": "pool", "padding": _number(layer, "padding"), **_squares(layer)}
+
+
+def _average_pool_row(layer: nn.AvgPool2d) -> dict[str, Any]:
+    _usual(layer, padding=0, ceil_mode=False, divisor_override=None)
+    return {"kind": "avgpool", **_squares(layer)}
+
+
+def _mean_row(layer: nn.AdaptiveAvgPool2d) -> dict[str, Any]:
+    _usual(layer, output_size=1)
+    return {"kind": "avgpool"}
+
+
+def _flatten_row(layer: nn.Flatten) -> dict[str, Any]:
+    _usual(layer, start_dim=1, end_dim=-1)
+    return {"kind": "flatten"}
+
+
+def _residual_row(layer: Residual) -> dict[str, Any]:
+    return {"kind": "residual", "body": _rows(layer.body), "shortcut": _rows(layer.shortcut)}
+
+
+def _linear_row(layer: nn.Linear) -> dict[str, Any]:
+    return {"kind": "linear", "features": layer.out_features, "bias": layer.bias is not None}
+
+
+WRITERS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
+    nn.Conv2d: _conv_row,
+    nn.BatchNorm2d: _batchnorm_row,
+    nn.BatchNorm1d: _batchnorm_row,
+    nn.ReLU: lambda _: {"kind": "relu"},
+    nn.MaxPool2d: _pool_row,
+    nn.AvgPool2d: _average_pool_row,
+    nn.AdaptiveAvgPool2d: _mean_row,
+    nn.Dropout: lambda layer: {"kind": "dropout", "p": layer.p},
+    Dropout: lambda layer: {"kind": "dropout", "p": layer.p},
+    nn.Flatten: _flatten_row,
+    nn.Linear: _linear_row,
+    Residual: _residual_row,
+}

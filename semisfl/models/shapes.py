@@ -1,0 +1,183 @@
+"""What every layer of a table takes and gives, by arithmetic: checked before anything is allocated."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from semisfl.settings.layer_kinds import (
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Flatten,
+    Layer,
+    Linear,
+    Pool,
+    ResidualBlock,
+    named,
+)
+
+Shape = tuple[int, int, int]
+"""Of an image: channels, height, width."""
+Sides = tuple[int, ...]
+"""Of what one image has become: channels, height and width, or one length."""
+
+# More than any model of the field here, less than would harm a device whose server asks for it.
+MAX_PARAMETERS = 2**30
+MAX_OUTPUT = 2**24
+"""Numbers that one layer gives for one image."""
+
+
+class Placed(NamedTuple):
+    """A layer in its place."""
+
+    name: str
+    layer: Layer
+    given: Sides
+    gives: Sides
+    parameters: int
+    body: "tuple[Placed, ...]" = ()
+    shortcut: "tuple[Placed, ...]" = ()
+
+
+def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
+    """The layers for images of ``shape``; ``ValueError`` where they do not fit them or each other."""
+    last = max((i for i, layer in enumerate(layers) if isinstance(layer, Linear)), default=-1)
+    full = [
+        layer.model_copy(update={"features": classes})
+        if index == last and isinstance(layer, Linear) and layer.features is None
+        else layer
+        for index, layer in enumerate(layers)
+    ]
+    placed = _place(full, shape, "model.layers")
+    gives = placed[-1].gives
+    if gives != (classes,):
+        raise ValueError(
+            f"model.layers gives {_text(gives)} numbers for an image, but there are {classes} classes; "
+            "end it with a linear layer and leave its features out"
+        )
+    parameters = sum(row.parameters for row in placed)
+    if parameters > MAX_PARAMETERS:
+        raise ValueError(
+            f"the model would have {parameters:,} parameters, the limit is {MAX_PARAMETERS:,}; "
+            "make it narrower, or pool more before its linear layers"
+        )
+    return placed
+
+
+def _place(layers: Sequence[Layer], given: Sides, where: str) -> list[Placed]:
+    placed = []
+    for index, (name, layer) in enumerate(named(layers)):
+        row = _place_one(name, layer, given, f"{where}[{index}]")
+        if prod(row.gives) > MAX_OUTPUT:
+            raise ValueError(
+                f"{where}[{index}] ({layer.kind}) gives {_text(row.gives)} numbers for an image, the limit "
+                f"is {MAX_OUTPUT:,}; use fewer channels or a larger stride"
+            )
+        placed.append(row)
+        given = row.gives
+    return placed
+
+
+def _place_one(name: str, layer: Layer, given: Sides, where: str) -> Placed:
+    if isinstance(layer, ResidualBlock):
+        return _place_residual(name, layer, given, where)
+    try:
+        gives, parameters = RULES.get(type(layer), _same)(layer, given)
+    except ValueError as error:
+        raise ValueError(f"{where} ({layer.kind}) {error}") from error
+    return Placed(name, layer, given, gives, parameters)
+
+
+def _place_residual(name: str, layer: ResidualBlock, given: Sides, where: str) -> Placed:
+    body = _place(layer.body, given, f"{where}.body")
+    shortcut = _place(layer.shortcut, given, f"{where}.shortcut")
+    gives, added = body[-1].gives, shortcut[-1].gives if shortcut else given
+    if gives != added:
+        raise ValueError(
+            f"{where} (residual) adds {_text(gives)} of its body to {_text(added)} of its shortcut; "
+            "give the shortcut a conv with kernel 1 and the body's channels and stride"
+        )
+    parameters = sum(row.parameters for row in (*body, *shortcut))
+    return Placed(name, layer, given, gives, parameters, tuple(body), tuple(shortcut))
+
+
+# --- one rule per kind: what it gives, and its parameters ------------------------------------------
+
+
+def _same(layer: Layer, given: Sides) -> tuple[Sides, int]:
+    return given, 0
+
+
+def _conv(layer: Conv, given: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(given)
+    for count, what in ((channels, "input channels"), (layer.channels, "channels")):
+        if count % layer.groups:
+            raise ValueError(
+                f"has groups = {layer.groups}, which does not divide its {count} {what}"
+            )
+    sides = _window(height, width, layer.kernel, layer.stride, layer.padding)
+    weights = layer.channels * (channels // layer.groups) * layer.kernel**2
+    return (layer.channels, *sides), weights + layer.bias * layer.channels
+
+
+def _batchnorm(layer: BatchNorm, given: Sides) -> tuple[Sides, int]:
+    return given, 2 * given[0]
+
+
+def _pool(layer: Pool, given: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(given)
+    if 2 * layer.padding > layer.size:
+        raise ValueError(
+            f"has padding = {layer.padding}, more than half of size = {layer.size}; use at most half"
+        )
+    stride = layer.stride or layer.size
+    return (channels, *_window(height, width, layer.size, stride, layer.padding)), 0
+
+
+def _average_pool(layer: AveragePool, given: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(given)
+    if layer.size is None:
+        return (channels, 1, 1), 0
+    return (channels, *_window(height, width, layer.size, layer.stride or layer.size, 0)), 0
+
+
+def _flatten(layer: Flatten, given: Sides) -> tuple[Sides, int]:
+    return (prod(given),), 0
+
+
+def _linear(layer: Linear, given: Sides) -> tuple[Sides, int]:
+    if len(given) != 1:
+        raise ValueError(f"is given {_text(given)}; put a flatten before it")
+    if layer.features is None:
+        raise ValueError("has no features; only the last linear layer may leave them out")
+    return (layer.features,), (given[0] + layer.bias) * layer.features
+
+
+RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
+    Conv: _conv,
+    BatchNorm: _batchnorm,
+    Pool: _pool,
+    AveragePool: _average_pool,
+    Flatten: _flatten,
+    Linear: _linear,
+}
+
+
+def _picture(given: Sides) -> Shape:
+    if len(given) != 3:
+        raise ValueError(f"is given {_text(given)} numbers in a row; put it before the flatten")
+    return given[0], given[1], given[2]
+
+
+def _window(height: int, width: int, size: int, stride: int, padding: int) -> tuple[int, int]:
+    """Places of a square that moves over a picture."""
+    if min(height, width) + 2 * padding < size:
+        raise ValueError(
+            f"is {size} pixels wide, but is given {height}x{width} and padding = {padding}; "
+            "use a smaller one, or larger images (data.size)"
+        )
+    return (height + 2 * padding - size) // stride + 1, (width + 2 * padding - size) // stride + 1
+
+
+def _text(sides: Sides) -> str:
+    return "x".join(map(str, sides))

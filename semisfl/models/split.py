@@ -1,0 +1,286 @@
+"""A model from its layer table, and the cut that gives clients the bottom and the server the rest."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from semisfl import seeds
+from semisfl.engine.kernels import unit_rows
+from semisfl.models.layers import Dropout, Layers, Residual, named_layers
+from semisfl.models.modules import layers_of, modules_of
+from semisfl.models.shapes import Shape as Shape
+from semisfl.models.zoo import MODELS as MODELS
+from semisfl.settings.config import Config
+from semisfl.settings.layer_kinds import Layer
+from semisfl.settings.run import ModelConfig
+
+log = logging.getLogger(__name__)
+
+# The published projection head is as wide as its input, which is 12,800 at most in the paper. An
+# early cut gives far longer features, and that head would not fit in memory: it is narrower then.
+WIDEST_HEAD, NARROW_HEAD = 12_800, 2_048
+Projector = Literal["mlp", "linear", "none"]
+
+
+def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:
+    return Layers(OrderedDict(layers))
+
+
+def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
+    """The shape of one image's output, found by passing zeros through."""
+    mode = module.training
+    module.eval()
+    with torch.no_grad():
+        out = module(torch.zeros(1, *shape))
+    module.train(mode)
+    return tuple(out.shape[1:])
+
+
+class SplitModel(nn.Module):
+    """A model cut in two, with a projection head beside the top: w = (w_c, w_s, w_p).
+
+    ``bottom`` maps images to flat features [n, d]; ``top`` maps them to logits; ``projector``
+    to the space in which clusters are formed.
+    """
+
+    def __init__(
+        self, bottom: nn.Module, top: nn.Module, projector: nn.Module, features: int
+    ) -> None:
+        super().__init__()
+        self.bottom = bottom
+        self.top = top
+        self.projector = projector
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(self.bottom(x))
+
+    def whole(self) -> nn.Sequential:
+        """Bottom and top without the head: what full-model methods train, send and test, and its names."""
+        return nn.Sequential(OrderedDict(bottom=self.bottom, top=self.top))
+
+    def project(self, features: Tensor) -> Tensor:
+        """Unit vectors z of Eq. (3)."""
+        unit: Tensor = unit_rows(self.projector(features))
+        return unit
+
+    @property
+    def keys(self) -> int:
+        """Length of a projected feature."""
+        widths = [
+            layer.out_features for layer in self.projector.modules() if isinstance(layer, nn.Linear)
+        ]
+        return widths[-1] if widths else self.features
+
+
+def split(
+    model: nn.Sequential,
+    shape: Shape,
+    cut: int | str | None = None,
+    projector: Projector = "mlp",
+    projection: int = 128,
+) -> SplitModel:
+    """Cut any ``nn.Sequential``.
+
+    ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
+    to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` is replaced by
+    the repeatable one.
+    """
+    _adopt_dropout(model)
+    layers = named_layers(model)
+    at = cut_index(layers, cut)
+    bottom = _stack([*layers[:at]])
+    if not any(True for _ in bottom.parameters()):
+        if cut is None:
+            first = next(
+                (name for name, layer in layers if any(True for _ in layer.parameters())), ""
+            )
+            raise ValueError(
+                "model.cut is not given, and before the Flatten layer, where it would be, nothing is "
+                f"trained; set it to the last layer that clients are to hold, from {first!r} on"
+            )
+        raise ValueError(
+            f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution"
+        )
+    if not any(True for _, layer in layers[at:] for _ in layer.parameters()):
+        raise ValueError(
+            f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
+        )
+    cut_shape = feature_shape(bottom, shape)
+    if len(cut_shape) > 1:
+        bottom = _stack([*layers[:at], (_unused("cut", layers), nn.Flatten())])
+        top = _stack([(_unused("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
+    else:
+        top = _stack(layers[at:])
+    size = 1
+    for side in cut_shape:
+        size *= side
+    hidden = size if size <= WIDEST_HEAD else NARROW_HEAD
+    heads: dict[str, Callable[[], nn.Module]] = {
+        "mlp": lambda: Layers(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
+        "linear": lambda: nn.Linear(size, projection),
+        "none": nn.Identity,
+    }
+    return SplitModel(bottom, top, heads[projector](), size)
+
+
+def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
+    """A model by its name or of one's own table, not yet cut."""
+    if not isinstance(model, str):
+        return modules_of(model, shape, classes)
+    if model not in MODELS:
+        raise ValueError(
+            f"model.name = {model!r} is not known; known: {', '.join(MODELS)}; "
+            "or give model.layers a table of your own"
+        )
+    try:
+        return modules_of(MODELS[model].table(), shape, classes)
+    except ValueError as error:
+        raise ValueError(
+            f"model.name = {model!r} cannot take images of {shape[1]}x{shape[2]} pixels; "
+            "set data.size to another side or choose another model"
+        ) from error
+
+
+def build(
+    model: str | Sequence[Layer],
+    shape: Shape,
+    classes: int,
+    *,
+    cut: int | str | None = None,
+    projector: Projector = "mlp",
+    projection: int = 128,
+    seed: int = 0,
+) -> SplitModel:
+    """A model by its name or table, cut; its initial weights follow from ``seed``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return split(uncut(model, shape, classes), shape, cut, projector, projection)
+
+
+def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
+    """``name``, or one like it that no layer has."""
+    while any(name == taken for taken, _ in layers):
+        name += "_"
+    return name
+
+
+def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
+    """How many layers the client holds."""
+    names = [name for name, _ in layers]
+    if cut is None:
+        flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
+        if not flat or flat[0] + 1 >= len(layers):
+            raise ValueError(
+                "model.cut is not given and the model has no Flatten layer to cut at; set it"
+            )
+        return flat[0] + 1
+    if isinstance(cut, str):
+        if cut not in names:
+            block = _block_around(cut, layers)
+            if block is not None:
+                raise ValueError(
+                    f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; "
+                    f"set model.cut = {block!r} to cut after it"
+                )
+            raise ValueError(
+                f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
+            )
+        cut = names.index(cut) + 1
+    if not 1 <= cut <= len(layers) - 1:
+        raise ValueError(
+            f"model.cut = {cut} is outside the model; it has {len(layers)} layers, use 1 to {len(layers) - 1}"
+        )
+    return cut
+
+
+def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
+    """The residual block that has a layer called ``cut``, with or without the names around it."""
+    for name, layer in layers:
+        if isinstance(layer, Residual):
+            inner = {f"{name}.{path}" for path, _ in layer.named_modules()}
+            if any(f".{path}.".endswith(f".{cut}.") for path in inner):
+                return name
+    return None
+
+
+def _adopt_dropout(module: nn.Module) -> None:
+    for name, child in named_layers(module):
+        if type(child) is nn.Dropout:
+            setattr(module, name, Dropout(child.p))
+        else:
+            _adopt_dropout(child)
+
+
+def parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def build_model(
+    config: Config,
+    shape: Shape,
+    classes: int,
+    own: nn.Sequential | None = None,
+    *,
+    projector: Projector | None = None,
+) -> SplitModel:
+    """The model a configuration names, or one's ``own``, cut as it says; the same on every machine.
+
+    ``projector`` replaces the configuration's: a client needs none.
+    """
+    settings = config.model
+    projector = projector or settings.projector
+    seed = seeds.derive(config.seed, "model")
+    if own is None:
+        return build(
+            settings.table,
+            shape,
+            classes,
+            cut=settings.cut,
+            projector=projector,
+            projection=settings.projection,
+            seed=seed,
+        )
+    _check_own(own, shape, classes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return split(own, shape, settings.cut, projector, settings.projection)
+
+
+def _check_own(model: nn.Module, shape: Shape, classes: int) -> None:
+    """Say what is wrong with a model that somebody wrote, before a run begins with it."""
+    if not isinstance(model, nn.Sequential) or len(model) < 2:
+        raise ValueError(
+            f"the model is a {type(model).__name__}; it must be an nn.Sequential of two or more layers"
+        )
+    where = ", ".join(map(str, shape))
+    try:
+        out = feature_shape(model, shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the model cannot take images [n, {where}]: {said}") from error
+    if out != (classes,):
+        raise ValueError(
+            f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
+        )
+
+
+def with_layers_of(config: Config, own: nn.Sequential | None) -> Config:
+    """``config`` with one's ``own`` model as a table, for whoever has to build it again.
+
+    A model that no table describes is left out: it can be trained here, but not by devices, and
+    resuming needs it once more.
+    """
+    if own is None:
+        return config
+    try:
+        layers = layers_of(own)
+    except ValueError as error:
+        log.info("the configuration cannot hold the given model: %s", error)
+        return config
+    described = {**config.model.model_dump(), "layers": layers}
+    return config.model_copy(update={"model": ModelConfig.model_validate(described)})

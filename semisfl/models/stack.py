@@ -1,0 +1,153 @@
+"""Several clients' copies of one module, their weights stacked so that whole-fleet operations are single ones."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semisfl.engine.weights import State, Weights, clone
+from semisfl.models.stacked import NotStacked, Pass, Rows, stacked
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[], Any]
+Parallel = Callable[[Sequence[Call]], list[Any]]
+
+
+def in_turn(calls: Sequence[Call]) -> list[Any]:
+    return [call() for call in calls]
+
+
+class Stack:
+    """``slots`` copies of ``template``; weight ``name`` of slot i is ``tensors[name][i]``.
+
+    ``dtype`` is what their layers compute in (`Weights`). On a GPU, working copies of a template
+    made of known layers are computed for all slots at once; ``parameters`` then are those of the
+    template with one row per slot. ``together`` says so, or not, whatever the device.
+    """
+
+    def __init__(
+        self,
+        template: nn.Module,
+        slots: int,
+        trainable: bool = True,
+        dtype: torch.dtype = torch.float32,
+        together: bool | None = None,
+    ) -> None:
+        self.modules = [clone(template).requires_grad_(trainable) for _ in range(slots)]
+        self._weights = Weights(nn.ModuleList(self.modules), dtype)
+        self.tensors: State = {}
+        self._outputs: list[Tensor] = []
+        states = [module.state_dict() for module in self.modules]
+        for name, first in states[0].items():
+            if first.is_floating_point():
+                self.tensors[name] = _rows([state[name] for state in states])
+            else:
+                self.tensors[name] = torch.stack([state[name] for state in states])
+                for slot, module in enumerate(self.modules):
+                    module.get_buffer(name).data = self.tensors[name][slot]
+        stacked_parameters = [
+            self.stacked(row).requires_grad_(trainable)
+            for row in zip(*(module.parameters() for module in self.modules), strict=True)
+        ]
+        if together is None:
+            together = self._weights.work is not None and self._weights.work.is_cuda
+        self._pass = self._together(stacked_parameters, say=trainable) if together else None
+        self.parameters: list[Tensor] = (
+            stacked_parameters
+            if self._pass is not None
+            else [parameter for module in self.modules for parameter in module.parameters()]
+        )
+
+    def _together(self, parameters: Sequence[Tensor], say: bool) -> Pass | None:
+        """The pass of all slots at once; none where that cannot be."""
+        first = self.modules[0]
+        rows: Rows = {
+            **{id(own): rows for own, rows in zip(first.parameters(), parameters, strict=True)},
+            **{id(own): self.tensors[name] for name, own in first.named_buffers()},
+        }
+        try:
+            return stacked(self.modules, rows)
+        except NotStacked as layer:
+            if say:
+                log.warning("clients' models are computed one by one, slower, due to %s", layer)
+            return None
+
+    @staticmethod
+    def stacked(slots: Sequence[nn.Parameter]) -> Tensor:
+        """One parameter of every slot as one tensor, which knows its home if it is a working copy."""
+        rows = _rows([parameter.detach() for parameter in slots])
+        home = getattr(slots[0], "home", None)
+        if home is None:
+            rows.slots = len(slots)  # type: ignore[attr-defined]
+        else:
+            rows.home = home._replace(rows=len(slots), stride=rows.stride(0))  # type: ignore[attr-defined]
+        return rows
+
+    def load(self, state: State, slot: int | None = None) -> None:
+        """Give every slot, or one, the same state."""
+        for name, tensor in self.tensors.items():
+            (tensor if slot is None else tensor[slot]).copy_(state[name])
+        self._weights.refresh()
+
+    def state(self, slot: int) -> State:
+        return {name: tensor[slot] for name, tensor in self.tensors.items()}
+
+    def mean(self) -> State:
+        """Plain mean over the slots; integer counters are averaged and truncated."""
+        return {
+            name: tensor.mean(0)
+            if tensor.is_floating_point()
+            else tensor.double().mean(0).to(tensor.dtype)
+            for name, tensor in self.tensors.items()
+        }
+
+    def follow(self, other: "Stack", decay: Tensor) -> None:
+        """Moving average of ``other``, slot by slot, with one ``decay`` per slot."""
+        for name, tensor in self.tensors.items():
+            if tensor.is_floating_point():
+                weight = (1 - decay).view(-1, *[1] * (tensor.dim() - 1))
+                tensor.lerp_(other.tensors[name], weight)
+            else:
+                tensor.copy_(other.tensors[name])
+        self._weights.refresh()
+
+    def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:
+        """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
+        return self.joined(parallel(self.calls(x)) if self._pass is None else [self._pass(x)])
+
+    def calls(self, x: Tensor) -> list[Callable[[], Tensor]]:
+        """Each slot's pass over its share of the rows, or that of all; what they give is to be `joined`."""
+        if self._pass is not None:
+            return [partial(self._pass, x)]
+        shares = x.chunk(len(self.modules))
+        return [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
+
+    def joined(self, outputs: list[Tensor]) -> Tensor:
+        # Kept for `gradients`, which a GPU does not use: there they would only hold memory.
+        self._outputs = [] if outputs[0].is_cuda else outputs
+        return outputs[0] if self._pass is not None else torch.cat(outputs)
+
+    def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
+        """Of `parameters`, from the gradient of what the last call on a CPU returned."""
+        outputs, self._outputs = self._outputs, []
+        if self._pass is not None:
+            return list(torch.autograd.grad(outputs[0], self.parameters, given, allow_unused=True))
+        rows = given.chunk(len(self.modules))
+        calls = [
+            partial(
+                torch.autograd.grad, output, list(module.parameters()), share, allow_unused=True
+            )
+            for output, module, share in zip(outputs, self.modules, rows, strict=True)
+        ]
+        return [gradient for slot in parallel(calls) for gradient in slot]
+
+
+def _rows(slots: Sequence[Tensor]) -> Tensor:
+    """The same weight of every slot as one view: slot after slot lies equally far apart in memory."""
+    first, following = slots[0], slots[1:2] or slots
+    stride = following[0].storage_offset() - first.storage_offset()
+    return first.as_strided((len(slots), *first.shape), (stride, *first.stride()))

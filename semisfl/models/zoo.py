@@ -1,0 +1,165 @@
+"""The models known by name, as layer tables: the paper's four, and two more that the field compares with."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from semisfl.models.shapes import Shape
+from semisfl.settings.layer_kinds import (
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Drop,
+    Flatten,
+    Inner,
+    Layer,
+    Linear,
+    Pool,
+    Relu,
+    ResidualBlock,
+)
+
+
+def cnn() -> list[Layer]:
+    layers: list[Layer] = []
+    for number, width in enumerate((32, 64), start=1):
+        layers += [
+            Conv(name=f"conv{number}", channels=width, kernel=5),
+            Relu(name=f"relu{number}"),
+            Pool(name=f"pool{number}"),
+        ]
+    layers += [
+        Flatten(name="flatten"),
+        Linear(name="fc1", features=512),
+        Relu(name="relu_fc1"),
+        Linear(name="fc2"),
+    ]
+    return layers
+
+
+def alexnet() -> list[Layer]:
+    layers: list[Layer] = []
+    for number, width in enumerate((64, 192, 384, 256, 256), start=1):
+        layers += [Conv(name=f"conv{number}", channels=width, padding=1)]
+        layers += [Relu(name=f"relu{number}")]
+        if number in (1, 2, 5):
+            layers += [Pool(name=f"pool{number}")]
+    layers += [
+        Flatten(name="flatten"),
+        Drop(name="drop1"),
+        Linear(name="fc1", features=4096),
+        Relu(name="relu_fc1"),
+        Drop(name="drop2"),
+        Linear(name="fc2", features=4096),
+        Relu(name="relu_fc2"),
+        Linear(name="fc3"),
+    ]
+    return layers
+
+
+def _vgg(depths: tuple[int, ...]) -> list[Layer]:
+    layers: list[Layer] = []
+    for block, (width, depth) in enumerate(zip((64, 128, 256, 512, 512), depths, strict=True), 1):
+        for number in range(1, depth + 1):
+            layers += [
+                Conv(name=f"conv{block}_{number}", channels=width, padding=1),
+                BatchNorm(name=f"bn{block}_{number}"),
+                Relu(name=f"relu{block}_{number}"),
+            ]
+        # The authors pad the fourth pooling by one pixel; their feature sizes follow from it.
+        layers += [Pool(name=f"pool{block}", padding=1 if block == 4 else 0)]
+    layers += [
+        Flatten(name="flatten"),
+        Linear(name="fc1", features=4096),
+        Relu(name="relu_fc1"),
+        Drop(name="drop1"),
+        Linear(name="fc2", features=4096),
+        Relu(name="relu_fc2"),
+        Drop(name="drop2"),
+        Linear(name="fc3"),
+    ]
+    return layers
+
+
+def vgg13() -> list[Layer]:
+    return _vgg((2, 2, 2, 2, 2))
+
+
+def vgg16() -> list[Layer]:
+    return _vgg((2, 2, 3, 3, 3))
+
+
+def _conv3(number: int, width: int, stride: int = 1) -> Conv:
+    return Conv(name=f"conv{number}", channels=width, stride=stride, padding=1, bias=False)
+
+
+def _conv1(width: int, stride: int) -> Conv:
+    return Conv(name="conv", channels=width, kernel=1, stride=stride, bias=False)
+
+
+def _head() -> list[Layer]:
+    return [AveragePool(name="avgpool"), Flatten(name="flatten"), Linear(name="fc")]
+
+
+def resnet18() -> list[Layer]:
+    """He et al. 2016 in the form used for 32 x 32 pixels: a 3 x 3 stem, no pooling after it."""
+    layers: list[Layer] = [_conv3(1, 64), BatchNorm(name="bn1"), Relu(name="relu1")]
+    for group, width in enumerate((64, 128, 256, 512), start=1):
+        for number in (1, 2):
+            stride = 2 if group > 1 and number == 1 else 1
+            block = ResidualBlock(
+                name=f"block{group}_{number}",
+                body=(
+                    _conv3(1, width, stride),
+                    BatchNorm(name="bn1"),
+                    Relu(name="relu1"),
+                    _conv3(2, width),
+                    BatchNorm(name="bn2"),
+                ),
+                shortcut=(_conv1(width, stride), BatchNorm(name="bn")) if stride > 1 else (),
+            )
+            layers += [block, Relu(name=f"relu{group}_{number}")]
+    return [*layers, *_head()]
+
+
+def wrn_28_2() -> list[Layer]:
+    """Zagoruyko and Komodakis 2016: BatchNorm and ReLU before each convolution, four blocks per group.
+
+    A group's first block changes the width; there the shortcut too starts after BatchNorm and ReLU.
+    """
+    layers: list[Layer] = [_conv3(1, 16)]
+    for group, width in enumerate((32, 64, 128), start=1):
+        stride = 1 if group == 1 else 2
+        before: list[Inner] = [BatchNorm(name="bn1"), Relu(name="relu1")]
+        after = [BatchNorm(name="bn2"), Relu(name="relu2"), _conv3(2, width)]
+        layers += [
+            BatchNorm(name=f"bn{group}"),
+            Relu(name=f"relu{group}"),
+            ResidualBlock(
+                name=f"block{group}_1",
+                body=(_conv3(1, width, stride), *after),
+                shortcut=(_conv1(width, stride),),
+            ),
+        ]
+        layers += [
+            ResidualBlock(name=f"block{group}_{number}", body=(*before, _conv3(1, width), *after))
+            for number in (2, 3, 4)
+        ]
+    return [*layers, BatchNorm(name="bn4"), Relu(name="relu4"), *_head()]
+
+
+class NamedModel(NamedTuple):
+    """A row of the catalog: the table, and the input and classes that its published counts are for."""
+
+    table: Callable[[], list[Layer]]
+    shape: Shape = (3, 32, 32)
+    classes: int = 10
+
+
+MODELS: dict[str, NamedModel] = {
+    "cnn": NamedModel(cnn),
+    "alexnet": NamedModel(alexnet),
+    "vgg13": NamedModel(vgg13, (3, 96, 96)),
+    "vgg16": NamedModel(vgg16, (3, 144, 144), 100),
+    "resnet18": NamedModel(resnet18),
+    "wrn-28-2": NamedModel(wrn_28_2),
+}

@@ -1,0 +1,238 @@
+"""A small certificate authority, so that a fleet has mutual TLS without anyone learning openssl.
+
+    DIR/authority.crt  authority.key     signs the others; the key may be kept elsewhere
+        server.crt     server.key        with authority.crt and revoked.txt all a server needs
+        clients/NAME/                    the folder to carry to the device:
+            authority.crt  client.crt  client.key
+        issued.txt                       every certificate ever signed
+        revoked.txt                      serial numbers the server turns away
+
+A client is its certificate's name: the CN, and again a URI that no server certificate carries.
+"""
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from semisfl.net.tls.credentials import CLIENT_URI, client_folder, hosts, read_certificate
+from semisfl.net.tls.credentials import Credentials as Credentials
+from semisfl.net.tls.credentials import identity as identity
+from semisfl.net.tls.credentials import load_client_credentials as load_client_credentials
+from semisfl.net.tls.credentials import load_server_credentials as load_server_credentials
+from semisfl.net.tls.credentials import serial as serial
+from semisfl.net.tls.ledger import Issued, clients_named, enter
+from semisfl.net.tls.ledger import is_revoked as is_revoked
+from semisfl.net.tls.ledger import listing as listing
+from semisfl.net.tls.ledger import revoke as revoke
+from semisfl.net.tls.ledger import revoke_certificate as revoke_certificate
+from semisfl.net.tls.ledger import revoke_serial as revoke_serial
+from semisfl.net.tls.x509_parts import CertError as CertError
+from semisfl.net.tls.x509_parts import (
+    common_name_of,
+    is_missing,
+    issuer_id,
+    key_usage,
+    read_file,
+    read_pair,
+    refuse_existing,
+    start_certificate,
+    to_pem,
+    write_file,
+)
+
+AUTHORITY_LIFE = timedelta(days=3652)
+LEAF_LIFE = timedelta(days=365)
+CLOCK_SKEW = timedelta(hours=1)  # devices without a battery-backed clock start a little behind
+
+HOST_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){HOST_LABEL}(\.{HOST_LABEL})*")
+
+
+def make_authority(
+    directory: str | Path,
+    *,
+    valid_from: datetime | None = None,
+    valid_until: datetime | None = None,
+    overwrite: bool = False,
+) -> Issued:
+    """A new authority in ``directory``, valid for ten years, that has signed nothing yet."""
+    directory = Path(directory)
+    targets = [directory / "authority.key", directory / "authority.crt"]
+    instead = "choose another folder, or remove it if all its certificates are given up"
+    refuse_existing(targets, overwrite, instead)
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Its own name, so that a certificate of another authority is told apart by its issuer too.
+    subject = common_name_of(f"semisfl authority {secrets.token_hex(4)}")
+    period = _period(valid_from, valid_until, AUTHORITY_LIFE)
+    builder = (
+        start_certificate(subject, subject, key.public_key(), period)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(issuer_id(key), critical=False)
+    )
+    certificate = builder.sign(key, hashes.SHA256())
+    issued = Issued.of("authority", "authority", certificate)
+    revoked = directory / "revoked.txt"
+    if not revoked.exists():
+        write_file(revoked, b"# serial numbers of certificates to turn away, one a line\n")
+    enter(directory, issued)
+    write_file(targets[0], to_pem(key))
+    write_file(targets[1], to_pem(certificate))
+    return issued
+
+
+def make_server(
+    directory: str | Path,
+    names: Sequence[str],
+    *,
+    valid_from: datetime | None = None,
+    valid_until: datetime | None = None,
+    overwrite: bool = False,
+) -> Issued:
+    """The server's certificate, for every host name and IP address clients will connect to."""
+    if isinstance(names, str) or not names:
+        raise CertError(f"server names = {names!r}: give a list with at least one host name or IP")
+    directory = Path(directory)
+    return _make_leaf(
+        directory,
+        directory,
+        role="server",
+        name=names[0],
+        subject="semisfl server",  # a CN holds 64 characters; hosts may be longer, and are below
+        purpose=ExtendedKeyUsageOID.SERVER_AUTH,
+        alternatives=[_host(name) for name in names],
+        period=_period(valid_from, valid_until, LEAF_LIFE),
+        overwrite=overwrite,
+    )
+
+
+def make_client(
+    directory: str | Path,
+    name: str,
+    *,
+    valid_from: datetime | None = None,
+    valid_until: datetime | None = None,
+    overwrite: bool = False,
+) -> Issued:
+    """A client's folder ``clients/NAME``. A certificate replaced by ``overwrite`` stays valid
+    wherever it was carried: `revoke` first, if it is lost."""
+    directory = Path(directory)
+    folder = client_folder(directory, name)
+    issued = _make_leaf(
+        directory,
+        folder,
+        role="client",
+        name=name,
+        subject=name,
+        purpose=ExtendedKeyUsageOID.CLIENT_AUTH,
+        alternatives=[x509.UniformResourceIdentifier(CLIENT_URI + name)],
+        period=_period(valid_from, valid_until, LEAF_LIFE),
+        overwrite=overwrite,
+    )
+    write_file(folder / "authority.crt", read_file(directory / "authority.crt"))
+    return issued
+
+
+def renew_client(directory: str | Path, name: str) -> Issued:
+    """A new key and certificate in ``clients/NAME``, for a client that has some already.
+
+    The old certificate stays valid until it expires or is revoked, so there is no moment in which
+    the device could not connect.
+    """
+    client_folder(Path(directory), name)
+    if all(entry.revoked for entry in clients_named(directory, name)):
+        raise CertError(
+            f"every certificate of {name!r} is revoked: if it may come back, remove its folder in"
+            f" {Path(directory) / 'clients'} and make it a new one with `semisfl certs client`"
+        )
+    return make_client(directory, name, overwrite=True)
+
+
+def renew_server(directory: str | Path, more_hosts: Sequence[str] = ()) -> Issued:
+    """A new key and certificate for the server, for the same hosts and ``more_hosts``; the old
+    certificate stays valid too."""
+    path = Path(directory) / "server.crt"
+    if is_missing(path):
+        raise CertError(
+            f"{path} is not there to tell the hosts: copy it here,"
+            " or name them with `semisfl certs server --name HOST`"
+        )
+    names = dict.fromkeys([*hosts(read_certificate(path)), *more_hosts])
+    return make_server(directory, list(names), overwrite=True)
+
+
+def _make_leaf(
+    directory: Path,
+    folder: Path,
+    *,
+    role: str,
+    name: str,
+    subject: str,
+    purpose: x509.ObjectIdentifier,
+    alternatives: list[x509.GeneralName],
+    period: tuple[datetime, datetime],
+    overwrite: bool,
+) -> Issued:
+    if is_missing(directory / "authority.key"):
+        raise CertError(
+            f"{directory / 'authority.key'} is not there: certificates are made where it is kept;"
+            " `semisfl certs init` makes a new authority"
+        )
+    authority, authority_key = read_pair(directory, "authority")
+    targets = [folder / f"{role}.key", folder / f"{role}.crt"]
+    refuse_existing(targets, overwrite, "`semisfl certs renew` replaces it by a new one")
+    begin, end = period[0], min(period[1], authority.not_valid_after_utc)
+    if begin >= end:
+        limit = authority.not_valid_after_utc
+        raise CertError(
+            f"valid_from = {begin} is not before the authority's end {limit}: make a new authority"
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        start_certificate(
+            common_name_of(subject), authority.subject, key.public_key(), (begin, end)
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(key_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(issuer_id(authority_key), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    issued = Issued.of(role, name, certificate)
+    # The ledger first: a certificate that exists but is not listed could not be revoked by name.
+    enter(directory, issued)
+    write_file(targets[0], to_pem(key))
+    write_file(targets[1], to_pem(certificate))
+    return issued
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    # All digits and dots is a mistyped address, never a host.
+    if not HOST_NAME.fullmatch(name) or re.fullmatch(r"[0-9.]+", name):
+        raise CertError(f"server name {name!r} is neither an IP address nor an ASCII host name")
+    return x509.DNSName(name)
+
+
+def _period(
+    begin: datetime | None, end: datetime | None, life: timedelta
+) -> tuple[datetime, datetime]:
+    begin = begin or datetime.now(UTC) - CLOCK_SKEW
+    if begin.tzinfo is None or (end is not None and end.tzinfo is None):
+        raise CertError("valid_from and valid_until need a time zone, e.g. datetime.now(UTC)")
+    end = end or begin + life
+    if begin >= end:
+        raise CertError(f"valid_until = {end} is not after valid_from = {begin}")
+    return begin.astimezone(UTC), end.astimezone(UTC)

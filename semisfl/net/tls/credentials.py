@@ -1,0 +1,194 @@
+"""A certificate, its key and its authority: read from files, looked at, and read again when renewed."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import NameOID
+
+from semisfl.net.tls.x509_parts import CertError, read_file, read_pair, to_pem
+
+CLIENT_URI = "semisfl://client/"
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+SOON = timedelta(days=30)
+"""A certificate that expires within this time is warned about."""
+
+Peer = bytes | Mapping[str, Iterable[bytes]]
+"""A certificate in PEM, or gRPC's ``context.auth_context()``."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What one side of a connection needs, in PEM."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    path: Path | None = field(default=None, compare=False)
+    """The certificate's file, where newer ones may be found beside its key and authority."""
+
+    @property
+    def label(self) -> str:
+        return str(self.path or "the certificate")
+
+
+def load_server_credentials(directory: str | Path) -> Credentials:
+    """The server's credentials; ``authority.key`` is not needed and not read."""
+    return _load(Path(directory) / "server.crt")
+
+
+def load_client_credentials(directory: str | Path, name: str | None = None) -> Credentials:
+    """From a client's own folder, or by name from the authority's directory."""
+    folder = Path(directory) if name is None else client_folder(Path(directory), name)
+    return _load(folder / "client.crt")
+
+
+def newest(credentials: Credentials) -> Credentials:
+    """These, or what their files hold by now: a renewed certificate is found."""
+    if credentials.path is None:
+        return credentials
+    found = _load(credentials.path)
+    return credentials if found == credentials else found
+
+
+def client_folder(directory: Path, name: str) -> Path:
+    if not CLIENT_NAME.fullmatch(name):
+        raise CertError(
+            f"client name {name!r}: use 1 to 63 letters, digits, '.', '_' and '-',"
+            " starting with a letter or digit"
+        )
+    return directory / "clients" / name
+
+
+def identity(peer: Peer) -> str:
+    """The client a certificate names. Whether to trust the certificate was decided by TLS."""
+    certificate = parse(peer)
+    names = [
+        str(entry.value)
+        for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    ]
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
+    except (x509.ExtensionNotFound, ValueError):
+        uris = []
+    if len(names) != 1 or uris != [CLIENT_URI + names[0]] or not CLIENT_NAME.fullmatch(names[0]):
+        raise CertError(
+            f"certificate of {names!r:.100} is not a client's: make one with `semisfl certs client`"
+        )
+    return names[0]
+
+
+def serial(peer: Peer) -> int:
+    """The serial number of a certificate, for `is_revoked`."""
+    return parse(peer).serial_number
+
+
+def hosts(certificate: x509.Certificate) -> list[str]:
+    """The host names and addresses a server's certificate is for."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    names = extension.value.get_values_for_type(x509.DNSName)
+    return [*names, *map(str, extension.value.get_values_for_type(x509.IPAddress))]
+
+
+def expired(credentials: Credentials) -> str | None:
+    """Why nobody will accept these any more, and what to do; None while they are not expired."""
+    if (end := ending(credentials)) > datetime.now(UTC):
+        return None
+    return f"{credentials.label} expired on {moment(end)} (now {now()}): {remedy(credentials)}"
+
+
+def early(credentials: Credentials) -> str | None:
+    """Why nobody will accept these yet; time heals it, or a clock that is set right."""
+    begin = parse(credentials.certificate).not_valid_before_utc
+    if begin <= datetime.now(UTC):
+        return None
+    return (
+        f"{credentials.label} is valid from {moment(begin)} only, and this machine's clock says"
+        f" {now()}: set the clock, or wait"
+    )
+
+
+def soon(credentials: Credentials) -> str | None:
+    """A warning if they are not expired but will be within SOON."""
+    end = ending(credentials)
+    left = end - datetime.now(UTC)
+    if not timedelta(0) < left <= SOON:
+        return None
+    days = "today" if left < timedelta(days=1) else f"in {left.days} days"
+    return f"{credentials.label} expires {days}, on {moment(end)}: {remedy(credentials)}"
+
+
+def ending(credentials: Credentials) -> datetime:
+    """No certificate is good for longer than its authority's."""
+    pems = (credentials.certificate, credentials.authority)
+    return min(parse(pem).not_valid_after_utc for pem in pems)
+
+
+def remedy(credentials: Credentials) -> str:
+    if parse(credentials.authority).not_valid_after_utc < datetime.now(UTC) + SOON:
+        return "so does its authority; make another with `semisfl certs init`, and all others anew"
+    try:
+        name = identity(credentials.certificate)
+    except CertError:
+        return "make a new one with `semisfl certs renew --server` where the authority is"
+    return (
+        f"make a new one with `semisfl certs renew --name {name}` where the authority is,"
+        f" and carry clients/{name}/ to the device"
+    )
+
+
+def moment(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def now() -> str:
+    return moment(datetime.now(UTC))
+
+
+def parse(peer: Peer) -> x509.Certificate:
+    if isinstance(peer, Mapping):
+        chain = list(peer.get("x509_pem_cert", ()))
+        if len(chain) != 1:
+            raise CertError("peer showed no certificate: connect with mutual TLS")
+        peer = chain[0]
+    try:
+        return x509.load_pem_x509_certificate(peer)
+    except ValueError:
+        raise CertError("certificate is not valid PEM: make it again") from None
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    content = read_file(path)
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError:
+        raise CertError(
+            f"{path} is not a certificate in PEM: restore it, or make it again"
+        ) from None
+
+
+def was_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _load(path: Path) -> Credentials:
+    """Of dates nothing is said here: `expired`, and TLS at every connection, look at those."""
+    certificate, key = read_pair(path.parent, path.stem)
+    authority = read_certificate(path.with_name("authority.crt"))
+    if not was_signed_by(certificate, authority):
+        raise CertError(
+            f"{path} was not signed by {path.with_name('authority.crt')}: make it again"
+        )
+    return Credentials(to_pem(authority), to_pem(certificate), to_pem(key), path)

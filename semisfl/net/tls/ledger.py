@@ -1,0 +1,184 @@
+"""What an authority remembers: every certificate it signed, and those to be turned away.
+
+issued.txt stays with the authority. revoked.txt is there too, and on the server: a line added in
+either place is a revocation, but only the server's own copy turns anybody away.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from semisfl.net.tls.credentials import identity, read_certificate, was_signed_by
+from semisfl.net.tls.x509_parts import CertError, append_line, is_missing, read_file
+
+SHORTEST_PREFIX = 8
+LEAST_DIGITS = 30
+"""Of a whole serial: 159 random bits that begin with more zeros do not occur."""
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A line of issued.txt."""
+
+    role: str  # "authority", "server" or "client"
+    name: str
+    serial: int
+    fingerprint: str  # SHA-256 of the certificate, in hexadecimal
+    valid_until: datetime
+    revoked: bool = False
+
+    @classmethod
+    def of(cls, role: str, name: str, certificate: x509.Certificate) -> "Issued":
+        fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+        until = certificate.not_valid_after_utc
+        return cls(role, name, certificate.serial_number, fingerprint, until)
+
+    @property
+    def days_left(self) -> int:
+        """Whole days until it expires; negative once it has."""
+        return (self.valid_until - datetime.now(UTC)).days
+
+    @property
+    def state(self) -> str:
+        if self.revoked:
+            return "revoked"
+        return "valid" if self.days_left >= 0 else "expired"
+
+
+def enter(directory: Path, entry: Issued) -> None:
+    """A new line of issued.txt."""
+    until = entry.valid_until.isoformat()
+    line = f"{entry.role} {entry.name} {entry.serial:x} {entry.fingerprint} {until}\n"
+    append_line(directory / "issued.txt", line)
+
+
+def listing(directory: str | Path) -> list[Issued]:
+    """Every certificate ever issued, with its fingerprint, oldest first."""
+    path = Path(directory) / "issued.txt"
+    if is_missing(path):
+        raise CertError(
+            f"{path} is not there: it is kept with authority.key, where `certs init` was run"
+        )
+    revoked = revoked_serials(directory)
+    entries = []
+    for number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
+        try:
+            role, name, serial_text, fingerprint, until = line.split()
+            valid_until = datetime.fromisoformat(until)
+            entry = Issued(role, name, int(serial_text, 16), fingerprint, valid_until)
+        except ValueError:
+            raise CertError(f"{path} line {number} is damaged: restore it from a copy") from None
+        entries.append(replace(entry, revoked=entry.serial in revoked))
+    return entries
+
+
+def clients_named(directory: str | Path, name: str) -> list[Issued]:
+    """Every certificate ever issued to this client, oldest first."""
+    everything = [entry for entry in listing(directory) if entry.role == "client"]
+    theirs = [entry for entry in everything if entry.name == name]
+    if not theirs:
+        known = ", ".join(sorted({entry.name for entry in everything})) or "none"
+        raise CertError(f"client {name!r} was never issued a certificate; those that were: {known}")
+    return theirs
+
+
+def revoke(directory: str | Path, name: str) -> list[int]:
+    """Turn away every certificate ever issued to this client; the serials newly turned away."""
+    directory = Path(directory)
+    if is_missing(directory / "issued.txt"):
+        raise CertError(
+            f"{directory / 'issued.txt'} is not there, so the serials of {name!r} are not known here: "
+            "revoke by name where the authority is and carry its revoked.txt over,"
+            " or revoke here with --serial HEX or --certificate FILE"
+        )
+    fresh = [entry.serial for entry in clients_named(directory, name) if not entry.revoked]
+    for number in fresh:
+        _turn_away(directory, number, name)
+    return fresh
+
+
+def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
+    """Turn one certificate away by its serial in hexadecimal; the serial, and whether that is new.
+
+    Where issued.txt is, the serial must be in it, and its first digits are enough.
+    """
+    directory = Path(directory)
+    digits = text.strip().lower().removeprefix("0x").replace(":", "").lstrip("0")
+    if not re.fullmatch(r"[0-9a-f]+", digits):
+        raise CertError(f"serial {text!r} is not hexadecimal: `semisfl certs list` shows serials")
+    if is_missing(directory / "issued.txt"):
+        if len(digits) < LEAST_DIGITS:
+            raise CertError(
+                f"serial {text!r} is cut short: where there is no issued.txt give all of its"
+                " digits, about 40, as in the server's log or `semisfl certs list --json`"
+            )
+        return int(digits, 16), _turn_away(directory, int(digits, 16), "by serial")
+    found = [
+        entry
+        for entry in listing(directory)
+        if f"{entry.serial:x}" == digits
+        or (len(digits) >= SHORTEST_PREFIX and f"{entry.serial:x}".startswith(digits))
+    ]
+    if len(found) != 1:
+        raise CertError(
+            f"serial {text!r} is that of {len(found)} issued certificates:"
+            f" give all of it, or at least {SHORTEST_PREFIX} digits, as in `semisfl certs list --json`"
+        )
+    if found[0].role != "client":
+        raise CertError(f"serial {text!r} is the {found[0].role}'s: only clients are turned away")
+    return found[0].serial, _turn_away(directory, found[0].serial, found[0].name)
+
+
+def revoke_certificate(directory: str | Path, file: str | Path) -> tuple[str, bool]:
+    """Turn away the certificate in ``file``; whose it is, and whether that is new."""
+    directory, file = Path(directory), Path(file)
+    certificate = read_certificate(file)
+    name = identity(read_file(file))
+    if not was_signed_by(certificate, read_certificate(directory / "authority.crt")):
+        raise CertError(
+            f"{file} was not signed by {directory / 'authority.crt'}: wrong --dir or file"
+        )
+    return name, _turn_away(directory, certificate.serial_number, name)
+
+
+def is_revoked(directory: str | Path, serial: int) -> bool:
+    """Whether a certificate is to be turned away, by the list as it is now."""
+    return serial in revoked_serials(directory)
+
+
+def revoked_serials(directory: str | Path) -> frozenset[int]:
+    """The serials of revoked.txt. A list that is missing, empty or damaged is an error, never "none"."""
+    path = Path(directory) / "revoked.txt"
+    if is_missing(path):
+        raise CertError(
+            f"{path} cannot be read: it is missing; copy it from the authority's folder"
+        )
+    content = read_file(path)
+    if not content:
+        # `certs init` begins the list with a comment: nothing at all is a copy that was cut short.
+        raise CertError(
+            f"{path} is empty, which even a list without serials is not: restore it from a copy"
+        )
+    numbers = set()
+    for line_number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        if not re.fullmatch(r"[0-9a-fA-F]+", text):
+            raise CertError(f"{path} line {line_number} is not a hexadecimal serial: correct it")
+        numbers.add(int(text, 16))
+    return frozenset(numbers)
+
+
+def _turn_away(directory: Path, serial: int, whose: str) -> bool:
+    """Add to revoked.txt; whether it was not there. A list that is missing is not begun anew:
+    the server would take the one line for all of it."""
+    if serial in revoked_serials(directory):
+        return False
+    today = datetime.now(UTC).date()
+    append_line(directory / "revoked.txt", f"{serial:x}  # {whose}, {today}\n")
+    return True

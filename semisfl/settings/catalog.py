@@ -1,0 +1,310 @@
+"""What there is, one row each: methods, data sets, codecs and aggregates (models: `semisfl.models.zoo`).
+
+Everything else reads these rows: the configuration, `semisfl list`, `costs`, `compare`, reports,
+and a device that is asked to do a method's client half. A row names its code as
+``package.module:name``, which is imported when it is first needed: nothing here loads torch.
+
+Other packages add rows through entry points, which `semisfl.settings.lookup` finds; docs/extending.md says how.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedMethod:
+    """One way to train. ``code`` is its class; what a class needs: `semisfl.methods.base.Method`."""
+
+    name: str
+    code: str
+    title: str
+    """Its name as people write it."""
+    summary: str = ""
+    note: str = ""
+    """What is a reconstruction or our own choice; shown wherever the method's numbers are."""
+    section: str | None = None
+    """Where its settings stand in a configuration; methods may share one."""
+    settings: str | None = None
+    """Their class, a `semisfl.settings.sections.Section`, in a module that loads no torch."""
+    ignores: tuple[str, ...] = ()
+    """Settings of the sections of every run that it does not read: runs that differ in one are alike."""
+    works: tuple[str, ...] = ()
+    """Classes of its client halves, for clients that live in processes of their own."""
+    cost: str | None = None
+    """``(Sizes, settings) -> Cost`` of a usual round; see `semisfl.methods.sizes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedData:
+    """A data set: how it is shown to a model, and where it is kept."""
+
+    name: str
+    summary: str
+    shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    images: int | None = None
+    """For training, unlabelled ones included; None: not known before they are loaded."""
+    size: int | None = None
+    """Images are brought to this side; None: they are of one size already."""
+    file: str | None = None
+    """A packed file within a package, ``package:file.npz``."""
+    repository: str | None = None
+    """On the Hugging Face hub, for what is neither in a package nor in ``$SEMISFL_DATA``."""
+    subset: str | None = None
+    """What the hub calls a configuration, where a repository has several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedCodec:
+    """One way for a tensor to cross the wire. ``code`` is a `semisfl.fleet.codec.Codec`."""
+
+    name: str
+    code: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedAggregate:
+    """One way to make one state of several clients'. ``code`` is a `semisfl.fleet.aggregate.Rule`."""
+
+    name: str
+    code: str
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedSink:
+    """One place for a run's rows to go. ``code`` is a `semisfl.runs.sinks.Sink`."""
+
+    name: str
+    code: str
+    summary: str
+    extra: str | None = None
+    """Of this package, that brings what it needs: ``pip install 'semisfl[extra]'``."""
+
+
+METHODS = {
+    row.name: row
+    for row in (
+        NamedMethod(
+            name="semisfl",
+            code="semisfl.methods.semisfl:SemiSFL",
+            title="SemiSFL",
+            summary="split model, teacher pseudo-labels, clustering regularisation",
+            section="semisfl",
+            settings="semisfl.methods.semisfl_settings:SemiSFLSettings",
+            cost="semisfl.methods.semisfl_settings:cost",
+        ),
+        NamedMethod(
+            name="supervised",
+            code="semisfl.methods.supervised:Supervised",
+            title="Supervised-only",
+            summary="the server's labels alone; nothing is sent",
+            ignores=("teacher.client",),
+            cost="semisfl.methods.sizes:nothing",
+        ),
+        NamedMethod(
+            name="semifl",
+            code="semisfl.methods.semifl.method:SemiFL",
+            title="SemiFL",
+            summary="pseudo-labels once per round by the global model, mixed images, server fine-tuning",
+            note="iterations, rates and augmentation as for the other methods, not the authors' own; "
+            "BatchNorm statistics over the server and active clients",
+            section="semifl",
+            settings="semisfl.methods.semifl.settings:SemiFLSettings",
+            works=(
+                "semisfl.methods.semifl.method:SemiFLWork",
+                "semisfl.methods.semifl.method:StatisticsWork",
+            ),
+            ignores=("teacher.client",),
+            cost="semisfl.methods.semifl.settings:cost",
+        ),
+        NamedMethod(
+            name="fedmatch",
+            code="semisfl.methods.fedmatch.method:FedMatch",
+            title="FedMatch",
+            summary="decomposed weights, helpers' consistency, agreement pseudo-labels",
+            note="loss weights are ours (variant fedmatch_original: the authors'), as are bias and "
+            "BatchNorm handling and how long helpers stay",
+            section="fedmatch",
+            settings="semisfl.methods.fedmatch.settings:FedMatchSettings",
+            works=("semisfl.methods.fedmatch.method:FedMatchWork",),
+            ignores=("teacher.client",),
+            cost="semisfl.methods.fedmatch.settings:cost",
+        ),
+        NamedMethod(
+            name="fedswitch",
+            code="semisfl.methods.fedswitch:FedSwitch",
+            title="FedSwitch",
+            summary="EMA teacher; clients label with it or with their student",
+            note="a reconstruction: no public code, full paper not obtained",
+            section="fedswitch",
+            settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
+            works=("semisfl.methods.fedswitch:FedSwitchWork",),
+            ignores=("teacher.client",),
+            cost="semisfl.methods.fedswitch_settings:cost",
+        ),
+        NamedMethod(
+            name="fedswitch-sl",
+            code="semisfl.methods.fedswitch_sl:FedSwitchSL",
+            title="FedSwitch-SL",
+            summary="FedSwitch with a split model: SemiSFL without its contrastive terms",
+            note="a reconstruction: FedSwitch's rule, decided on the server",
+            section="fedswitch",
+            settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
+            ignores=("teacher.client",),
+            cost="semisfl.methods.fedswitch_settings:split_cost",
+        ),
+        NamedMethod(
+            name="fl2",
+            code="semisfl.methods.fl2.method:FL2",
+            title="(FL)²",
+            summary="SemiFL with clients' own thresholds, sharpness-aware consistency, weights by progress",
+            note="iterations, rates and augmentation as for the other methods, not the authors' own; "
+            "BatchNorm statistics over the server and active clients",
+            section="fl2",
+            settings="semisfl.methods.fl2.settings:FL2Settings",
+            works=(
+                "semisfl.methods.fl2.method:FL2Work",
+                "semisfl.methods.semifl.method:StatisticsWork",
+            ),
+            ignores=("teacher.client",),
+            cost="semisfl.methods.fl2.settings:cost",
+        ),
+    )
+}
+
+DATA = {
+    row.name: row
+    for row in (
+        NamedData(
+            name="digits",
+            summary="7,000 MNIST images, inside the package",
+            shape=(1, 28, 28),
+            classes=10,
+            mean=(0.1307,),
+            std=(0.3081,),
+            images=5_000,
+            file="semisfl.data:digits.npz",
+        ),
+        NamedData(
+            name="cifar10",
+            summary="CIFAR-10",
+            shape=(3, 32, 32),
+            classes=10,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2023, 0.1994, 0.2010),
+            images=50_000,
+            repository="uoft-cs/cifar10",
+        ),
+        NamedData(
+            name="svhn",
+            summary="SVHN",
+            shape=(3, 32, 32),
+            classes=10,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            images=73_257,
+            repository="ufldl-stanford/svhn",
+            subset="cropped_digits",
+        ),
+        NamedData(
+            name="stl10",
+            summary="STL-10 with its 100,000 unlabelled images",
+            shape=(3, 96, 96),
+            classes=10,
+            mean=(0.4408, 0.4279, 0.3867),
+            std=(0.2683, 0.2610, 0.2687),
+            images=105_000,
+            repository="jxie/stl10",
+        ),
+        NamedData(
+            name="image100",
+            summary="100 classes of ImageNet, 144 x 144 pixels",
+            shape=(3, 144, 144),
+            classes=100,
+            mean=(0.485, 0.456, 0.406),
+            std=(0.229, 0.224, 0.225),
+            images=126_689,
+            size=144,
+            # The paper names no class list; this public one has about 127,000 training images.
+            repository="clane9/imagenet-100",
+        ),
+        NamedData(
+            name="miniimagenet",
+            summary="mini-ImageNet, 100 classes, in place of sets that are hard to get",
+            shape=(3, 84, 84),
+            classes=100,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            images=43_000,
+        ),
+    )
+}
+
+CODECS = {
+    row.name: row
+    for row in (
+        NamedCodec(
+            name="fp32", code="semisfl.fleet.codec:FP32", summary="as it is, 4 bytes a value"
+        ),
+        NamedCodec(name="fp16", code="semisfl.fleet.codec:FP16", summary="2 bytes a value"),
+        NamedCodec(
+            name="bf16", code="semisfl.fleet.codec:BF16", summary="2 bytes a value, fp32's range"
+        ),
+        NamedCodec(
+            name="int8",
+            code="semisfl.fleet.codec:INT8",
+            summary="1 byte per value, a scale per row",
+        ),
+        NamedCodec(
+            name="int4",
+            code="semisfl.fleet.int4:INT4",
+            summary="half a byte per value, a scale per 32 values",
+        ),
+    )
+}
+
+AGGREGATES = {
+    row.name: row
+    for row in (
+        NamedAggregate(
+            name="mean",
+            code="semisfl.fleet.aggregate:mean",
+            summary="every client counts alike, and one can do anything",
+        ),
+        NamedAggregate(
+            name="trimmed_mean",
+            code="semisfl.fleet.aggregate:trimmed_mean",
+            summary="of every weight, without the largest and smallest updates",
+        ),
+        NamedAggregate(
+            name="median",
+            code="semisfl.fleet.aggregate:median",
+            summary="of every weight",
+        ),
+        NamedAggregate(
+            name="clipped_mean",
+            code="semisfl.fleet.aggregate:clipped_mean",
+            summary="of updates shortened to a multiple of the median length",
+        ),
+        NamedAggregate(
+            name="krum",
+            code="semisfl.fleet.aggregate:krum",
+            summary="of the clients whose updates lie closest to others' (multi-Krum)",
+        ),
+    )
+}
+
+SINKS = {
+    row.name: row
+    for row in (
+        NamedSink(
+            name="tensorboard",
+            code="semisfl.runs.tensorboard:TensorBoard",
+            summary="event files in the run's folder tensorboard/, for TensorBoard",
+            extra="tensorboard",
+        ),
+    )
+}

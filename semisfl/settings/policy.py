@@ -1,0 +1,215 @@
+"""What a device insists on before anything leaves it, whatever its server asks; loads no torch.
+
+A device's operator writes it (`semisfl join --policy policy.toml`); a simulation has the same as
+the section ``[policy]``, where it holds for every client. Over a network both count, the stricter
+in each line: a server may ask its devices for more protection, never for less.
+"""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from semisfl.settings.sections import ConfigError, Section
+
+Answer = Literal["ignore", "warn", "refuse"]
+ANSWERS: tuple[Answer, ...] = ("ignore", "warn", "refuse")
+
+
+class PolicyBreach(ValueError):
+    """Something would leave this device that its policy forbids; the line says what, and the limit."""
+
+
+class Policy(Section):
+    codec: str | None = Field(
+        None, description="features cross in this codec or one with fewer bytes; none: in any"
+    )
+    layers: int | str | None = Field(
+        None,
+        description="fewest layers (or the last one's name) that the device holds; none: any cut",
+    )
+    full_models: bool = Field(True, description="take part in methods that send whole models")
+    clip: float | None = Field(
+        None, gt=0, description="greatest norm of an image's features; none: as they are"
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description="Gaussian noise on features, in units of clip, else of each row's norm",
+    )
+    update_clip: float | None = Field(
+        None, gt=0, description="greatest norm of a bottom's change in a round; none: as it is"
+    )
+    update_noise: float = Field(
+        0.0, ge=0, description="Gaussian noise on the bottom sent, in units of update_clip"
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
+    epsilon: float | None = Field(
+        None, gt=0, description="most that one image may lose in total; none: no limit"
+    )
+    distance_correlation: float = Field(
+        0.0, ge=0, description="weight of the penalty that the device adds to its own step"
+    )
+    uses_per_image: int | None = Field(
+        None, ge=1, description="most times that features of one image are sent; none: any"
+    )
+    rounds: int | None = Field(None, ge=1, description="most rounds in total; none: any")
+    hijacking: Answer = Field(
+        "ignore", description="what to do about gradients that look like hijacking"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Policy":
+        if self.update_noise and self.update_clip is None:
+            raise ValueError(
+                f"policy.update_noise = {self.update_noise:g} is in units of policy.update_clip; set it too"
+            )
+        if self.epsilon is not None and (reason := no_guarantee(self)):
+            raise ValueError(f"policy.epsilon = {self.epsilon:g} cannot be kept: {reason}")
+        return self
+
+    @property
+    def shapes_features(self) -> bool:
+        """Whether features leave otherwise than the bottom gives them, their codec aside."""
+        return self.clip is not None or self.noise > 0
+
+    @property
+    def capped(self) -> bool:
+        return any(limit is not None for limit in (self.uses_per_image, self.rounds, self.epsilon))
+
+    def summary(self) -> str:
+        """What it demands beyond nothing, in one line."""
+        nothing = Policy()
+        said = [f"{name} = {value}" for name, value in self if value != getattr(nothing, name)]
+        return ", ".join(said) or "no demands"
+
+
+def read_policy(path: Path) -> Policy:
+    """A device's own file. Keys stand alone or under ``[policy]``."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    if isinstance(inner := values.get("policy"), dict) and len(values) == 1:
+        values = inner
+    return parse_policy(values, str(path))
+
+
+def parse_policy(values: Mapping[str, Any], where: str = "policy") -> Policy:
+    try:
+        return Policy.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        known = (
+            f"; known: {', '.join(Policy.model_fields)}"
+            if first["type"] == "extra_forbidden"
+            else ""
+        )
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {key + ': ' if key else ''}{reason}{known}") from None
+
+
+def _least(one: float | None, other: float | None) -> Any:
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+def _strongest(one: Answer, other: Answer) -> Answer:
+    return max(one, other, key=ANSWERS.index)
+
+
+_STRICTER: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("codec", "layers"), lambda own, asked: asked if own is None else own),
+    "full_models": lambda one, other: one and other,
+    **dict.fromkeys(("clip", "update_clip", "epsilon", "uses_per_image", "rounds"), _least),
+    **dict.fromkeys(("noise", "update_noise", "distance_correlation"), max),
+    "delta": min,
+    "hijacking": _strongest,
+}
+
+
+def stricter(own: Policy, asked: Policy) -> Policy:
+    """Of both the stricter in every line. ``codec`` and ``layers``, which terms either meet or not,
+    are the device's ``own`` where it has any: terms must meet those of both."""
+    chosen = {
+        name: choose(getattr(own, name), getattr(asked, name)) for name, choose in _STRICTER.items()
+    }
+    # Noise is in units of the clip: where the other side's clip is smaller, the amount must not shrink.
+    for clip, noise in (("clip", "noise"), ("update_clip", "update_noise")):
+        amounts = [
+            getattr(side, noise) * getattr(side, clip)
+            for side in (own, asked)
+            if getattr(side, clip) is not None
+        ]
+        if amounts and chosen[clip]:
+            chosen[noise] = max(chosen[noise], max(amounts) / chosen[clip])
+    return own.model_copy(update=chosen)
+
+
+# --- what noise guarantees ------------------------------------------------------------------------
+
+
+def no_guarantee(policy: Policy) -> str | None:
+    """Why this policy gives no differential privacy at all; None: `spent_epsilon` says how much."""
+    if policy.clip is None or not policy.noise:
+        return "features leave without clip and noise, so there is no differential privacy"
+    if not policy.update_noise:
+        return (
+            "the bottom sent after each round depends on the images and carries no noise "
+            "(update_clip and update_noise), so there is no differential privacy in total"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Zero-concentrated differential privacy (Bun and Steinke 2016) for one image that is replaced
+    by any other: rho of every Gaussian release is distance² / (2 deviation²), and rhos add up."""
+
+    rho: float
+
+    def epsilon(self, delta: float) -> float:
+        return self.rho + 2 * math.sqrt(self.rho * math.log(1 / delta))
+
+
+def step_loss(policy: Policy) -> Loss | None:
+    """Of one use of an image: the student's and the teacher's features of it, together."""
+    if policy.clip is None or not policy.noise:
+        return None
+    # Each of two rows may move by 2 clip; deviation = noise clip: 2 (2 clip)² / (2 (noise clip)²).
+    return Loss(4 / policy.noise**2)
+
+
+def update_loss(policy: Policy) -> Loss | None:
+    """Of one round's bottom."""
+    return Loss(2 / policy.update_noise**2) if policy.update_noise else None
+
+
+def spent_epsilon(policy: Policy, uses: int, rounds: int) -> float | None:
+    """Of an image that was used so often in so many rounds; None where there is no guarantee."""
+    step, update = step_loss(policy), update_loss(policy)
+    if step is None or update is None:
+        return None
+    return Loss(uses * step.rho + rounds * update.rho).epsilon(policy.delta)
+
+
+def guarantee(policy: Policy, uses: int, rounds: int, batchnorm: bool = False) -> str:
+    """The sentence that a device, a report and the documentation say about it."""
+    if batchnorm and step_loss(policy):
+        return (
+            "none: BatchNorm makes an image's features depend on the others of its batch, so clipping "
+            "each row does not bound what one image changes"
+        )
+    if step := step_loss(policy):
+        once = f"features of one use: ({step.epsilon(policy.delta):.3g}, {policy.delta:g})-DP"
+        total = spent_epsilon(policy, uses, rounds)
+        if total is None:
+            return f"{once}; in total none: {no_guarantee(policy)}"
+        return f"{once}; {uses} uses in {rounds} rounds: ({total:.3g}, {policy.delta:g})-DP"
+    return f"none: {no_guarantee(policy)}"

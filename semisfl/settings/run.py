@@ -1,0 +1,288 @@
+"""The sections that every run's configuration has, each field with its default, range and meaning."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+
+from semisfl.settings import catalog, lookup
+from semisfl.settings.layer_kinds import Layer, parse_layers
+from semisfl.settings.sections import ConfigError, Section
+
+CUSTOM = "custom"
+"""The name of a model that is given as layers."""
+
+
+def _known_codec(name: str, field: ValidationInfo) -> str:
+    try:
+        return lookup.codec(name).name
+    except ConfigError as error:
+        raise ConfigError(f"wire.{field.field_name}: {error}") from None
+
+
+def _known_rule(name: str) -> str:
+    return lookup.aggregate(name).name
+
+
+SAVINGS = ("gradient_rows", "teacher_once", "updates")
+"""Settings of `WireConfig` that leave something out; the other side has to know them."""
+Codec = Annotated[str, AfterValidator(_known_codec)]
+_CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
+Rule = Annotated[str, AfterValidator(_known_rule)]
+_RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
+
+
+class PartitionConfig(Section):
+    kind: Literal["iid", "dirichlet", "folders"] = Field(
+        "dirichlet", description="how unlabelled images fall to clients; folders: as on disk"
+    )
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more uneven")
+
+
+class AugmentConfig(Section):
+    flip: bool = Field(True, description="flip half of the images left to right")
+    pad: int | None = Field(
+        None, ge=0, description="crop after reflecting so many pixels; none: side // 8"
+    )
+    operations: int = Field(2, ge=0, le=8, description="RandAugment operations of a strong view")
+    cutout: int = Field(16, ge=0, description="side of the grey square of a strong view")
+
+
+class DataConfig(Section):
+    name: str = Field("digits", description="a named set or a path to images (file or folder)")
+    labeled: int = Field(40, ge=1, description="labelled images on the server, |D_l|")
+    unlabeled: str | None = Field(
+        None,
+        description="where simulated clients' images are from, as name; none: what name has left",
+    )
+    validation: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the training images set aside first, on which rounds are judged; the test "
+        "set is then read once, at the end; none: rounds are judged on the test set",
+    )
+    size: int | None = Field(
+        None, ge=8, description="resize images to this side; none: as they are"
+    )
+    partition: PartitionConfig = PartitionConfig()
+    augment: AugmentConfig = AugmentConfig()
+
+
+class ClientsConfig(Section):
+    total: int = Field(10, ge=1, description="clients, N")
+    active: int = Field(5, ge=1, description="clients drawn anew each round, |V_h|")
+    batch: int = Field(64, ge=1, description="unlabelled images per client and step, B_u")
+    steps: int = Field(50, ge=1, description="cross-entity (or local) steps per round, K_u")
+
+
+class ServerConfig(Section):
+    batch: int = Field(64, ge=1, description="labelled images per step, B_s")
+    steps: int = Field(100, ge=1, description="supervised steps in the first round, K_s")
+    pretrain_rounds: int = Field(0, ge=0, description="first rounds without clients")
+
+
+class ModelConfig(Section):
+    name: str = Field("cnn", description="a model of `semisfl list`; custom where layers are given")
+    layers: Annotated[tuple[Layer, ...], BeforeValidator(parse_layers)] | None = Field(
+        None, description="a model of one's own, a row per layer; none: the one called name"
+    )
+    cut: int | str | None = Field(
+        None,
+        description="layer index or name where clients stop; none: after the last convolution block",
+    )
+    projector: Literal["mlp", "linear", "none"] = Field(
+        "mlp",
+        description="projection head, w_p; mlp: as wide as its input, as the authors' code has it, 2,048 if that is over 12,800",
+    )
+    projection: int = Field(128, ge=1, description="length of a projected feature")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_layers_win(cls, values: Any) -> Any:
+        """A preset names a model always, so layers beside a name are no mistake: they replace it."""
+        if isinstance(values, dict) and values.get("layers") not in (None, "none"):
+            return {**values, "name": CUSTOM}
+        return values
+
+    @model_validator(mode="after")
+    def _custom_has_layers(self) -> "ModelConfig":
+        if self.name == CUSTOM and self.layers is None:
+            raise ValueError(
+                f"model.name = {CUSTOM!r} needs model.layers; give them, or a known name"
+            )
+        return self
+
+    @property
+    def table(self) -> str | tuple[Layer, ...]:
+        """What to build: one's own layers, or the name of a known model."""
+        return self.layers or self.name
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(0.02, gt=0, description="learning rate at round 0, eta")
+    lr_min: float = Field(0.005, ge=0, description="learning rate the cosine ends at")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, reset each round")
+    nesterov: bool = Field(True, description="Nesterov's form of momentum")
+    weight_decay: float = Field(5e-4, ge=0, description="on every parameter")
+    horizon: int | None = Field(None, ge=1, description="rounds the cosine spans; none: rounds")
+
+
+class TeacherConfig(Section):
+    ema_decay: float = Field(0.99, ge=0, le=1, description="gamma of the teacher's moving average")
+    warmup: bool = Field(
+        True,
+        description="decay min(1 - 1/(t+1), gamma), as in the authors' code; false: gamma, as in the paper",
+    )
+    client: Literal["frozen", "ema"] = Field(
+        "frozen",
+        description="teacher bottoms on clients: as sent (the authors' code), or averaged (the paper)",
+    )
+    client_batchnorm: Literal["batch", "running"] = Field(
+        "batch",
+        description="statistics that clients' teacher bottoms use: batch (the authors' code) or running",
+    )
+
+
+class ControllerConfig(Section):
+    kind: Literal["normalised", "raw", "fixed"] = Field(
+        "normalised",
+        description="adapts K_s: by rate- and step-normalised losses (the authors' code), raw ones (the paper), never",
+    )
+    step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by it")
+    min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
+    period: int = Field(100, ge=2, description="rounds a decision looks back on")
+    window: int = Field(10, ge=1, description="rounds averaged into one observation")
+    warm_rounds: int = Field(0, ge=0, description="first rounds, of at least warm_steps each")
+    warm_steps: int = Field(0, ge=0, description="supervised steps in those rounds, if more")
+
+    @model_validator(mode="after")
+    def _whole_windows(self) -> "ControllerConfig":
+        if self.period % self.window or self.period < 2 * self.window:
+            raise ValueError(
+                f"controller.period = {self.period} must be a multiple (2 or more) of "
+                f"controller.window = {self.window}"
+            )
+        return self
+
+
+class WireConfig(Section):
+    student_features: Codec = Field(
+        "fp32", description=f"how student features cross the wire {_CODEC_CHOICES}"
+    )
+    teacher_features: Codec = Field(
+        "fp32", description=f"how teacher features cross the wire {_CODEC_CHOICES}"
+    )
+    gradients: Codec = Field("fp32", description=f"how gradients cross the wire {_CODEC_CHOICES}")
+    models: Codec = Field("fp32", description=f"how models cross the wire {_CODEC_CHOICES}")
+    updates: Codec | None = Field(
+        None,
+        description="how a bottom crosses as its difference to the one sent at the round's start: the "
+        "trained one, and the teacher's; none: whole, as models",
+    )
+    teacher_once: bool = Field(
+        False,
+        description="teacher features of an image cross once per round, while the teacher is frozen",
+    )
+    gradient_rows: Literal["all", "used"] = Field(
+        "all", description="whether rows of gradients cross that are zero throughout"
+    )
+
+    @property
+    def codecs(self) -> set[str]:
+        """All that are used."""
+        named = (self.student_features, self.teacher_features, self.gradients, self.models)
+        return {*named, *([self.updates] if self.updates else [])}
+
+    @property
+    def savings(self) -> set[str]:
+        """The settings that leave something out, and are on."""
+        used = {
+            "updates": self.updates is not None,
+            "teacher_once": self.teacher_once,
+            "gradient_rows": self.gradient_rows == "used",
+        }
+        return {name for name, on in used.items() if on}
+
+    def recoded(self, codec: str) -> "WireConfig":
+        """The same with ``codec`` for all that crosses."""
+        named = ("student_features", "teacher_features", "gradients", "models")
+        updates = {"updates": codec} if self.updates else {}
+        return self.model_copy(update=dict.fromkeys(named, codec) | updates)
+
+
+class RobustConfig(Section):
+    """What a server holds against clients that would spoil a run; it stays on the server."""
+
+    aggregate: Rule = Field(
+        "mean", description=f"how clients' bottoms or models become one {_RULE_CHOICES}"
+    )
+    attackers: float = Field(
+        0.2,
+        ge=0,
+        lt=0.5,
+        description="share of a round's clients that trimmed_mean and krum are ready to do without",
+    )
+    limit: float = Field(
+        1.0, gt=0, description="longest update that clipped_mean takes, in medians of the fleet's"
+    )
+    features: Literal["as_sent", "limited"] = Field(
+        "as_sent",
+        description="whether the next three settings limit what one client's features can do",
+    )
+    length: float = Field(
+        2.0, ge=1, description="longest feature vector that is taken, in medians of the fleet's"
+    )
+    agreement: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="a client's features are unused where student and teacher ones agree on the class less often than this times the fleet's median",
+    )
+    class_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="most of a class's positive keys of a step that may be one client's; 1: all",
+    )
+
+
+class NetworkConfig(Section):
+    deadline: float = Field(
+        60.0, gt=0, description="seconds without progress before a client is left out"
+    )
+    quorum: int = Field(1, ge=1, description="fewest clients a round goes on with")
+
+
+class FleetConfig(Section):
+    kind: Literal["local", "network", "cluster"] = Field(
+        "local",
+        description="where clients live: in this process, on other machines (`semisfl serve`), "
+        "or in all processes of torchrun",
+    )
+
+
+class StopConfig(Section):
+    """A run ends after the first round in which one of these is met, and can go on beyond it."""
+
+    target: float | None = Field(None, gt=0, le=100, description="end at this accuracy, in percent")
+    patience: int | None = Field(
+        None, ge=1, description="end after so many tests in a row without a better accuracy"
+    )
+    hours: float | None = Field(
+        None, gt=0, description="end when the rounds have taken this long together"
+    )
+    gigabytes: float | None = Field(
+        None, gt=0, description="end when so many 10^9 bytes were sent, up and down"
+    )
+
+
+class RuntimeConfig(Section):
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
+    )
+    capture: bool = Field(True, description="capture iterations as CUDA graphs")
+    deterministic: bool = Field(False, description="bit-identical repeats on a GPU, slower")
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds between two tests; the last round is tested"
+    )
+    checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")

@@ -1,0 +1,379 @@
+"""Models, their parameter counts, and the cut."""
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from semisfl import seeds
+from semisfl.engine.weights import batchnorms
+from semisfl.models import split as models
+from semisfl.models.layers import ConvBlock, Dropout, NormBlock, Residual, parts_of, use_generator
+from semisfl.models.split import Shape, SplitModel, build, parameter_count, split
+from semisfl.settings import presets
+from tests.twin import bn_model
+
+# Settings of the paper's tables: bottom and top parameters and the feature size d.
+TABLE = {
+    "cnn": ((3, 32, 32), 10, 53_696, 824_842, 1600),
+    "alexnet": ((3, 32, 32), 10, 2_251_584, 33_603_594, 4096),
+    "vgg13": ((3, 96, 96), 10, 9_410_880, 35_700_746, 4608),
+    "vgg16": ((3, 144, 144), 100, 14_723_136, 69_623_908, 12800),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_parameter_counts(name: str) -> None:
+    shape, classes, bottom, top, features = TABLE[name]
+    # Memory for VGG16's head alone would be 656 MB: count without it, and the head by arithmetic.
+    model = models.build(name, shape, classes, projector="none")
+    assert parameter_count(model.bottom) == bottom
+    assert parameter_count(model.top) == top
+    assert model.features == features == model.keys
+    assert parameter_count(model.projector) == 0
+
+
+def test_projection_heads() -> None:
+    d = 1600
+    expected = {
+        "mlp": (d * d + d + d * 128 + 128, 128),
+        "linear": (d * 128 + 128, 128),
+        "none": (0, d),
+    }
+    for kind, (count, width) in expected.items():
+        model = models.build("cnn", (3, 32, 32), 10, projector=kind)  # type: ignore[arg-type]
+        assert parameter_count(model.projector) == count
+        assert model.keys == width
+        z = model.project(model.bottom(torch.rand(4, 3, 32, 32)))
+        assert z.shape == (4, width)
+        torch.testing.assert_close(z.norm(dim=1), torch.ones(4))
+
+
+def pictures(shape: Shape, rows: int = 4) -> tuple[Tensor, Tensor]:
+    rng = seeds.generator(1, "pictures")
+    return torch.from_numpy(rng.normal(size=(rows, *shape))), torch.from_numpy(
+        rng.integers(0, 3, rows)
+    )
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for layer in model.modules():
+        if isinstance(layer, Dropout | nn.Dropout):
+            layer.p = 0.0
+    return model
+
+
+def small_alexnet() -> nn.Sequential:
+    """AlexNet's layers in their order, a sixteenth as wide, so that every cut can be tried."""
+    layers = list(models.uncut("alexnet", (1, 8, 8), 3).named_children())
+    thin: list[tuple[str, nn.Module]] = []
+    for name, layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            layer = nn.Conv2d(
+                max(1, layer.in_channels // 16), layer.out_channels // 16, 3, padding=1
+            )
+        elif isinstance(layer, nn.Linear):
+            classes = 3 if layer.out_features == 3 else layer.out_features // 16
+            layer = nn.Linear(layer.in_features // 16, classes)
+        thin.append((name, layer))
+    return models._stack(thin)
+
+
+def residual_model() -> nn.Sequential:
+    body = OrderedDict(conv1=nn.Conv2d(4, 4, 3, padding=1), relu1=nn.ReLU())
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(1, 4, 3, stride=2),
+            block=Residual(nn.Sequential(body)),
+            down=Residual(
+                nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, 2, 1)),
+                nn.Sequential(OrderedDict(narrow=nn.Conv2d(4, 6, 1, 2))),
+            ),
+            relu=nn.ReLU(),
+            mean=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(6, 3),
+        )
+    )
+
+
+WHOLES = {
+    "cnn": (lambda: models.uncut("cnn", (1, 16, 16), 3), (1, 16, 16)),
+    "alexnet": (small_alexnet, (1, 8, 8)),
+    "own": (bn_model, (1, 16, 16)),
+    "residual": (residual_model, (1, 16, 16)),
+}
+
+
+def gradients_of_the_split(model: SplitModel, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """As client and server do it: the gradient of the features crosses, nothing else."""
+    sent = model.bottom(images)
+    assert sent.dim() == 2 and sent.shape[1] == model.features
+    features = sent.detach().requires_grad_()
+    F.cross_entropy(model.top(features), labels).backward()
+    assert features.grad is not None
+    sent.backward(features.grad)
+    parts = (*model.bottom.named_parameters(), *model.top.named_parameters())
+    return {name: parameter.grad for name, parameter in parts if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_split_gradients_equal_the_whole_models_at_every_cut(name: str) -> None:
+    make, shape = WHOLES[name]
+    images, labels = pictures(shape)
+    whole = without_dropout(make().double()).train()
+    buffers = copy.deepcopy(whole)
+    F.cross_entropy(whole(images), labels).backward()
+    expected = {key: parameter.grad for key, parameter in whole.named_parameters()}
+    names = [key for key, _ in whole.named_children()]
+    learning = [
+        i for i, layer in enumerate(whole.children(), 1) if any(True for _ in layer.parameters())
+    ]
+    cuts: list[int | str] = [
+        *range(learning[0], learning[-1]),
+        *names[learning[0] - 1 : learning[-1] - 1],
+    ]
+    for cut in cuts:
+        # `split` passes zeros of the default type through: double afterwards.
+        model = split(copy.deepcopy(buffers).float(), shape, cut, "none").double()
+        for part in (model.bottom, model.top):
+            own = {
+                key: value
+                for key, value in buffers.state_dict().items()
+                if key in part.state_dict()
+            }
+            part.load_state_dict(own)
+        model.train()
+        torch.testing.assert_close(model(images), copy.deepcopy(buffers)(images), atol=1e-9, rtol=0)
+        model.zero_grad()
+        found = gradients_of_the_split(model, images, labels)
+        assert found.keys() == expected.keys()
+        for key, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[key], atol=1e-6, rtol=0)
+
+
+def test_cut_by_index_and_by_name_agree() -> None:
+    by_name = models.build("cnn", (1, 28, 28), 10, cut="relu2", seed=4)
+    by_index = models.build("cnn", (1, 28, 28), 10, cut=5, seed=4)
+    assert [n for n, _ in by_name.bottom.named_children()] == [
+        n for n, _ in by_index.bottom.named_children()
+    ]
+    assert by_name.features == by_index.features == 64 * 8 * 8
+    images = torch.rand(2, 1, 28, 28)
+    assert torch.equal(by_name(images), by_index(images))
+
+
+def test_default_cut_is_after_the_flatten() -> None:
+    model = models.build("alexnet", (3, 32, 32), 10, projector="none")
+    assert [name for name, _ in model.bottom.named_children()][-1] == "flatten"
+    assert next(name for name, _ in model.top.named_children()) == "drop1"
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (0, "model.cut = 0 is outside the model; it has 10 layers, use 1 to 9"),
+        (10, "model.cut = 10 is outside the model"),
+        (-1, "model.cut = -1 is outside the model"),
+        ("conv7", "model.cut = 'conv7' is no layer of the model; its layers: conv1, relu1"),
+        ("fc2", "model.cut = 10 is outside the model"),
+    ],
+)
+def test_cut_outside_the_model(cut: int | str, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        models.build("cnn", (1, 28, 28), 10, cut=cut)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_cut_that_leaves_a_side_nothing_to_learn() -> None:
+    own = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(16, 3), nn.Softmax(1))
+    with pytest.raises(ValueError, match=r"model.cut = 2 leaves the clients no parameters"):
+        split(own, (1, 4, 4), 2)
+    with pytest.raises(ValueError, match=r"model.cut = 3 leaves the server no parameters"):
+        split(own, (1, 4, 4), 3)
+    with pytest.raises(ValueError, match="no Flatten layer to cut at"):
+        split(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU()), (1, 4, 4))
+
+
+def test_a_cut_that_is_not_given_and_would_train_nothing_is_said_so() -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"model.cut is not given, .* from '1' on"):
+        split(own, (1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (nn.Linear(3, 3), "the model is a Linear; it must be an nn.Sequential of two or more"),
+        (nn.Sequential(), "the model is a Sequential; it must be an nn.Sequential of two or more"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(16, 4)),
+            r"the model makes \[4\] of an image; it must",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()),
+            r"cannot take images \[n, 1, 4, 4\]: Given",
+        ),
+    ],
+    ids=["no layers", "empty", "outputs", "channels"],
+)
+def test_what_is_wrong_with_a_model_of_ones_own_is_said(own: nn.Sequential, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        models.build_model(presets.preset("digits"), (1, 4, 4), 3, own)
+
+
+def test_unknown_model_and_images_too_small() -> None:
+    with pytest.raises(
+        ValueError, match=r"model.name = 'resnet' is not known; known: cnn, alexnet, vgg13, vgg16"
+    ):
+        models.build("resnet", (3, 32, 32), 10)
+    with pytest.raises(
+        ValueError, match=r"model.name = 'cnn' cannot take images of 12x12 pixels; set data.size"
+    ):
+        models.build("cnn", (3, 12, 12), 10)
+
+
+def test_weights_follow_from_the_seed_and_global_state_is_left_alone() -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(1)
+    torch.manual_seed(11)
+    one, same, other = (models.build("cnn", (1, 16, 16), 3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(1), expected)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(next(iter(one.parameters())), next(iter(other.parameters())))
+
+
+def test_dropout_repeats_with_its_generator() -> None:
+    model = split(bn_model(), (1, 16, 16)).train()
+    assert not any(type(layer) is nn.Dropout for layer in model.modules())
+    generator = torch.Generator()
+    use_generator(model, generator)
+    features = torch.rand(64, model.features)
+    outputs = []
+    for seed in (3, 3, 4):
+        generator.manual_seed(seed)
+        outputs.append(model.top(features))
+    torch.testing.assert_close(outputs[0], outputs[1], atol=0, rtol=0)
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_dropout_used_twice_is_repeatable_in_both_places() -> None:
+    drop = nn.Dropout(0.5)
+    layers = (nn.Conv2d(1, 2, 3), nn.Flatten(), drop, nn.Linear(72, 4), drop, nn.Linear(4, 3))
+    model = split(nn.Sequential(*layers), (1, 8, 8))
+    assert [type(layer) for layer in model.top] == [Dropout, nn.Linear, Dropout, nn.Linear]
+
+
+def test_dropout_keeps_the_mean_and_is_off_in_eval() -> None:
+    layer = Dropout(0.3)
+    layer.generator = torch.Generator().manual_seed(0)
+    ones = torch.ones(200_000)
+    dropped = layer(ones)
+    assert dropped.unique().tolist() == [0.0, pytest.approx(1 / 0.7)]
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)
+    assert torch.equal(layer.eval()(ones), ones)
+
+
+def test_layers_may_be_called_like_those_that_the_cut_adds() -> None:
+    names = OrderedDict(cut=nn.Conv2d(1, 2, 3), uncut=nn.Conv2d(2, 3, 3), flat=nn.Flatten())
+    whole = nn.Sequential(OrderedDict(**names, fc=nn.Linear(3 * 16, 4)))
+    images = torch.randn(2, 1, 8, 8)
+    expected = whole(images)
+    torch.testing.assert_close(split(whole, (1, 8, 8), cut=1)(images), expected)
+
+
+def test_a_layer_that_is_used_twice_stays_in_both_places() -> None:
+    relu = nn.ReLU()
+    layers = (nn.Conv2d(1, 2, 3), relu, nn.Conv2d(2, 2, 3), relu, nn.Flatten(), nn.Linear(32, 3))
+    whole = nn.Sequential(*layers)
+    images = torch.randn(4, 1, 8, 8)
+    model = split(whole, (1, 8, 8))
+    assert len(model.bottom) == 5
+    torch.testing.assert_close(model(images), whole(images))
+
+
+@pytest.mark.parametrize(
+    ("cut", "block"),
+    [
+        ("block.body.conv1", "block"),
+        ("block.body", "block"),
+        ("conv1", "block"),
+        ("down.shortcut.narrow", "down"),
+        ("narrow", "down"),
+    ],
+)
+def test_a_cut_inside_a_residual_block_is_refused(cut: str, block: str) -> None:
+    with pytest.raises(ValueError) as error:
+        split(residual_model(), (1, 16, 16), cut)
+    said = f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; set"
+    assert said in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(
+        ValueError, match=r"'row' is no layer of the model; its layers: stem, block"
+    ):
+        split(residual_model(), (1, 16, 16), "row")
+
+
+def test_own_sequential_is_split_where_asked() -> None:
+    model = split(bn_model(), (1, 16, 16), cut=3, projector="linear", projection=7)
+    assert len(batchnorms(model.bottom)) == 1 and len(batchnorms(model.top)) == 2
+    assert model.features == 6 * 7 * 7 and model.keys == 7
+    assert model(torch.rand(2, 1, 16, 16)).shape == (2, 3)
+
+
+def test_the_head_of_an_early_cut_fits_in_memory() -> None:
+    """As wide as its input up to the paper's largest features, narrow beyond."""
+    late = models.build("cnn", (3, 32, 32), 10)
+    assert [layer.out_features for layer in late.projector if hasattr(layer, "out_features")] == [
+        1600,
+        128,
+    ]
+    early = models.build("alexnet", (3, 32, 32), 10, cut="conv1")
+    assert early.features == 65_536
+    assert [layer.out_features for layer in early.projector if hasattr(layer, "out_features")] == [
+        2048,
+        128,
+    ]
+
+
+def test_which_layers_are_computed_as_one() -> None:
+    def kinds(name: str) -> list[object]:
+        parts = parts_of(build(name, (3, 32, 32), 10).bottom)
+        return [
+            part.pool
+            if isinstance(part, ConvBlock)
+            else (part.conv is not None, part.relu, part.pool)
+            if isinstance(part, NormBlock)
+            else type(part)
+            for part in parts
+        ]
+
+    assert kinds("alexnet") == [2, 2, 1, 1, 2, nn.Flatten]
+    assert kinds("cnn") == [2, 2, nn.Flatten]
+    one, pooled = (True, True, 1), (True, True, 2)
+    padded = [one, one, nn.MaxPool2d]  # its fourth pooling
+    assert kinds("vgg13") == [*[one, pooled] * 3, *padded, one, pooled, nn.Flatten]
+    assert kinds("wrn-28-2")[:3] == [one, Residual, Residual]
+
+
+def test_layers_taken_together_are_those_layers() -> None:
+    """With what is not fused, or only in part."""
+    others = (
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.Conv2d(3, 6, 3, groups=3),
+        nn.Conv2d(3, 4, 3, dilation=2),
+        nn.Conv2d(3, 4, 3, padding="same"),
+        nn.Conv2d(3, 4, 1, padding=1),
+        nn.Conv2d(3, 4, 3, padding_mode="reflect", padding=1),
+        nn.Conv2d(3, 4, 3, bias=False),
+    )
+    shape = (3, 32, 32)
+    for conv in others:
+        layers = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+        layers(torch.zeros(1, *shape))
+        model = split(layers, shape)
+        images = torch.randn(2, *shape)
+        torch.testing.assert_close(model(images), layers(images))

@@ -1,0 +1,51 @@
+"""What is said to exist exists, and nothing else does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from semisfl.cli.main import main
+from semisfl.models.split import MODELS, build, parameter_count
+from semisfl.settings import catalog, config, lookup
+from semisfl.settings import run as run_settings
+
+
+def test_every_row_is_called_by_its_own_name_and_has_its_code() -> None:
+    for table in (catalog.METHODS, catalog.DATA, catalog.CODECS, catalog.AGGREGATES):
+        assert all(name == row.name for name, row in table.items())
+    for name, row in catalog.METHODS.items():
+        assert lookup.method(name) is row and callable(lookup.method_class(row).round) and row.cost
+        assert name in ("semisfl", "supervised") or row.note, f"{name} must say what is ours"
+    works = [work for row in catalog.METHODS.values() for work in lookup.works(row)]
+    assert sorted(works) == [
+        *("batchnorm-statistics", "batchnorm-statistics", "fedmatch", "fedswitch", "fl2", "semifl")
+    ]
+    assert lookup.codec_names() == ["fp32", "fp16", "bf16", "int8", "int4"]
+
+
+def test_titles_and_notes_are_found_without_importing_anything() -> None:
+    assert lookup.title_of("fedswitch-sl") == "FedSwitch-SL"
+    assert lookup.note_of("fedswitch").startswith("a reconstruction")
+    assert lookup.title_of("my.package:Mine") == "Mine" and lookup.note_of("my.package:Mine") == ""
+
+
+def test_the_configuration_lists_nothing_that_exists() -> None:
+    """Defaults aside: a row is entered once."""
+    files = (config.__file__, run_settings.__file__)
+    code = "".join(Path(file).read_text(encoding="utf-8") for file in files)
+    rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **catalog.AGGREGATES, **MODELS}
+    named = {name for name in rows if f'"{name}"' in code}
+    assert named == {"semisfl", "digits", "fp32", "bf16", "cnn", "mean"}, "bf16: an arithmetic too"
+
+
+def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["models"]}
+    assert list(told) == list(MODELS)
+    for name, row in MODELS.items():
+        with torch.device("meta"):  # shapes without memory
+            model = build(name, row.shape, row.classes, projector="none")
+        counts = (model.features, parameter_count(model.bottom), parameter_count(model.top))
+        assert counts == tuple(told[name][key] for key in ("features", "bottom", "top")), name

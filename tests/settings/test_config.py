@@ -1,0 +1,183 @@
+"""Configuration: overrides, and mistakes said in one line that names key, value and mend."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl.settings import config, presets
+from semisfl.settings.config import Config, ConfigError
+
+BASE = {"clients": {"total": 10, "active": 5}}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("clients.active=40", "clients.active = 40 exceeds clients.total = 10"),
+        ("network.quorum=6", "network.quorum = 6 exceeds clients.active = 5"),
+        (
+            "optimizer.lr_min=0.5",
+            "optimizer.lr_min = 0.5 exceeds optimizer.lr = 0.02; set optimizer.lr_min too",
+        ),
+        (
+            "controller.period=15",
+            "controller.period = 15 must be a multiple (2 or more) of controller.window = 10",
+        ),
+        ("controller.period=10", "controller.period = 10 must be a multiple (2 or more)"),
+        ("clinets.active=4", "unknown key 'clinets'"),
+        ("clients.activ=4", "unknown key 'clients.activ'; did you mean 'clients.active'?"),
+        ("zzz=1", "unknown key 'zzz'; `semisfl show digits` lists all keys"),
+        ("rounds=many", "rounds = 'many': should be a valid integer"),
+        ("rounds=2.5", "rounds = 2.5: should be a valid integer"),
+        ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
+        ("seed=-1", "seed = -1: should be greater than or equal to 0"),
+        ("optimizer.lr=0", "optimizer.lr = 0: should be greater than 0"),
+        ("optimizer.lr=inf", "optimizer.lr = inf: should be a finite number"),
+        ("fedswitch.iid_threshold=nan", "fedswitch.iid_threshold = nan: should be"),
+        ("optimizer.lr=nan", "optimizer.lr = nan: should be a finite number"),
+        ("optimizer.momentum=1", "optimizer.momentum = 1: should be less than 1"),
+        (
+            "semisfl.confidence_threshold=1.5",
+            "semisfl.confidence_threshold = 1.5: should be less than or equal to 1",
+        ),
+        (
+            "teacher.ema_decay=-0.1",
+            "teacher.ema_decay = -0.1: should be greater than or equal to 0",
+        ),
+        ("method=fedavg", "method = 'fedavg' is not known; use semisfl, supervised, semifl"),
+        ("wire.models=zip", "wire.models: codec = 'zip' is not known; use one of fp32, fp16"),
+        ("policy.codec=zip", "policy.codec: codec = 'zip' is not known; use one of fp32, fp16"),
+        (
+            "semisfl.queue=double",
+            "semisfl.queue = 'double' is not known; use 'two_level', 'single' or 'balanced'",
+        ),
+        ("data.partition.alpha=0", "data.partition.alpha = 0: should be greater than 0"),
+        ("clients=4", "clients = 4"),
+        ("data.labeled=0", "data.labeled = 0: should be greater than or equal to 1"),
+    ],
+)
+def test_mistakes(assignment: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.parse(config.override(BASE, [assignment]))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
+
+
+def test_several_mistakes_are_all_named() -> None:
+    with pytest.raises(ConfigError) as error:
+        config.parse({"rounds": 0, "seed": -1, "colour": 1})
+    assert all(key in str(error.value) for key in ("rounds", "seed", "colour"))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "path", "value"),
+    [
+        ("rounds=12", "rounds", 12),
+        ("optimizer.lr=5e-1", "optimizer.lr", 5e-1),
+        ("data.name=cifar10", "data.name", "cifar10"),
+        ('data.name="a=b"', "data.name", "a=b"),
+        ("data.name=folder/x=1", "data.name", "folder/x=1"),
+        ("model.cut=3", "model.cut", 3),
+        ("model.cut=relu2", "model.cut", "relu2"),
+        ("model.cut=none", "model.cut", None),
+        ("model.projector=none", "model.projector", "none"),
+        ("data.size=none", "data.size", None),
+        ("data.augment.pad=none", "data.augment.pad", None),
+        ("optimizer.nesterov=false", "optimizer.nesterov", False),
+        (" clients.active = 3 ", "clients.active", 3),
+        ("semisfl.confidence_rule='>'", "semisfl.confidence_rule", ">"),
+    ],
+)
+def test_overrides(assignment: str, path: str, value: Any) -> None:
+    found: Any = config.parse(config.override({}, [assignment]))
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value and type(found) is type(value)
+
+
+def test_overrides_leave_their_input_alone_and_the_last_one_counts() -> None:
+    values = {"data": {"name": "digits"}}
+    changed = config.override(values, ["data.name=a", "data.name=b"])
+    assert changed["data"]["name"] == "b" and values == {"data": {"name": "digits"}}
+
+
+@pytest.mark.parametrize("assignment", ["rounds", "=3", " = 3", "rounds.deep=3"])
+def test_overrides_that_are_none(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        config.override({"rounds": 4}, [assignment])
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('rounds = 3\n[optimizer]\nlr = 5e-2\n[model]\ncut = "none"\n')
+    parsed = config.parse(config.read(file))
+    assert (parsed.rounds, parsed.optimizer.lr, parsed.model.cut) == (3, 5e-2, None)
+    file.write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        config.read(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read"):
+        config.read(file)
+    with pytest.raises(ConfigError, match="cannot read"):
+        config.read(tmp_path / "absent.toml")
+
+
+def test_paper_settings() -> None:
+    """The table of the paper's settings."""
+    table = {
+        "svhn": ("cnn", 1000, 64, 64, 0, "weak"),
+        "cifar10": ("alexnet", 4000, 64, 64, 0, "strong"),
+        "stl10": ("vgg13", 5000, 64, 32, 0, "strong"),
+        "image100": ("vgg16", 5000, 128, 64, 20, "strong"),
+    }
+    for name, (model, labeled, server, client, before, view) in table.items():
+        chosen = presets.preset(name)
+        assert (chosen.model.name, chosen.data.labeled) == (model, labeled)
+        assert (chosen.server.batch, chosen.clients.batch) == (server, client)
+        assert (chosen.server.pretrain_rounds, chosen.semisfl.labeled_view) == (before, view)
+        assert (chosen.rounds, chosen.clients.total, chosen.clients.active) == (1000, 30, 10)
+        assert (chosen.server.steps, chosen.clients.steps) == (100, 50)
+    default: Any = config.parse({})
+    assert (default.semisfl.temperature, default.semisfl.confidence_threshold) == (0.2, 0.95)
+    assert (default.semisfl.queue_size, default.model.projection, default.teacher.ema_decay) == (
+        1024,
+        128,
+        0.99,
+    )
+    assert (default.controller.step_decay, default.controller.min_steps_factor) == (1.5, 8)
+    optimizer = default.optimizer
+    assert (optimizer.lr, optimizer.lr_min, optimizer.momentum) == (0.02, 0.005, 0.9)
+    assert (optimizer.nesterov, optimizer.weight_decay) == (True, 5e-4)
+
+
+def test_a_configuration_made_directly_has_the_sections_of_methods() -> None:
+    made: Any = Config(rounds=3)
+    assert made == config.parse({"rounds": 3}) and made.semisfl.temperature == 0.2
+    assert made.model_copy(update={"rounds": 30}) == Config() == config.parse({})
+    assert Config.model_validate({"rounds": 3}) == made
+    changed: Any = Config(method="fedswitch", fedswitch={"rule": "difference"})  # type: ignore[call-arg]
+    assert changed.fedswitch.rule == "difference"
+
+
+def test_unknown_presets_and_variants() -> None:
+    with pytest.raises(ConfigError, match="preset 'mnist' is not known; known: digits, cifar10"):
+        presets.preset("mnist")
+    with pytest.raises(ConfigError, match="variant 'fast' is not known; known: as_published_code"):
+        presets.preset("digits+fast")
+
+
+def test_every_field_explains_itself() -> None:
+    def walk(section: type[Any]) -> None:
+        for name, field in section.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section):
+                walk(field.annotation)
+            else:
+                assert field.description, f"{section.__name__}.{name}"
+
+    walk(config.config_class())
+    promised = "method rounds seed data.name data.labeled data.partition.kind data.partition.alpha"
+    promised += (
+        " clients.total clients.active clients.batch clients.steps server.batch server.steps"
+    )
+    assert {*promised.split(), "model.name", "model.cut"} <= set(config.known_keys())

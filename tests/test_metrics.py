@@ -1,0 +1,108 @@
+"""A round's row: what it is in a file, and that docs/metrics.md says of each key what is so."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from semisfl.metrics import KEYS, DeviceRow, FleetRow, MethodRow, RoundRow
+from semisfl.runs.loop import run_rounds
+from semisfl.settings.catalog import METHODS
+from tests import toy
+
+PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+ROUNDS, _, DEVICES = PAGE.partition("## Devices")
+LINES = re.findall(r"^\| `(\S+)` \|(.*)\|$", ROUNDS, re.MULTILINE)
+CELLS = {key: [cell.strip() for cell in rest.split("|")] for key, rest in LINES}
+
+
+def test_what_is_none_is_not_in_the_file_and_comes_back_as_none() -> None:
+    row = RoundRow(
+        round=3,
+        learning_rate=0.02,
+        coverage_by_class=[0.5, None],
+        accuracy=70.0,
+        accuracies={"teacher": 70.0, "student": 60.0},
+        bytes={},
+        bytes_total=0,
+    )
+    written = row.as_dict()
+    assert written == {
+        "round": 3,
+        "learning_rate": 0.02,
+        "coverage_by_class": [0.5, None],
+        "accuracy": 70.0,
+        "accuracy_teacher": 70.0,
+        "accuracy_student": 60.0,
+        "bytes": {},
+        "bytes_total": 0,
+    }
+    assert RoundRow.from_dict(json.loads(json.dumps(written))) == row
+
+
+def test_a_file_may_be_older_or_newer() -> None:
+    assert RoundRow.from_dict({"round": 1, "of_tomorrow": 2}) == RoundRow(round=1)
+    for damaged in ({"accuracy": 1.0}, [1], {"round": "one"}):
+        with pytest.raises(ValueError, match="no round"):
+            RoundRow.from_dict(damaged)
+
+
+def test_a_method_cannot_report_what_is_not_defined() -> None:
+    with pytest.raises(TypeError, match="loss_of_my_own"):
+        MethodRow(loss_of_my_own=1.0)
+
+
+# --- docs/metrics.md ---------------------------------------------------------------------------------
+
+
+def test_every_key_is_defined_once_and_nothing_else() -> None:
+    keys = [key for key, _ in LINES]
+    assert sorted(keys) == sorted({"round", "accuracy_<model>", *KEYS})
+    assert all(len(cells) == 4 and cells[0] and cells[2] and cells[3] for cells in CELLS.values())
+
+
+def documented(method: str) -> set[str]:
+    """Keys that the page gives to a method."""
+    title = METHODS[method].title
+    named = {
+        key: [name.strip() for name in cells[3].removeprefix("all but ").split(",")]
+        for key, cells in CELLS.items()
+    }
+    return {
+        key
+        for key, cells in CELLS.items()
+        if cells[3] == "all" or (title in named[key]) != cells[3].startswith("all but ")
+    }
+
+
+def keys_of(row: dict[str, object]) -> set[str]:
+    return {re.sub("accuracy_.*", "accuracy_<model>", key) for key in row}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_methods_rows_have_the_keys_that_the_page_says(method: str) -> None:
+    """First a round without clients or test, then one with both, where labels are kept and known."""
+    section = {"fedswitch-sl": "fedswitch", "supervised": "semisfl"}.get(method, method)
+    settings = [f"{section}.confidence_threshold=0", "rounds=2", "runtime.evaluate_every=2"]
+    settings.append("stop.target=0.01")
+    experiment = toy.assemble(method, *settings, "server.pretrain_rounds=1")
+    experiment.validation = (experiment.test_images[:40], experiment.test_labels[:40])
+    bare, full = run_rounds(experiment).rounds
+    never = {"held_back", "bytes_repeated"}
+    assert keys_of(full) == documented(method) - never, "honest clients that stay"
+    always = {key for key, cells in CELLS.items() if cells[2].startswith("always there")}
+    assert keys_of(bare) == documented(method) & always
+
+
+def test_every_key_of_a_device_is_defined() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", DEVICES, re.MULTILINE)
+    defined = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+    assert defined == {item.name for kind in (FleetRow, DeviceRow) for item in fields(kind)}
+
+
+def test_seconds_are_of_the_whole_round_and_its_parts() -> None:
+    (row,) = run_rounds(toy.assemble("supervised", "rounds=1")).rounds
+    assert row["seconds_training"] > 0 and row["seconds_testing"] > 0
+    assert row["seconds_training"] + row["seconds_testing"] <= row["seconds"]
