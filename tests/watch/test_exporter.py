@@ -17,8 +17,7 @@ from semisfl.watch.exporter import Exporter, Gate
 from tests import toy
 from tests.watch.test_app import TOKEN, ask
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## 7. Watching")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
 EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
@@ -30,7 +29,7 @@ def exporter(first: int = 0) -> Exporter:
 
 def rules() -> list[dict[str, Any]]:
     (found,) = [
-        yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", SECTION, re.S)
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", PAGE, re.S)
     ]
     listed: list[dict[str, Any]] = found["groups"][0]["rules"]
     return listed
@@ -113,7 +112,7 @@ def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() ->
     made.row(FULL)
     known = told(made).keys()
     expressions = [rule["expr"] for rule in rules()]
-    (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", SECTION, re.S)]
+    (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.S)]
     expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= 9
     asked = {name for one in expressions for name in re.findall(r"\bsemisfl_\w+", one)}
