@@ -32,8 +32,6 @@ POINTS = {
     "int8": "int8 for everything",
     "int4": "int4 for everything",
     "int4-noise0.14": "int4 for everything, `noise = 0.14`, threshold 0.9",
-    "dcor0.1": "`distance_correlation = 0.1`",
-    "dcor1": "`distance_correlation = 1`",
     "cut-relu_fc1": "cut at `relu_fc1`",
     "cut-relu_fc1-noise0.14": "cut at `relu_fc1`, `noise = 0.14`, threshold 0.9",
 }

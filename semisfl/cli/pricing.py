@@ -143,13 +143,11 @@ def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int
 def _codecs(config: "Config") -> str:
     """``fp32``, or which codec for what."""
     wire = config.wire
-    used = wire.model_dump(exclude={"teacher_once", "gradient_rows"}, exclude_none=True)
+    used = wire.model_dump(exclude={"teacher_once"})
     told = ", ".join(f"{codec} {what.replace('_', ' ')}" for what, codec in used.items())
-    if len(wire.codecs) == 1 and wire.updates is None:
+    if len(wire.codecs) == 1:
         told = wire.models
-    if wire.teacher_once:
-        told += ", teacher features once per image"
-    return told + (", rows of gradients that are used" if wire.gradient_rows == "used" else "")
+    return told + (", teacher features once per image" if wire.teacher_once else "")
 
 
 # --- telling ----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import torch
 
 from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, tensor_bytes
-from semisfl.fleet.savings import bitmap_bytes
 from semisfl.methods.sizes import Sizes
 from semisfl.models.layers import named_layers
 from semisfl.models.shapes import Placed, Shape, place
@@ -85,29 +84,23 @@ class Cut:
     ) -> Sizes:
         """Of what a round of so many steps sends, in the codecs of ``wire``.
 
-        ``images``: as many as a client holds; it cannot show more different ones. Rows of gradients that
-        may be left out are not known beforehand, and are counted.
+        ``images``: as many as a client holds; it cannot show more different ones.
         """
 
-        def states(layers: Sequence[LayerCost], codec: str = wire.models) -> int:
-            return sum(tensor_bytes(item, codec) for layer in layers for item in layer.state)
+        def states(layers: Sequence[LayerCost]) -> int:
+            return sum(tensor_bytes(item, wire.models) for layer in layers for item in layer.state)
 
         buffers = [item for layer in self.layers for item in layer.statistics]
         rows = (batch, self.features)
         shown = (min(steps * batch, images or steps * batch), self.features)
-        teacher, bitmap = codec_named(wire.teacher_features), bitmap_bytes(batch)
+        teacher = codec_named(wire.teacher_features)
         return Sizes(
             bottom=states(self.layers[: self.index]),
             full=states(self.layers),
             statistics=sum(tensor_bytes(item, wire.models) for item in buffers),
             student_features=steps * codec_named(wire.student_features).size(rows),
             teacher_features=steps * teacher.size(rows),
-            gradients=steps
-            * (
-                codec_named(wire.gradients).size(rows)
-                + (bitmap if wire.gradient_rows == "used" else 0)
-            ),
-            update=states(self.layers[: self.index], wire.updates) if wire.updates else None,
+            gradients=steps * codec_named(wire.gradients).size(rows),
             teacher_once=teacher.size(shown) if wire.teacher_once else None,
             resent=resent,
         )

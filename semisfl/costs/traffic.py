@@ -127,8 +127,8 @@ def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
 
 def _recoded_one(kind: str, size: int, was: Priced, now: Priced) -> tuple[int, bool]:
     """The bytes of as many things; False: they are no whole number of things, and stay as they are."""
-    saving = {"features_up": "teacher_once", "gradients_down": "gradient_rows"}.get(kind)
-    if saving in was.config.wire.savings:  # how many rows crossed is not recorded
+    if kind == "features_up" and was.config.wire.teacher_once:
+        # How many rows crossed is not recorded.
         return size, False
     new, rest = 0, size
     for before, after in zip(_things(kind, was), _things(kind, now), strict=True):
@@ -147,6 +147,4 @@ def _things(kind: str, priced: Priced) -> tuple[int, ...]:
         return (sizes.gradients // steps,)
     if priced.usual is None or not priced.usual.features:
         return (sizes.full, sizes.statistics)
-    if sizes.update is not None and kind in ("model_up", "teacher_down"):
-        return (sizes.update,)
     return (sizes.bottom,)

@@ -18,20 +18,11 @@ from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.caps import Spent, most_uses
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
 from semisfl.fleet.counting import count_steps
-from semisfl.fleet.decorrelation import penalty_gradient
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.fleet.savings import (
-    KeptRows,
-    arrived,
-    carry_something,
-    check,
-    crossing,
-    places,
-    update_bytes,
-)
 from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.teacher_once import KeptRows, check, places
 from semisfl.models.layers import use_generator
 from semisfl.models.stack import Stack
 
@@ -129,24 +120,21 @@ class LocalFleet:
         self._spend(plan.active)
         self.outgoing.start_round(plan.index, plan.active, self.hardware)
         self._sent = bottom = roundtrip_state(plan.bottom, wire.models)
-        teacher = plan.teacher_bottom
-        if not self.outgoing.sends:  # on a device, it is what arrived
-            teacher = arrived(bottom, crossing(bottom, teacher, wire), wire)
         self._students.load(bottom)
-        self._teachers.load(teacher)
+        self._teachers.load(roundtrip_state(plan.teacher_bottom, wire.models))
         self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
+        teacher_bytes = state_bytes(plan.teacher_bottom, wire.models)
         for slot, client in enumerate(plan.active):
             self._generators[slot].manual_seed(
                 seeds.derive(self.config.seed, "dropout", plan.index, client)
             )
             self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
             if plan.teacher_for is None or client in plan.teacher_for:
-                self.traffic.add("teacher", "down", client, update_bytes(plan.teacher_bottom, wire))
+                self.traffic.add("teacher", "down", client, teacher_bytes)
             else:
                 # A labeller that follows the student with decay 0 is the student.
                 self._teachers.load(bottom, slot)
                 self._decay[slot] = 0.0
-        self._used_rows.zero_()
         self._sgd.restart(plan.lr)
         self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
 
@@ -190,7 +178,6 @@ class LocalFleet:
         for module, generator in zip(self._students.modules, self._generators, strict=True):
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
-        self._used_rows = torch.zeros(slots, dtype=torch.long, device=self.hardware.device)
         if self.config.wire.teacher_once:
             shown = slots * self.config.clients.steps * self.config.clients.batch
             self._kept = KeptRows(shown, self._features, self.hardware.device)
@@ -245,17 +232,7 @@ class LocalFleet:
     def backward(self, gradients: Tensor) -> None:
         assert self._students is not None and self._teachers is not None
         crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
-        if self.config.wire.gradient_rows == "used":
-            used = carry_something(crossed)
-            self._used_rows += used.view(len(self._plan.active), -1).sum(1)
-            crossed = torch.where(used.unsqueeze(1), crossed, 0.0)
-        received = self.outgoing.gradient(crossed)
-        if weight := self.outgoing.policy.distance_correlation:
-            clients = len(self._plan.active)
-            received = received + penalty_gradient(
-                self.batches.get("strong"), self._outputs, clients, weight
-            )
-        received = received.to(self._outputs.dtype)
+        received = self.outgoing.gradient(crossed).to(self._outputs.dtype)
         if self.hardware.device.type == "cuda":
             # One call: autograd itself takes every operation back to the stream it came from.
             self._sgd.descend(self._outputs, gradient=received)
@@ -273,8 +250,7 @@ class LocalFleet:
 
     def finish_round(self) -> State:
         robust = self.config.robust
-        wire = self.config.wire
-        plain = wire.models == "fp32" and wire.updates is None and robust.aggregate == "mean"
+        plain = self.config.wire.models == "fp32" and robust.aggregate == "mean"
         if plain and self.outgoing.policy.update_clip is None:
             assert self._students is not None
             self._count_round()
@@ -292,13 +268,11 @@ class LocalFleet:
 
     def _count_round(self) -> None:
         """The round's features and gradients too: captured steps pass no Python on their way."""
-        used = self.config.wire.gradient_rows == "used"
         count_steps(
             self.traffic,
             self.config,
             self._plan,
             self._features,
-            self._used_rows.tolist() if used else None,
             [len(shard) for shard in self.shards] if self._teacher_once else None,
         )
 

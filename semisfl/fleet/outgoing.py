@@ -16,9 +16,8 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
-from semisfl.fleet.codec import codec_named
+from semisfl.fleet.codec import codec_named, roundtrip_state
 from semisfl.fleet.consent import objections
-from semisfl.fleet.savings import arrived, crossing
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy, PolicyBreach, stricter
 
@@ -125,16 +124,13 @@ class Outgoing:
 
     @torch.no_grad()
     def bottom(self, sent: State, trained: State, slot: int = 0) -> State:
-        """The bottom that client ``slot`` uploads, having been ``sent`` one and ``trained`` it.
-
-        It is what the server will hold; what crosses for it is ``leaving_bottom``.
-        """
-        wire = self._config.wire
-        self.leaving_bottom = crossing(sent, self._limited(sent, trained, slot), wire)
+        """The bottom that client ``slot`` uploads, having been ``sent`` one and ``trained`` it."""
+        limited = self._limited(sent, trained, slot)
+        self.leaving_bottom = roundtrip_state(limited, self._config.wire.models)
         self._passed = {
             f"bottom/{name}": tensor.data_ptr() for name, tensor in self.leaving_bottom.items()
         }
-        return arrived(sent, self.leaving_bottom, wire)
+        return self.leaving_bottom
 
     def _limited(self, sent: State, trained: State, slot: int) -> State:
         clip = self.policy.update_clip

@@ -26,8 +26,6 @@ class Sizes:
     gradients: int
     resent: bool = False
     """Whether clients must be sent again what an earlier round sent them: over a network they keep nothing."""
-    update: int | None = None
-    """Of a bottom as a difference to one that both sides hold; None: it crosses whole."""
     teacher_once: int | None = None
     """Of teacher features that cross once per image; None: with every use of it."""
 
@@ -84,11 +82,10 @@ def split_round(sizes: Sizes, work: Work, *, teacher: bool = True, frozen: bool 
     ``frozen``: whether that stays as it is for the round."""
     once = sizes.teacher_once if frozen else None
     features = sizes.student_features + (sizes.teacher_features if once is None else once)
-    update = sizes.bottom if sizes.update is None else sizes.update
     return Cost(
-        sizes.bottom + teacher * update + sizes.gradients,
-        update + features,
-        teacher=teacher * update,
+        sizes.bottom + teacher * sizes.bottom + sizes.gradients,
+        sizes.bottom + features,
+        teacher=teacher * sizes.bottom,
         gradients=sizes.gradients,
         features=features,
         work=work,

@@ -7,7 +7,7 @@
                              <-     enrolled      which client of the run this is
                              <-     split         a split round begins (split_alone: no teacher is sent)
     features                 ->
-                             <-     gradients     and so on, once per step (gradients:N: N rows of them)
+                             <-     gradients     and so on, once per step
     bottom                   ->                   after the last step's gradients
                              <-     full          a full-model round begins; which states will come
     accept                   ->
@@ -32,16 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl.fleet import savings
 from semisfl.fleet.base import State
-from semisfl.fleet.codec import codec_named
 from semisfl.models.split import Shape, SplitModel
-from semisfl.net.frames import PROTOCOL, Frame, Schema, TensorSpec, WireError
+from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.settings.policy import Policy
-from semisfl.settings.run import SAVINGS
 
+EXTENSIONS = ("teacher_once",)
+"""Settings of ``wire`` that both sides have to know, named in a hello like the codecs."""
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
@@ -136,9 +135,10 @@ class Terms:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def codecs(self) -> set[str]:
-        """What the other side has to know: codecs, and what is left out."""
+        """Return the codecs and the `EXTENSIONS` that a client has to know."""
         wire, least = self.config.wire, self.config.policy.codec
-        return wire.codecs | wire.savings | ({least} if least is not None else set())
+        used = {name for name in EXTENSIONS if getattr(wire, name)}
+        return wire.codecs | used | ({least} if least is not None else set())
 
 
 def hello(
@@ -155,7 +155,7 @@ def hello(
         "protocol": PROTOCOL,
         "run": run,
         "name": name,
-        "codecs": sorted([*lookup.codec_names(), *SAVINGS]),
+        "codecs": sorted([*lookup.codec_names(), *EXTENSIONS]),
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
@@ -188,8 +188,8 @@ class Schemas:
         }
         return cls(config, model.features, table(model.bottom.state_dict()), table(full))
 
-    def _state(self, name: str, keys: Table, codec: str | None = None) -> dict[str, TensorSpec]:
-        codec = codec or self.config.wire.models
+    def _state(self, name: str, keys: Table) -> dict[str, TensorSpec]:
+        codec = self.config.wire.models
         return {
             f"{name}/{key}": TensorSpec(shape, dtype, codec) for key, (shape, dtype) in keys.items()
         }
@@ -201,14 +201,8 @@ class Schemas:
     @cached_property
     def split(self) -> Schema:
         """A split round begins, for a client that is sent the teacher."""
-        teacher = self._state("teacher", self.bottom, self.config.wire.updates)
-        return Schema(SPLIT, {**self._state("bottom", self.bottom), **teacher})
-
-    def codecs(self, tensors: Collection[str]) -> dict[str, str]:
-        """Of the tensors of `split` and `split_alone`, by name."""
-        wire = self.config.wire
-        whole, update = wire.models, wire.updates or wire.models
-        return {name: update if name.startswith("teacher/") else whole for name in tensors}
+        bottom, teacher = (self._state(name, self.bottom) for name in ("bottom", "teacher"))
+        return Schema(SPLIT, {**bottom, **teacher})
 
     @cached_property
     def split_alone(self) -> Schema:
@@ -227,40 +221,14 @@ class Schemas:
         ]
 
     @cached_property
-    def gradients(self) -> Mapping[str, Schema]:
-        """By kind: with all rows, or, one kind for every number of rows, with those that are not zero."""
-        fields, codec = {"round": int, "step": int}, self.config.wire.gradients
-        if self.config.wire.gradient_rows == "all":
-            return {"gradients": Schema(fields, {"gradients": self._rows(codec)})}
-        batch = self.config.clients.batch
-        bits = TensorSpec((savings.bitmap_bytes(batch),), torch.uint8)
-        return {
-            f"gradients:{count}": Schema(
-                fields, {"gradients": self._rows(codec, count), "used": bits}
-            )
-            for count in range(batch + 1)
-        }
-
-    def gradient_frame(self, gradients: Tensor) -> tuple[str, dict[str, Tensor]]:
-        """Kind and tensors of a frame for one client."""
-        wire = self.config.wire
-        if wire.gradient_rows == "all":
-            return "gradients", {"gradients": gradients}
-        used = savings.carry_something(codec_named(wire.gradients).roundtrip(gradients))
-        rows = gradients[used]
-        return f"gradients:{len(rows)}", {"gradients": rows, "used": savings.as_bits(used)}
-
-    def all_gradients(self, frame: Frame) -> Tensor:
-        """Of every row of the batch, from a frame of `gradients`."""
-        rows = frame.tensors["gradients"]
-        if "used" not in frame.tensors:
-            return rows
-        return savings.spread(rows, frame.tensors["used"], self.config.clients.batch)
+    def gradients(self) -> Schema:
+        rows = self._rows(self.config.wire.gradients)
+        return Schema({"round": int, "step": int}, {"gradients": rows})
 
     @cached_property
     def bottom_frame(self) -> Schema:
         """A trained bottom."""
-        return Schema({"round": int}, self._state("bottom", self.bottom, self.config.wire.updates))
+        return Schema({"round": int}, self._state("bottom", self.bottom))
 
     def states(self, outline: Mapping[str, Any]) -> Schema:
         """A frame of the states that ``outline`` (state -> names of its tensors) announces."""

@@ -51,9 +51,6 @@ class Policy(Section):
     epsilon: float | None = Field(
         None, gt=0, description="most that one image may lose in total; none: no limit"
     )
-    distance_correlation: float = Field(
-        0.0, ge=0, description="weight of the penalty that the device adds to its own step"
-    )
     uses_per_image: int | None = Field(
         None, ge=1, description="most times that features of one image are sent; none: any"
     )
@@ -128,7 +125,7 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("codec", "layers"), lambda own, asked: asked if own is None else own),
     "full_models": lambda one, other: one and other,
     **dict.fromkeys(("clip", "update_clip", "epsilon", "uses_per_image", "rounds"), _least),
-    **dict.fromkeys(("noise", "update_noise", "distance_correlation"), max),
+    **dict.fromkeys(("noise", "update_noise"), max),
     "delta": min,
     "hijacking": _strongest,
 }

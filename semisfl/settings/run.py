@@ -23,8 +23,6 @@ def _known_rule(name: str) -> str:
     return lookup.aggregate(name).name
 
 
-SAVINGS = ("gradient_rows", "teacher_once", "updates")
-"""Settings of `WireConfig` that leave something out; the other side has to know them."""
 Codec = Annotated[str, AfterValidator(_known_codec)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
 Rule = Annotated[str, AfterValidator(_known_rule)]
@@ -174,40 +172,20 @@ class WireConfig(Section):
     )
     gradients: Codec = Field("fp32", description=f"how gradients cross the wire {_CODEC_CHOICES}")
     models: Codec = Field("fp32", description=f"how models cross the wire {_CODEC_CHOICES}")
-    updates: Codec | None = Field(
-        None,
-        description="how a bottom crosses as its difference to the one sent at the round's start: the "
-        "trained one, and the teacher's; none: whole, as models",
-    )
     teacher_once: bool = Field(
         False,
         description="teacher features of an image cross once per round, while the teacher is frozen",
-    )
-    gradient_rows: Literal["all", "used"] = Field(
-        "all", description="whether rows of gradients cross that are zero throughout"
     )
 
     @property
     def codecs(self) -> set[str]:
         """All that are used."""
-        named = (self.student_features, self.teacher_features, self.gradients, self.models)
-        return {*named, *([self.updates] if self.updates else [])}
-
-    @property
-    def savings(self) -> set[str]:
-        """The settings that leave something out, and are on."""
-        used = {
-            "updates": self.updates is not None,
-            "teacher_once": self.teacher_once,
-            "gradient_rows": self.gradient_rows == "used",
-        }
-        return {name for name, on in used.items() if on}
+        return {self.student_features, self.teacher_features, self.gradients, self.models}
 
     def recoded(self, codec: str) -> "WireConfig":
         """The same with ``codec`` for all that crosses."""
         named = ("student_features", "teacher_features", "gradients", "models")
-        updates = {"updates": codec} if self.updates else {}
-        return self.model_copy(update=dict.fromkeys(named, codec) | updates)
+        return self.model_copy(update=dict.fromkeys(named, codec))
 
 
 class RobustConfig(Section):

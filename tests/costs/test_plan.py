@@ -15,10 +15,10 @@ from semisfl.costs.cuts import cut_of
 from semisfl.costs.plan import Plan, make, method_costs
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import DATA, METHODS
-from semisfl.settings.run import SAVINGS, WireConfig
+from semisfl.settings.run import WireConfig
 from tests.pictures import cut_off
 
-WIRE = [name for name in WireConfig.model_fields if name not in SAVINGS]
+WIRE = [name for name in WireConfig.model_fields if name != "teacher_once"]
 
 
 def test_a_plan_by_hand() -> None:

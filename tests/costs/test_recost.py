@@ -104,19 +104,6 @@ def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
     assert replayed.config.wire.models == codec
 
 
-@pytest.mark.parametrize("method", ["semisfl", "semifl"])
-def test_updates_are_recoded_too(method: str, tmp_path: Path) -> None:
-    """Which whole-model methods do not send, whatever is set."""
-    kinds = ("student_features", "teacher_features", "gradients", "models", "updates")
-    wires = {"recorded": {"updates": "int4"}, "real": dict.fromkeys(kinds, "int8")}
-    for name, wire in wires.items():
-        settings = digits(method=method, rounds=1, wire=wire)
-        train(settings, out=tmp_path / name, device="cpu")
-    (crossed,) = replay(read_run(tmp_path / "recorded"), WORLD, "int8").crossed
-    assert crossed.coded
-    assert crossed.total == read_run(tmp_path / "real").rows[-1].bytes_total
-
-
 def test_rows_whose_number_was_not_recorded_stay_and_models_do_not(tmp_path: Path) -> None:
     settings = digits(rounds=1, wire={"teacher_once": True})
     train(settings, out=tmp_path / "run", device="cpu")

@@ -10,13 +10,12 @@ import torch
 
 import semisfl
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.decorrelation import distance_correlation, penalty_gradient
 from semisfl.fleet.outgoing import Outgoing, Parts
 from semisfl.net.chunks import PREFIX
 from semisfl.net.client.connection import Connection
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.settings.policy import Policy, PolicyBreach
-from tests.net.harness import network, tiny, toy_data, weights
+from tests.net.harness import network, tiny, toy_data
 
 
 def simulated(**changes: Any) -> Experiment:
@@ -104,55 +103,6 @@ def test_a_bottoms_change_is_limited_and_noised() -> None:
     outgoing.agree(tiny(1, policy={"update_clip": 2.0, "update_noise": 50.0}))
     outgoing.start_round(0, (0,), simulated().hardware)
     assert outgoing.bottom(sent, trained)["w"].std().item() == pytest.approx(100.0, rel=0.3)
-
-
-def test_distance_correlation_knows_dependence_from_its_absence() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(512, 5, generator=generator)
-    turned = 3 * rows @ torch.linalg.qr(torch.randn(5, 5, generator=generator))[0] + 1
-    assert distance_correlation(rows, turned).item() == pytest.approx(1.0, abs=1e-3)
-    other = torch.randn(512, 5, generator=generator)
-    assert distance_correlation(rows, other).item() < 0.1
-    by_hand = _distance_correlation_by_loops(rows[:8], other[:8])
-    assert distance_correlation(rows[:8], other[:8]).item() == pytest.approx(by_hand, abs=1e-4)
-
-
-def _distance_correlation_by_loops(x: torch.Tensor, y: torch.Tensor) -> float:
-    count = len(x)
-
-    def centred(rows: torch.Tensor) -> list[list[float]]:
-        d = [[float((a - b).norm()) for b in rows] for a in rows]
-        mean = sum(map(sum, d)) / count**2
-        return [
-            [d[i][j] - sum(d[i]) / count - sum(d[j]) / count + mean for j in range(count)]
-            for i in range(count)
-        ]
-
-    a, b = centred(x), centred(y)
-    pairs = [(a[i][j], b[i][j]) for i in range(count) for j in range(count)]
-    covariance = sum(p * q for p, q in pairs)
-    return covariance / (sum(p * p for p, _ in pairs) * sum(q * q for _, q in pairs)) ** 0.5
-
-
-def test_a_step_along_the_penalty_lowers_what_features_say_of_pixels() -> None:
-    images = torch.rand(16, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    features = images.flatten(1) @ torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
-    before = distance_correlation(images, features)
-    gradient = penalty_gradient(images, features, 1, 1.0)
-    assert distance_correlation(images, features - 0.5 * gradient) < before
-    # Two clients side by side are looked at one by one.
-    twice = penalty_gradient(torch.cat([images] * 2), torch.cat([features] * 2), 2, 1.0)
-    assert torch.allclose(twice, torch.cat([gradient] * 2), atol=1e-6)
-
-
-def test_the_penalty_changes_the_clients_step_and_nothing_the_server_computes() -> None:
-    plain, penalised = (
-        simulated(rounds=1),
-        simulated(rounds=1, policy={"distance_correlation": 5.0}),
-    )
-    assert plain.method.round(0).loss_supervised == penalised.method.round(0).loss_supervised
-    one, two = weights(plain), weights(penalised)
-    assert any(not torch.equal(one[key], two[key]) for key in one if "student/bottom" in key)
 
 
 def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:

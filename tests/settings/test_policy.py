@@ -44,10 +44,12 @@ def test_what_makes_no_sense_is_said_in_a_line(values: dict, said: str) -> None:
 
 def test_the_stricter_of_both_in_every_line() -> None:
     own = Policy(codec="int8", clip=4.0, noise=0.5, rounds=10, hijacking="warn", full_models=False)
-    asked = Policy(clip=2.0, noise=0.1, rounds=20, hijacking="ignore", distance_correlation=0.3)
+    asked = Policy(
+        clip=2.0, noise=0.1, rounds=20, hijacking="ignore", update_noise=0.3, update_clip=1.0
+    )
     both = stricter(own, asked)
     assert both.codec == "int8" and not both.full_models
-    assert (both.clip, both.rounds, both.distance_correlation) == (2.0, 10, 0.3)
+    assert (both.clip, both.rounds, both.update_noise) == (2.0, 10, 0.3)
     assert both.hijacking == "warn"
     # 0.5 of a clip of 4 is an amount of 2, which a smaller clip must not make less.
     assert both.noise * both.clip == pytest.approx(2.0)

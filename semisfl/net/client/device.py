@@ -13,7 +13,6 @@ from torch import Tensor
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import most_uses
-from semisfl.fleet.savings import arrived
 from semisfl.fleet.vigilance import Vigilance
 from semisfl.net import messages
 from semisfl.net.client.allowance import Allowance
@@ -190,9 +189,6 @@ class Device:
         uses = most_uses(fields["steps"], member.config.clients.batch, len(member.images))
         self._allowance.take(self._outgoing.policy, uses)
         states = separated(frame.tensors, ["bottom", "teacher"])
-        if states["teacher"]:
-            bottom, wire = states["bottom"], member.config.wire
-            states["teacher"] = arrived(bottom, states["teacher"], wire)
         member.plan = SplitRound(
             fields["round"],
             (member.client,),
@@ -205,7 +201,7 @@ class Device:
         )
         member.step = 0
         member.fleet.start_round(member.plan)
-        self.expect_round(**member.schemas.gradients)
+        self.expect_round(gradients=member.schemas.gradients)
         self._send_features(received)
 
     def _send_features(self, received: Received) -> None:
@@ -226,11 +222,7 @@ class Device:
         if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
             log.warning("gradients of another step were passed over")
             return
-        try:
-            gradients = member.schemas.all_gradients(frame)
-        except ValueError as error:
-            log.error("a frame of the server was passed over: %s", error)
-            return
+        gradients = frame.tensors["gradients"]
         self._be_wary(gradients)
         with member.hardware.step():
             member.fleet.backward(gradients.to(member.hardware.device))
@@ -241,9 +233,9 @@ class Device:
         self.expect_round()
         self.rounds += 1
         member.fleet.bottoms()
-        wire, bottom = member.config.wire, joined({"bottom": self._outgoing.leaving_bottom})
-        about = {"round": member.plan.index}
-        self.answer(received, "bottom", about, bottom, wire.updates or wire.models)
+        bottom = joined({"bottom": self._outgoing.leaving_bottom})
+        codec = member.config.wire.models
+        self.answer(received, "bottom", {"round": member.plan.index}, bottom, codec)
 
     def _be_wary(self, gradients: Tensor) -> None:
         answer = self._outgoing.policy.hijacking

@@ -28,8 +28,8 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
-from semisfl.fleet.savings import check
 from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.teacher_once import check
 from semisfl.metrics import DeviceRow
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Kind
-from semisfl.fleet.codec import roundtrip_state
-from semisfl.fleet.savings import TeacherRows, arrived, difference
+from semisfl.fleet.teacher_once import TeacherRows
 from semisfl.net.frames import Frame, encode, payload_bytes
-from semisfl.net.messages import Schemas, joined, separated
+from semisfl.net.messages import Schemas, joined
 from semisfl.net.server.full_round import Ask, Due
 
 
@@ -24,17 +23,13 @@ class ServerSplitRound:
         self.plan = plan
         self._shapes, self._config, self._ask = schemas, schemas.config, ask
         self._step = 0
-        wire = self._config.wire
-        # In memory of its own: what clients answer is held against it and added to it here.
-        known = roundtrip_state(plan.bottom, wire.models) if wire.updates else {}
-        self._sent = {name: tensor.cpu() for name, tensor in known.items()}
         frozen = plan.teacher_decay is None and plan.teacher_for is None
         self._teacher_rows = {
             client: TeacherRows(
                 *(self._config.seed, plan.index, client, images.get(client, 1)),
                 *(plan.steps, self._config.clients.batch),
             )
-            for client in (plan.active if wire.teacher_once and frozen else ())
+            for client in (plan.active if self._config.wire.teacher_once and frozen else ())
         }
 
     def begin(self) -> None:
@@ -46,11 +41,6 @@ class ServerSplitRound:
             "ema": plan.teacher_decay is not None,
             "decay": float(plan.teacher_decay or 0.0),
         }
-        teacher_bottom = (
-            difference(self._sent, plan.teacher_bottom)
-            if self._config.wire.updates
-            else plan.teacher_bottom
-        )
         for teacher in (False, True):
             clients = [
                 c
@@ -59,10 +49,9 @@ class ServerSplitRound:
             ]
             if not clients:
                 continue
-            states = {"bottom": plan.bottom} | ({"teacher": teacher_bottom} if teacher else {})
-            tensors = joined(states)
-            kind = "split" if teacher else "split_alone"
-            frame = (b"".join(encode(kind, fields, tensors, self._shapes.codecs(tensors))),)
+            states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
+            kind, codec = "split" if teacher else "split_alone", self._config.wire.models
+            frame = (b"".join(encode(kind, fields, joined(states), codec)),)
             sizes: dict[Kind, int] = {"model": payload_bytes(self._shapes.split_alone)}
             if teacher:
                 sizes["teacher"] = payload_bytes(self._shapes.bottom_frame)
@@ -75,16 +64,16 @@ class ServerSplitRound:
         rows = gradients.chunk(len(clients))
         self._step += 1
         for client, share in zip(clients, rows, strict=True):
-            kind, tensors = self._shapes.gradient_frame(share)
-            frame = encode(kind, fields, tensors, self._config.wire.gradients)
-            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients[kind])}
+            codec = self._config.wire.gradients
+            frame = encode("gradients", fields, {"gradients": share}, codec)
+            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients)}
             self._ask(client, frame, sizes, self._due(client))
 
     def _due(self, client: int) -> Due:
         """Features, or after the last step the bottom."""
         about, step = {"round": self.plan.index}, self._step
         if step == self.plan.steps:
-            return Due({"bottom": self._shapes.bottom_frame}, about, whole=self._whole_bottom)
+            return Due({"bottom": self._shapes.bottom_frame}, about)
         kept = self._teacher_rows.get(client)
         rows = self._config.clients.batch if kept is None else kept.new(step)
 
@@ -96,8 +85,3 @@ class ServerSplitRound:
 
         frames = {"features": self._shapes.features_frames[rows]}
         return Due(frames, {**about, "step": step}, whole=whole)
-
-    def _whole_bottom(self, frame: Frame) -> Frame:
-        crossed = separated(frame.tensors, ["bottom"])["bottom"]
-        bottom = arrived(self._sent, crossed, self._config.wire)
-        return replace(frame, tensors=joined({"bottom": bottom}))

@@ -1,4 +1,4 @@
-"""What need not cross: over every fleet alike and to the byte, lossless where it says so, and exact after a resume."""
+"""Teacher features that cross once per image: every fleet alike and to the byte, exact after a resume."""
 
 from collections import Counter
 from functools import cache
@@ -10,25 +10,25 @@ import torch
 
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
-from semisfl.fleet import savings
+from semisfl.data.batches import draw_positions
+from semisfl.fleet import teacher_once
 from semisfl.fleet.codec import Cast
 from semisfl.metrics import RoundRow
+from semisfl.net.messages import hello
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from semisfl.settings.config import Config, ConfigError, parse
-from semisfl.settings.run import SAVINGS, WireConfig
+from semisfl.settings.run import WireConfig
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
 from tests.net.harness import network, tiny, toy_data
 
 CODED = dict.fromkeys(("student_features", "teacher_features", "gradients", "models"), "int8")
 WIRES: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "teacher once": {"teacher_once": True},
-    "used rows": {"gradient_rows": "used"},
-    "updates": {"updates": "int8"},
-    "all": {**CODED, "updates": "int4", "teacher_once": True, "gradient_rows": "used"},
+    "once": {"teacher_once": True},
+    "once, int8": {**CODED, "teacher_once": True},
 }
-every_saving = pytest.mark.parametrize("wire", [name for name in WIRES if name != "nothing"])
+both = pytest.mark.parametrize("wire", ["once", "once, int8"])
 Counts = Counter[tuple[str, str, int]]
 
 
@@ -57,7 +57,7 @@ def losses(rows: list[RoundRow]) -> list[Any]:
 
 
 @pytest.mark.parametrize("fleet", [name for name in FLEETS if name != "local"])
-@every_saving
+@both
 def test_every_fleet_computes_and_counts_alike(fleet: str, wire: str) -> None:
     rows, counts = finished(fleet, wire)
     ours, counted = finished("local", wire)
@@ -70,47 +70,27 @@ def kinds(wire: str) -> dict[str, int]:
     return finished("local", wire)[0][-1].bytes or {}
 
 
-def test_each_sends_less_of_one_kind_and_as_much_of_the_others() -> None:
-    whole = kinds("nothing")
-    changed = {
-        wire: {kind for kind, size in kinds(wire).items() if size != whole[kind]}
-        for wire in ("teacher once", "used rows", "updates")
-    }
-    assert changed == {
-        "teacher once": {"features_up"},
-        "used rows": {"gradients_down"},
-        "updates": {"model_up", "teacher_down"},
-    }
+def test_fewer_features_cross_and_as_much_of_the_other_kinds() -> None:
+    whole, once = kinds("nothing"), kinds("once")
+    assert {kind for kind, size in once.items() if size != whole[kind]} == {"features_up"}
     # 12 of 24 rows of the teacher's, all 24 of the student's.
-    assert kinds("teacher once")["features_up"] * 4 == whole["features_up"] * 3
-    rows, _ = finished("local", "used rows")
-    kept = [1 - (row.mask_rate or 0.0) for row in rows]
-    assert 0.1 < sum(kept) / 3 < 0.9
-    images, width = 2 * 6 * 4, whole["gradients_down"] // (3 * 2 * 6 * 4)
-    expected = sum(round(share * images) for share in kept) * width + 3 * 2 * 6 * 1
-    assert kinds("used rows")["gradients_down"] == expected
+    assert once["features_up"] * 4 == whole["features_up"] * 3
 
 
-def test_without_rows_of_zeros_the_losses_are_the_same_to_the_bit() -> None:
-    assert losses(finished("local", "used rows")[0]) == losses(finished("local", "nothing")[0])
-
-
-@pytest.mark.parametrize("wire", ["teacher once", "updates"])
-def test_the_others_change_them_a_little(wire: str) -> None:
-    ours, whole = (finished("local", name)[0][1].loss_semi for name in (wire, "nothing"))
+def test_losses_change_a_little() -> None:
+    ours, whole = (finished("local", name)[0][1].loss_semi for name in ("once", "nothing"))
     assert ours != whole
     assert ours == pytest.approx(whole, rel=0.3)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
-def test_a_plan_says_what_at_most_crosses(method: str) -> None:
-    """And exactly so but for rows of gradients, which nobody knows beforehand."""
-    config = settings("all", method=method, clients={"steps": 6, "active": 3}, rounds=1)
+def test_a_plan_says_what_crosses(method: str) -> None:
+    config = settings("once, int8", method=method, clients={"steps": 6, "active": 3}, rounds=1)
     data, _ = toy_data(3)
     priced = Priced.of(config, AboutImages(data.shape, len(data.classes), 12))
     usual = priced.usual
     if usual is None or not usual.features:
-        assert priced.sizes.update is not None  # whole models know nothing of it
+        assert priced.sizes.teacher_once is not None  # not used by methods that send whole models
         return
     with FLEETS["local"](config) as fixture:
         (row,) = run_rounds(fixture.experiment).rounds
@@ -118,11 +98,10 @@ def test_a_plan_says_what_at_most_crosses(method: str) -> None:
         said = usual.by_kind() | {"clients": group["clients"]}
         if "teacher_down" not in group:  # FedSwitch-SL may label without one
             del said["teacher_down"]
-        assert group.pop("gradients_down") <= said.pop("gradients_down")
         assert group == said
 
 
-@every_saving
+@both
 def test_a_resumed_run_is_the_same(wire: str) -> None:
     straight = losses(finished("local", wire)[0])
     with FLEETS["local"](settings(wire)) as first:
@@ -135,10 +114,9 @@ def test_a_resumed_run_is_the_same(wire: str) -> None:
     assert losses([RoundRow.from_dict(row) for row in rows]) == straight[1:]
 
 
-def test_what_a_policy_protects_is_left_out_and_sent_all_the_same() -> None:
-    """Features and bottoms pass through the policy before any of them is left out."""
+def test_features_pass_through_the_policy_before_rows_are_left_out() -> None:
     policy = {"clip": 1.0, "noise": 0.1, "update_clip": 1.0}
-    with network(settings("all", rounds=2, policy=policy)) as net:
+    with network(settings("once, int8", rounds=2, policy=policy)) as net:
         net.join_all()
         rows = run_rounds(net.experiment).rounds
         assert [row["contributing"] for row in rows] == [2, 2]
@@ -149,53 +127,23 @@ def test_what_a_policy_protects_is_left_out_and_sent_all_the_same() -> None:
 
 
 def test_first_uses_are_told_from_later_ones_also_within_a_batch() -> None:
-    numbers, new = savings.first_uses(np.array([[7, 3, 7], [3, 9, 7]]))
+    numbers, new = teacher_once.first_uses(np.array([[7, 3, 7], [3, 9, 7]]))
     assert numbers.tolist() == [[1, 0, 1], [0, 2, 1]]
     assert new.tolist() == [[True, True, False], [False, True, False]]
 
 
 def test_a_server_puts_back_what_crossed_before() -> None:
-    rows = savings.TeacherRows(seed=3, index=1, client=0, images=5, steps=4, batch=5)
+    rows = teacher_once.TeacherRows(seed=3, index=1, client=0, images=5, steps=4, batch=5)
     seen: dict[int, float] = {}
     value = 0.0
     for step in range(4):
-        drawn = savings.draw_positions(3, 1, 0, 5, 4, 5)[step]
+        drawn = draw_positions(3, 1, 0, 5, 4, 5)[step]
         fresh = [image for place, image in enumerate(drawn) if image not in (*seen, *drawn[:place])]
         assert rows.new(step) == len(fresh)
         for image in fresh:
             seen[image] = value = value + 1
         came = torch.tensor([[seen[image]] for image in fresh]).reshape(-1, 1)
         assert rows.whole(step, came).flatten().tolist() == [seen[image] for image in drawn]
-
-
-@pytest.mark.parametrize("batch", [1, 7, 8, 9])
-def test_a_bitmap_says_which_rows_came(batch: int) -> None:
-    whole = torch.randn(batch, 3)
-    whole[::2] = 0
-    used = savings.carry_something(whole)
-    bits = savings.as_bits(used)
-    assert len(bits) == savings.bitmap_bytes(batch)
-    assert torch.equal(savings.spread(whole[used], bits, batch), whole)
-    with pytest.raises(ValueError, match="but their bitmap has"):
-        savings.spread(torch.ones(batch + 1, 3), bits, batch)
-
-
-def test_what_is_no_number_carries_something() -> None:
-    assert savings.carry_something(torch.tensor([[0.0, torch.nan], [0.0, -0.0]])).tolist() == [
-        True,
-        False,
-    ]
-
-
-def test_a_difference_is_coded_finer_than_the_whole() -> None:
-    known = {"weight": torch.randn(6, 40), "steps": torch.tensor(3)}
-    state = {"weight": known["weight"] + 1e-3 * torch.randn(6, 40), "steps": torch.tensor(5)}
-    errors = []
-    for wire in (WireConfig(models="int8"), WireConfig(models="int8", updates="int8")):
-        found = savings.arrived(known, savings.crossing(known, state, wire), wire)
-        assert found["steps"] == 5
-        errors.append(float((found["weight"] - state["weight"]).abs().max()))
-    assert errors[1] < errors[0] / 100
 
 
 # --- refusals --------------------------------------------------------------------------------------------
@@ -211,21 +159,22 @@ def test_a_codec_that_mixes_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         def size(self, shape: Any) -> int:
             return 7
 
-    monkeypatch.setattr(savings, "codec_named", lambda name: Mixing(name, torch.float32))
+    monkeypatch.setattr(teacher_once, "codec_named", lambda name: Mixing(name, torch.float32))
     with pytest.raises(
-        ConfigError, match=r"wire.gradients = 'fp32' does not encode rows one by one"
+        ConfigError, match=r"wire.teacher_features = 'fp32' does not encode rows one by one"
     ):
-        savings.check(WireConfig(gradient_rows="used"))
-    savings.check(WireConfig())
+        teacher_once.check(WireConfig(teacher_once=True))
+    teacher_once.check(WireConfig())
 
 
-@pytest.mark.parametrize("saving", SAVINGS)
-def test_a_client_that_does_not_know_it_is_refused(
-    saving: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = tuple(name for name in SAVINGS if name != saving)
-    monkeypatch.setattr("semisfl.net.messages.SAVINGS", known)
-    with network(settings("all")) as net:
+def test_a_client_that_does_not_know_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.net.messages.hello", _old_hello)
+    with network(settings("once")) as net:
         client = net.join(0)
         client.join(20)
-        assert f"does not know the codecs {saving}; install the same" in str(client.error)
+        assert "does not know the codecs teacher_once; install the same" in str(client.error)
+
+
+def _old_hello(*arguments: Any, **named: Any) -> dict[str, Any]:
+    fields = hello(*arguments, **named)
+    return fields | {"codecs": [name for name in fields["codecs"] if name != "teacher_once"]}
