@@ -131,7 +131,7 @@ def compare(method: str, rounds: int, speed: float) -> list[Compared]:
         virtual = replay(recorded, world).seconds
         return [
             Compared(method, row.round, row.seconds_training or 0.0, seconds)
-            for row, seconds in zip(recorded.rows, virtual, strict=True)
+            for row, seconds in zip(recorded.rounds, virtual, strict=True)
         ][1:]
 
 

@@ -9,7 +9,7 @@ ACCURACY_OF = "accuracy_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodRow:
+class MethodMetrics:
     """What a method reports of a round, the same for all; None: this round has no such value."""
 
     learning_rate: float | None = None
@@ -28,7 +28,7 @@ class MethodRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRow(MethodRow):
+class RoundMetrics(MethodMetrics):
     """A round as it is written to sinks: one line of ``metrics.jsonl``."""
 
     round: int
@@ -72,11 +72,11 @@ class RoundRow(MethodRow):
         return cls(round=values["round"], accuracies=accuracies, **known)
 
 
-KEYS = tuple(item.name for item in fields(RoundRow) if item.name not in ("round", "accuracies"))
+KEYS = tuple(item.name for item in fields(RoundMetrics) if item.name not in ("round", "accuracies"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetRow:
+class FleetEvent:
     """Something that happened to one device: one line of ``fleet.jsonl``."""
 
     time: str
@@ -93,7 +93,7 @@ class FleetRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceRow:
+class DeviceStatus:
     """A device that has a place, as it stands: one entry of ``fleet.json``."""
 
     client: int
@@ -108,3 +108,7 @@ class DeviceRow:
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if value is not None}
+
+
+MethodRow, RoundRow = MethodMetrics, RoundMetrics
+"""Earlier names, which methods and sinks of other packages may still import."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import KEYS, DeviceRow, FleetRow, MethodRow, RoundRow
+from semisfl.metrics import KEYS, DeviceStatus, FleetEvent, MethodMetrics, RoundMetrics
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from tests import toy
@@ -19,7 +19,7 @@ CELLS = {key: [cell.strip() for cell in rest.split("|")] for key, rest in LINES}
 
 
 def test_what_is_none_is_not_in_the_file_and_comes_back_as_none() -> None:
-    row = RoundRow(
+    row = RoundMetrics(
         round=3,
         learning_rate=0.02,
         coverage_by_class=[0.5, None],
@@ -39,19 +39,19 @@ def test_what_is_none_is_not_in_the_file_and_comes_back_as_none() -> None:
         "bytes": {},
         "bytes_total": 0,
     }
-    assert RoundRow.from_dict(json.loads(json.dumps(written))) == row
+    assert RoundMetrics.from_dict(json.loads(json.dumps(written))) == row
 
 
 def test_a_file_may_be_older_or_newer() -> None:
-    assert RoundRow.from_dict({"round": 1, "of_tomorrow": 2}) == RoundRow(round=1)
+    assert RoundMetrics.from_dict({"round": 1, "of_tomorrow": 2}) == RoundMetrics(round=1)
     for damaged in ({"accuracy": 1.0}, [1], {"round": "one"}):
         with pytest.raises(ValueError, match="no round"):
-            RoundRow.from_dict(damaged)
+            RoundMetrics.from_dict(damaged)
 
 
 def test_a_method_cannot_report_what_is_not_defined() -> None:
     with pytest.raises(TypeError, match="loss_of_my_own"):
-        MethodRow(loss_of_my_own=1.0)
+        MethodMetrics(loss_of_my_own=1.0)
 
 
 # --- docs/metrics.md ---------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_a_methods_rows_have_the_keys_that_the_page_says(method: str) -> None:
 def test_every_key_of_a_device_is_defined() -> None:
     rows = re.findall(r"^\| (`.*?`) \|", DEVICES, re.MULTILINE)
     defined = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
-    assert defined == {item.name for kind in (FleetRow, DeviceRow) for item in fields(kind)}
+    assert defined == {item.name for kind in (FleetEvent, DeviceStatus) for item in fields(kind)}
 
 
 def test_seconds_are_of_the_whole_round_and_its_parts() -> None:

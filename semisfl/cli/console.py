@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo, Sink
 
 
@@ -172,10 +172,10 @@ class ProgressBar:
             accuracy=accuracy_text(None),
         )
 
-    def row(self, row: RoundRow) -> None:
-        self._bar.update(self._task, completed=row.round + 1)
-        if row.accuracy is not None:
-            self._bar.update(self._task, accuracy=accuracy_text(row.accuracy))
+    def write(self, metrics: RoundMetrics) -> None:
+        self._bar.update(self._task, completed=metrics.round + 1)
+        if metrics.accuracy is not None:
+            self._bar.update(self._task, accuracy=accuracy_text(metrics.accuracy))
 
     def close(self) -> None:
         self._bar.stop()
@@ -190,11 +190,11 @@ class ProgressLines:
     def start(self, run: RunInfo) -> None:
         self._first, self._rounds = run.first, run.config.rounds
 
-    def row(self, row: RoundRow) -> None:
-        seconds = row.seconds or 0.0
+    def write(self, metrics: RoundMetrics) -> None:
+        seconds = metrics.seconds or 0.0
         self._spent += seconds
-        self._accuracy = self._accuracy if row.accuracy is None else row.accuracy
-        done = row.round + 1
+        self._accuracy = self._accuracy if metrics.accuracy is None else metrics.accuracy
+        done = metrics.round + 1
         left = self._spent / (done - self._first) * (self._rounds - done)
         say(
             f"{self._title}: round {done}/{self._rounds}  {accuracy_text(self._accuracy)}  "

@@ -12,7 +12,7 @@ from semisfl.costs import about_images
 from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import Crossed, crossed_in, recoded
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.report import Run
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config
@@ -34,10 +34,10 @@ class Replay:
         return [time.seconds for time in self.times]
 
     @cached_property
-    def rows(self) -> list[RoundRow]:
-        """The run's rows, with these bytes and seconds in place of the recorded ones."""
+    def rounds(self) -> list[RoundMetrics]:
+        """The run's round metrics, with these bytes and seconds in place of the recorded ones."""
         replayed, total = [], 0
-        for row, crossed, time in zip(self.run.rows, self.crossed, self.times, strict=True):
+        for row, crossed, time in zip(self.run.rounds, self.crossed, self.times, strict=True):
             total += crossed.total
             new = replace(row, seconds=time.seconds, bytes_total=total, bytes=None)
             replayed.append(replace(new, seconds_training=None, seconds_testing=None))
@@ -46,7 +46,7 @@ class Replay:
     def as_run(self) -> Run:
         """For reports and pictures, of a group that was made of the recorded ones: their limits and codecs
         are those that the configuration names."""
-        return replace(self.run, rows=self.rows)
+        return replace(self.run, rounds=self.rounds)
 
 
 def price(run: Run) -> Priced:
@@ -66,12 +66,12 @@ def replay(run: Run, world: World, codec: str | None = None) -> Replay:
     wire = config.wire.recoded(codec) if codec else config.wire
     now = replace(was, config=config.model_copy(update={"wire": wire}))
     try:
-        crossed = [recoded(one, was, now) for one in crossed_in(run.rows, was)]
+        crossed = [recoded(one, was, now) for one in crossed_in(run.rounds, was)]
     except ValueError as error:
         raise ValueError(f"{run.path}: {error}") from error
     own = replace(world, seed=config.seed)
     times = []
-    for row, one in zip(run.rows, crossed, strict=True):
+    for row, one in zip(run.rounds, crossed, strict=True):
         steps = config.server.steps if row.supervised_steps is None else row.supervised_steps
         times.append(time_round(row.round, now.work(one.clients, steps), own))
     return Replay(run, now.config, crossed, times)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from semisfl.costs.rounds import Bytes, Priced
 from semisfl.fleet.base import draw_active
 from semisfl.methods.sizes import Cost, Sizes
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.settings.config import Config
 
 
@@ -30,16 +30,16 @@ class Crossed:
         return sum(size for sizes in self.clients.values() for size in sizes.values())
 
 
-def crossed_in(rows: Sequence[RoundRow], priced: Priced) -> list[Crossed]:
+def crossed_in(rows: Sequence[RoundMetrics], priced: Priced) -> list[Crossed]:
     """What crossed in every round, those of attempts included that had to be repeated."""
-    found, before = [], RoundRow(round=-1, bytes={}, bytes_total=0)
+    found, before = [], RoundMetrics(round=-1, bytes={}, bytes_total=0)
     for row in rows:
         found.append(_one(row, before, priced))
         before = row
     return found
 
 
-def _one(row: RoundRow, before: RoundRow, priced: Priced) -> Crossed:
+def _one(row: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
     if row.bytes_by_client is not None:
         each = {
             client: {kind: size for kind, size in group.items() if kind != "clients"}
@@ -61,7 +61,7 @@ def _one(row: RoundRow, before: RoundRow, priced: Priced) -> Crossed:
     return Crossed(row.round, _shared(kinds, usual, active), exact=False)
 
 
-def _active(row: RoundRow, config: Config) -> tuple[int, ...]:
+def _active(row: RoundMetrics, config: Config) -> tuple[int, ...]:
     """Who was drawn, if all were there."""
     clients = config.clients
     everyone = range(clients.total)
@@ -69,7 +69,7 @@ def _active(row: RoundRow, config: Config) -> tuple[int, ...]:
 
 
 def _by_formula(
-    sent: int, usual: Bytes, active: int, row: RoundRow, sizes: Sizes
+    sent: int, usual: Bytes, active: int, row: RoundMetrics, sizes: Sizes
 ) -> dict[str, int]:
     """A round's sum by kind: as the formula has it, but for teachers, uploads or helpers.
 

@@ -11,7 +11,7 @@ from semisfl import seeds
 from semisfl.data.batches import RoundBatches, Views, draw_batches, draw_view
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import Fleet, draw_active
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 from semisfl.models.layers import use_generator
 from semisfl.models.split import SplitModel
 from semisfl.settings.config import Config
@@ -62,7 +62,7 @@ class Method(Protocol):
 
     def __init__(self, setup: Setup) -> None: ...
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         """One round; its statistics."""
         ...
 

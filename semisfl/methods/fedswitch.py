@@ -30,7 +30,7 @@ from semisfl.methods.full_model import (
     report,
     start_counter,
 )
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 
 
 def divergence(mean: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ class FedSwitch:
         )
         self.work = FedSwitchWork()
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # 1. Supervised steps on the student; the teacher follows each. It changes nowhere else.
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        row = MethodRow(
+        row = MethodMetrics(
             learning_rate=lr, supervised_steps=config.server.steps, loss_supervised=loss
         )
         if round_index < config.server.pretrain_rounds:

@@ -24,7 +24,7 @@ from semisfl.methods.fedswitch import divergence
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import SupervisedPhase
 from semisfl.methods.influence import Influence
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 
 
 class FedSwitchSL:
@@ -63,7 +63,7 @@ class FedSwitchSL:
         self.influence = Influence(setup)
         self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         steps = self.controller.steps_in(round_index)
@@ -102,7 +102,7 @@ class FedSwitchSL:
             reported = statistics.of_split_round(sums, self.active, clients.steps)
             reported["labelled_by_teacher"] = sum(by_teacher) / len(by_teacher)
         self.controller.observe(loss_supervised, loss_semi, lr)
-        return MethodRow(
+        return MethodMetrics(
             learning_rate=lr,
             supervised_steps=steps,
             loss_supervised=loss_supervised,

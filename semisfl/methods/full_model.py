@@ -106,7 +106,7 @@ def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: Sta
 
 
 def report(results: Sequence[ClientResult]) -> dict[str, Any]:
-    """Fields of a `MethodRow` from what the contributing clients counted."""
+    """Fields of a `MethodMetrics` from what the contributing clients counted."""
     there = [result for result in results if result.states]
     if not there:
         return {"contributing": 0}

@@ -27,7 +27,7 @@ from semisfl.methods import statistics
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.influence import Influence
 from semisfl.methods.semisfl_settings import SemiSFLSettings
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 
 
 class SemiSFL:
@@ -72,7 +72,7 @@ class SemiSFL:
         self.supervised_step = setup.capture(self._supervised_step)
         self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         """Round h: lines 3 to 23 of Algorithm 1."""
         config, clients = self.config, self.config.clients
         lr = learning_rate(config.optimizer, round_index, config.rounds)
@@ -106,7 +106,7 @@ class SemiSFL:
         loss_supervised = sums["loss_supervised"] / supervised_steps
         loss_semi = sums["loss_semi"] / clients.steps if self.active else 0.0
         self.controller.observe(loss_supervised, loss_semi, lr)
-        return MethodRow(
+        return MethodMetrics(
             learning_rate=lr,
             supervised_steps=supervised_steps,
             loss_supervised=loss_supervised,

@@ -8,7 +8,7 @@ from torch import nn
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import SupervisedPhase
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 
 
 class Supervised:
@@ -17,11 +17,11 @@ class Supervised:
         self.student = setup.hardware.working_copy(setup.model.whole())
         self.supervised = SupervisedPhase(setup, self.student)
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config = self.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        return MethodRow(
+        return MethodMetrics(
             learning_rate=lr, supervised_steps=config.server.steps, loss_supervised=loss
         )
 

@@ -204,7 +204,7 @@ def _curves(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colour
 
 def _curve(axes: "Axes", one: Measured, key: str, style: str, colour: str) -> None:
     """The mean over seeds, and a band of one standard error, over the rounds that all have."""
-    runs = [dict(CURVES[key][1](record.run.rows)) for record in one.result.records]
+    runs = [dict(CURVES[key][1](record.run.rounds)) for record in one.result.records]
     rounds = sorted(set.intersection(*map(set, runs))) if runs else []
     spreads = [Spread.of([run[number] for run in runs]) for number in rounds]
     if not rounds:
@@ -222,7 +222,7 @@ def _boxes(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours
     columns = _columns(axes, part, cells)
     for one in cells:
         place = columns.index(one.result.cell.column)
-        runs = [column("supervised_steps")(record.run.rows) for record in one.result.records]
+        runs = [column("supervised_steps")(record.run.rounds) for record in one.result.records]
         if steps := [steps for run in runs for _, steps in run]:
             axes.boxplot([steps], positions=[place], widths=0.6, whis=(0, 100), manage_ticks=False)
         else:

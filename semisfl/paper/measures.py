@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median, pvariance
 from typing import TYPE_CHECKING
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.paper.grid import Cell
 from semisfl.runs.report import Run
 
@@ -41,17 +41,17 @@ def _last(key: str, scale: float = 1.0) -> Callable[[Run, Cell], float | str]:
     """The last value that a run has under a key of its metrics."""
 
     def read(run: Run, cell: Cell) -> float | str:
-        values = [value for row in run.rows if (value := getattr(row, key)) is not None]
+        values = [value for row in run.rounds if (value := getattr(row, key)) is not None]
         return scale * values[-1] if values else UNKNOWN
 
     return read
 
 
-def _rows_to_target(run: Run, cell: Cell) -> list[RoundRow] | None:
+def _rows_to_target(run: Run, cell: Cell) -> list[RoundMetrics] | None:
     assert cell.target is not None
-    for place, row in enumerate(run.rows, 1):
+    for place, row in enumerate(run.rounds, 1):
         if row.accuracy is not None and row.accuracy >= cell.target:
-            return run.rows[:place]
+            return run.rounds[:place]
     return None
 
 
@@ -71,7 +71,7 @@ def _hours(run: Run, cell: Cell) -> float | str:
     if rows is None:
         return NEVER
     try:
-        timed = replay(replace(run, rows=rows), paper_world())
+        timed = replay(replace(run, rounds=rows), paper_world())
     except ValueError:  # what it sent, or of which shape its images were, is not known here
         return "not timed"
     return sum(timed.seconds) / 3600
@@ -87,7 +87,7 @@ def paper_world() -> "World":
 
 
 def _equilibrium(run: Run, cell: Cell) -> float | str:
-    losses = [loss for _, loss in total_loss(run.rows)]
+    losses = [loss for _, loss in total_loss(run.rounds)]
     for end in range(CALM_ROUNDS, len(losses) + 1):
         if pvariance(losses[end - CALM_ROUNDS : end]) < CALM_VARIANCE:
             return end
@@ -95,31 +95,31 @@ def _equilibrium(run: Run, cell: Cell) -> float | str:
 
 
 def _median_steps(run: Run, cell: Cell) -> float | str:
-    steps = [row.supervised_steps for row in run.rows if row.supervised_steps is not None]
+    steps = [row.supervised_steps for row in run.rounds if row.supervised_steps is not None]
     return median(steps) if steps else UNKNOWN
 
 
 def _last_share(run: Run, cell: Cell) -> float | str:
-    shares = semi_faster_share(run.rows)
+    shares = semi_faster_share(run.rounds)
     return shares[-1][1] if shares else "too few rounds"
 
 
 def _last_loss(run: Run, cell: Cell) -> float | str:
-    losses = total_loss(run.rows)
+    losses = total_loss(run.rounds)
     return losses[-1][1] if losses else UNKNOWN
 
 
 # --- curves ---------------------------------------------------------------------------------------
 
 
-def column(key: str) -> Callable[[Sequence[RoundRow]], Points]:
-    def points(rows: Sequence[RoundRow]) -> Points:
+def column(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
+    def points(rows: Sequence[RoundMetrics]) -> Points:
         return [(row.round + 1, value) for row in rows if (value := getattr(row, key)) is not None]
 
     return points
 
 
-def total_loss(rows: Sequence[RoundRow]) -> Points:
+def total_loss(rows: Sequence[RoundMetrics]) -> Points:
     return [
         (row.round + 1, row.loss_supervised + row.loss_semi)
         for row in rows
@@ -127,10 +127,10 @@ def total_loss(rows: Sequence[RoundRow]) -> Points:
     ]
 
 
-def falls(key: str) -> Callable[[Sequence[RoundRow]], Points]:
+def falls(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
     """How much less the mean loss of a period is than that of the one before it."""
 
-    def points(rows: Sequence[RoundRow]) -> Points:
+    def points(rows: Sequence[RoundMetrics]) -> Points:
         values = column(key)(rows)
         means = [
             (values[end - 1][0], fmean(value for _, value in values[end - PERIOD : end]))
@@ -141,7 +141,7 @@ def falls(key: str) -> Callable[[Sequence[RoundRow]], Points]:
     return points
 
 
-def semi_faster_share(rows: Sequence[RoundRow]) -> Points:
+def semi_faster_share(rows: Sequence[RoundMetrics]) -> Points:
     """R_h: of the last falls, the share in which the semi-supervised loss fell more."""
     semi, supervised = falls("loss_semi")(rows), falls("loss_supervised")(rows)
     faster = [
@@ -154,7 +154,7 @@ def semi_faster_share(rows: Sequence[RoundRow]) -> Points:
     ]
 
 
-CURVES: dict[str, tuple[str, Callable[[Sequence[RoundRow]], Points]]] = {
+CURVES: dict[str, tuple[str, Callable[[Sequence[RoundMetrics]], Points]]] = {
     "accuracy": ("test accuracy (%)", column("accuracy")),
     "loss_semi": ("semi-supervised loss", column("loss_semi")),
     "loss_supervised": ("supervised loss", column("loss_supervised")),

@@ -142,7 +142,7 @@ def _unfinished(result: Result) -> str:
     if not result.unfinished:
         return NOT_RUN
     run = result.unfinished[0].run
-    done = run.rows[-1].round + 1 if run.rows else 0
+    done = run.rounds[-1].round + 1 if run.rounds else 0
     return f"unfinished (round {done} of {run.config['rounds']:,})"
 
 

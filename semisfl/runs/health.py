@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semisfl.methods.base import Method
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 
@@ -31,7 +31,7 @@ class Health:
         self._norms = _norms(method)
         self._losses: dict[str, float] = {}
 
-    def fault(self, row: MethodRow) -> str | None:
+    def fault(self, row: MethodMetrics) -> str | None:
         """What is wrong with the round that ``row`` reports; None: it was good."""
         losses = {
             name: value

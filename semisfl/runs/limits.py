@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.settings.run import StopConfig
 
 
@@ -21,10 +21,10 @@ class Standing:
     """Tests in a row."""
 
     @classmethod
-    def after(cls, rows: Iterable[RoundRow]) -> "Standing":
+    def after(cls, rows: Iterable[RoundMetrics]) -> "Standing":
         return reduce(Standing.then, rows, cls())
 
-    def then(self, row: RoundRow) -> "Standing":
+    def then(self, row: RoundMetrics) -> "Standing":
         better = row.accuracy is not None and (self.best is None or row.accuracy > self.best)
         if row.accuracy is None:
             without_better = self.without_better

@@ -13,7 +13,7 @@ from torch import nn
 
 from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.byte_counts import by_client
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
@@ -72,7 +72,7 @@ def run_rounds(
             if row is not None:
                 rounds.keep(row)
                 for sink in sinks:
-                    sink.row(row)
+                    sink.write(row)
         rounds.tell_limit()
     return rounds.result(stopped=False)
 
@@ -87,7 +87,7 @@ class _Rounds:
         """The round to be done."""
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
-        self._standing = Standing.after(map(RoundRow.from_dict, self._history))
+        self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         self._health, self._good = Health(experiment.method), True
         self._before: dict[str, Any] = {}
         self._undone: Counter[tuple[str, str, int]] = Counter()
@@ -105,7 +105,7 @@ class _Rounds:
             reason = told(self._experiment.config.stop, self.limit, self._standing)
             log.info("ended after round %d: %s", self.next - 1, reason)
 
-    def attempt(self) -> RoundRow | None:
+    def attempt(self) -> RoundMetrics | None:
         """One round; None: it was undone and is to be repeated. A stopped one raises `Stopped`."""
         experiment, fleet = self._experiment, self._experiment.fleet
         started = time.perf_counter()
@@ -128,7 +128,7 @@ class _Rounds:
             self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
             return None
         # 4. Test, also where the round's cost makes it the last.
-        row = RoundRow(
+        row = RoundMetrics(
             **vars(reported),
             round=self.next,
             held_back=fleet.held_back.take(),
@@ -162,7 +162,7 @@ class _Rounds:
         at_end = self._is_last or row.stopped_by is not None
         return self._tested(row) if at_end and experiment.validation is not None else row
 
-    def _tested(self, row: RoundRow) -> RoundRow:
+    def _tested(self, row: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
         accuracies = self._experiment.test()
         taken = time.perf_counter() - begun
@@ -173,7 +173,7 @@ class _Rounds:
             seconds_testing=(row.seconds_testing or 0.0) + taken,
         )
 
-    def keep(self, row: RoundRow) -> None:
+    def keep(self, row: RoundMetrics) -> None:
         """The round is done: its line, and checkpoints from good states only."""
         improved = row.accuracy is not None and row.accuracy > self._best
         self._best = max(self._best, row.accuracy or 0.0)
@@ -186,7 +186,7 @@ class _Rounds:
         if self._directory is None:
             return
         # Before the checkpoint: on resume a line too many is dropped, one too few is lost.
-        self._directory.record.row(row)
+        self._directory.record.write(row)
         if improved and self._good:
             self._best_state = checkpoint.snapshot(self._state())
         if due and self._good:
@@ -221,7 +221,7 @@ class _Rounds:
         every = self._experiment.config.runtime.evaluate_every
         return self._is_last or (self.next + 1) % every == 0
 
-    def _limit_after(self, row: RoundRow) -> str | None:
+    def _limit_after(self, row: RoundMetrics) -> str | None:
         return met(self._experiment.config.stop, self._standing.then(row))
 
     def _state(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from semisfl.files import save_picture
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.report import Group, Spread, accuracy_of
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIGA = 1e9
-Axis = Callable[[list[RoundRow]], list[float]]
+Axis = Callable[[list[RoundMetrics]], list[float]]
 
 
-def _running_seconds(rows: list[RoundRow]) -> list[float]:
+def _running_seconds(rows: list[RoundMetrics]) -> list[float]:
     return list(accumulate(math.nan if row.seconds is None else row.seconds for row in rows))
 
 
@@ -138,11 +138,11 @@ def _curve(group: Group, axis: str, column: str) -> tuple[list[float], list[floa
     scale = 100.0 if column in PERCENT else 1.0
     points: list[dict[int, tuple[float, float]]] = []
     for run in group.runs:
-        positions = AXES[axis](run.rows)
+        positions = AXES[axis](run.rounds)
         points.append(
             {
                 row.round: (position, scale * getattr(row, column))
-                for row, position in zip(run.rows, positions, strict=True)
+                for row, position in zip(run.rounds, positions, strict=True)
                 if getattr(row, column) is not None and not math.isnan(position)
             }
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.metrics_file import read_metrics
@@ -26,17 +26,17 @@ class Run:
 
     path: Path
     config: dict[str, Any]
-    rows: list[RoundRow]
+    rounds: list[RoundMetrics]
 
     @property
     def complete(self) -> bool:
         """Whether all its rounds are done."""
-        return bool(self.rows) and self.rows[-1].round + 1 >= self.config["rounds"]
+        return bool(self.rounds) and self.rounds[-1].round + 1 >= self.config["rounds"]
 
     @property
     def stopped_by(self) -> str | None:
         """The key of ``stop`` that is met."""
-        return met(self._stop, Standing.after(self.rows)) if self.rows else None
+        return met(self._stop, Standing.after(self.rounds)) if self.rounds else None
 
     @property
     def finished(self) -> bool:
@@ -50,8 +50,8 @@ class Run:
             return StopConfig()
 
     @property
-    def tested(self) -> list[RoundRow]:
-        return [row for row in self.rows if row.accuracy is not None]
+    def tested(self) -> list[RoundMetrics]:
+        return [row for row in self.rounds if row.accuracy is not None]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,9 @@ def accuracy_of(kinds: Iterable[str]) -> str:
 
 
 def read_run(path: Path) -> Run:
-    return Run(path, read_config(path), read_metrics(path / "metrics.jsonl", RoundRow.from_dict))
+    return Run(
+        path, read_config(path), read_metrics(path / "metrics.jsonl", RoundMetrics.from_dict)
+    )
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
@@ -235,29 +237,31 @@ def _up_to_the_same(runs: Sequence[Run]) -> list[Run]:
         tested = [max(tested, key=lambda run: run.tested[-1].round)]
         common = {tested[0].tested[-1].round}
     last = max(common)
-    return [replace(run, rows=[row for row in run.rows if row.round <= last]) for run in tested]
+    return [replace(run, rounds=[row for row in run.rounds if row.round <= last]) for run in tested]
 
 
 def _progress(run: Run) -> str:
-    done = run.rows[-1].round + 1 if run.rows else 0
+    done = run.rounds[-1].round + 1 if run.rounds else 0
     return f"round {done} of {run.config['rounds']}"
 
 
 def summarise(group: Group, target: float | None = None) -> Summary:
-    tested = [[row.accuracy for row in run.rows if row.accuracy is not None] for run in group.runs]
+    tested = [
+        [row.accuracy for row in run.rounds if row.accuracy is not None] for run in group.runs
+    ]
     return Summary(
         label=group.label,
         method=group.method,
         runs=[run.path for run in group.runs],
         left_out=[run.path for run in group.left_out],
         remark=group.remark,
-        rounds=max(run.rows[-1].round + 1 for run in group.runs),
+        rounds=max(run.rounds[-1].round + 1 for run in group.runs),
         judged_on=group.judged_on,
         accuracy=Spread.of([accuracies[-1] for accuracies in tested]),
         test=_at_the_end(group),
         best=Spread.of([max(accuracies) for accuracies in tested]),
-        bytes=_mean([run.rows[-1].bytes_total for run in group.runs]),
-        seconds=_mean([_total_seconds(run.rows) for run in group.runs]),
+        bytes=_mean([run.rounds[-1].bytes_total for run in group.runs]),
+        seconds=_mean([_total_seconds(run.rounds) for run in group.runs]),
         to_target=_to_target(group, target) if target is not None else None,
     )
 
@@ -278,7 +282,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-def _total_seconds(rows: Sequence[RoundRow]) -> float | None:
+def _total_seconds(rows: Sequence[RoundMetrics]) -> float | None:
     known = [row.seconds for row in rows if row.seconds is not None]
     return sum(known) if len(known) == len(rows) else None
 
@@ -286,9 +290,9 @@ def _total_seconds(rows: Sequence[RoundRow]) -> float | None:
 def _to_target(group: Group, target: float) -> ToTarget:
     reached = []
     for run in group.runs:
-        for place, row in enumerate(run.rows, 1):
+        for place, row in enumerate(run.rounds, 1):
             if row.accuracy is not None and row.accuracy >= target:
-                reached.append(run.rows[:place])
+                reached.append(run.rounds[:place])
                 break
     if not reached:
         return ToTarget(0, None, None, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from semisfl.files import append_whole
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.settings.config import Config
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
     def start(self, run: RunInfo) -> None: ...
 
-    def row(self, row: RoundRow) -> None: ...
+    def write(self, metrics: RoundMetrics) -> None: ...
 
     def close(self) -> None: ...
 
@@ -50,8 +50,8 @@ class MetricsFile:
     def start(self, run: RunInfo) -> None:
         """The file is made by its first line."""
 
-    def row(self, row: RoundRow) -> None:
-        self.unwritten.append(json.dumps(_finite(row.as_dict())) + "\n")
+    def write(self, metrics: RoundMetrics) -> None:
+        self.unwritten.append(json.dumps(_finite(metrics.as_dict())) + "\n")
         try:
             append_whole(self.path, "".join(self.unwritten).encode())
             self.unwritten.clear()
@@ -84,8 +84,8 @@ class Observed:
 
     def start(self, run: RunInfo) -> None: ...
 
-    def row(self, row: RoundRow) -> None:
-        self._observe(row.as_dict())
+    def write(self, metrics: RoundMetrics) -> None:
+        self._observe(metrics.as_dict())
 
     def close(self) -> None: ...
 
@@ -100,8 +100,10 @@ class Guarded:
     def start(self, run: RunInfo) -> None:
         self._try(lambda: self._sink.start(run))
 
-    def row(self, row: RoundRow) -> None:
-        self._try(lambda: self._sink.row(row))
+    def write(self, metrics: RoundMetrics) -> None:
+        # Sinks of other packages may still call it `row`, as this package did before.
+        write = getattr(self._sink, "write", None) or self._sink.row  # type: ignore[attr-defined]
+        self._try(lambda: write(metrics))
 
     def close(self) -> None:
         self._try(self._sink.close)

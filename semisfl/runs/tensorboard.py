@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings.config import ConfigError
 
@@ -22,9 +22,9 @@ class TensorBoard:
             raise ConfigError("the sink tensorboard writes into a run's directory; give out=...")
         self._writer = SummaryWriter(str(run.directory / FOLDER), purge_step=run.first)
 
-    def row(self, row: RoundRow) -> None:
-        for tag, value in _scalars(row.as_dict()):
-            self._writer.add_scalar(tag, value, row.round)
+    def write(self, metrics: RoundMetrics) -> None:
+        for tag, value in _scalars(metrics.as_dict()):
+            self._writer.add_scalar(tag, value, metrics.round)
         self._writer.flush()
 
     def close(self) -> None:

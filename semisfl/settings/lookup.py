@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec, NamedAggregate, NamedSink)
 METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
 WORK_NEEDS = ("name", "answers", "start", "step", "finish")
-SINK_NEEDS = ("start", "row", "close")
+SINK_NEEDS = ("start", "write", "close")
+OLD_SINK_NEEDS = ("start", "row", "close")
 
 
 # --- methods ------------------------------------------------------------------------------------
@@ -174,7 +175,9 @@ def sink(name: str) -> Any:
     """A sink by its name, or by ``package.module:Class``; made without arguments."""
     row = _row(name, catalog.SINKS, "semisfl.sinks", NamedSink)
     try:
-        return _having(SINK_NEEDS, row.code if row else check_sink(name), "sink")()
+        code = row.code if row else check_sink(name)
+        needed = OLD_SINK_NEEDS if hasattr(load(code), "row") else SINK_NEEDS
+        return _having(needed, code, "sink")()
     except ConfigError as error:
         if row is not None and row.extra is not None:
             raise ConfigError(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 
 if TYPE_CHECKING:
     from semisfl.runs.sinks import RunInfo
@@ -36,7 +36,7 @@ class Exporter:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._row: RoundRow | None = None
+        self._row: RoundMetrics | None = None
         self._accuracy: dict[str, float] = {}
         self._ended_at = time.time()
         self._planned = self._done = 0
@@ -49,10 +49,10 @@ class Exporter:
     def start(self, run: "RunInfo") -> None:
         self._planned, self._done = run.config.rounds, run.first
 
-    def row(self, row: RoundRow) -> None:
-        self._row, self._done, self._ended_at = row, row.round + 1, time.time()
-        self._seconds += row.seconds or 0.0
-        self._accuracy.update(row.accuracies)
+    def write(self, metrics: RoundMetrics) -> None:
+        self._row, self._done, self._ended_at = metrics, metrics.round + 1, time.time()
+        self._seconds += metrics.seconds or 0.0
+        self._accuracy.update(metrics.accuracies)
 
     def close(self) -> None: ...
 

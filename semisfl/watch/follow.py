@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.metrics import ACCURACY_OF, KEYS, RoundRow
+from semisfl.metrics import ACCURACY_OF, KEYS, RoundMetrics
 from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.report import read_config
@@ -65,7 +65,7 @@ class Followed:
             self._forget_rows()
         for line in lines:
             try:
-                self._add(RoundRow.from_dict(json.loads(line)))
+                self._add(RoundMetrics.from_dict(json.loads(line)))
             except (ValueError, TypeError) as error:
                 self.problem = f"a line of metrics.jsonl is damaged: {error}"
         anew, lines = self._events.new()
@@ -86,7 +86,7 @@ class Followed:
         except ValueError as error:
             self.problem = str(error)
 
-    def _add(self, row: RoundRow) -> None:
+    def _add(self, row: RoundMetrics) -> None:
         done = len(self.columns["round"])
         values = {key: getattr(row, key) for key in KEYS if key not in NESTED}
         values |= {ACCURACY_OF + name: one for name, one in row.accuracies.items()}

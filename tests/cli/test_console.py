@@ -11,7 +11,7 @@ import pytest
 
 from semisfl.cli import console, look
 from semisfl.cli.main import main
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
 
@@ -30,7 +30,7 @@ def speak() -> None:
     console._Warnings().emit(logging.LogRecord("semisfl", 30, "", 0, "a warning", (), None))
     lines = console.ProgressLines("semisfl")
     lines.start(RunInfo(presets.preset("digits"), 0, None))
-    lines.row(RoundRow(round=0, seconds=1.0))
+    lines.write(RoundMetrics(round=0, seconds=1.0))
 
 
 def test_a_full_disk_under_stderr_loses_lines_and_nothing_else(

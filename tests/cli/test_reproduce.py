@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.missing import chosen, missing
 from semisfl.paper.records import Records
@@ -74,7 +74,7 @@ def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (left,) = missing(cells, Records(tmp_path), rounds=2)
 
     class StopAfterOne:
-        def row(self, row: RoundRow) -> None:
+        def write(self, metrics: RoundMetrics) -> None:
             run.experiment.stop.request()
 
         def start(self, info: object) -> None: ...

@@ -18,7 +18,7 @@ from torch import nn
 from semisfl.cli import console
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import lookup
@@ -236,5 +236,5 @@ def test_the_time_left_counts_from_the_round_a_run_went_on_with(
 ) -> None:
     lines = console.ProgressLines("semisfl")
     lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
-    lines.row(RoundRow(round=90, seconds=2.0))
+    lines.write(RoundMetrics(round=90, seconds=2.0))
     assert "round 91/100" in (said := capsys.readouterr().err) and "left 0:18" in said

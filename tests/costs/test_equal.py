@@ -11,7 +11,7 @@ import pytest
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import crossed_in, recoded
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
 from semisfl.settings.config import Config
@@ -49,12 +49,12 @@ def settings(method: str, wire: str) -> Config:
 
 
 @cache
-def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundRow], Counts, Priced]:
+def finished(fleet: str, method: str, wire: str) -> tuple[list[RoundMetrics], Counts, Priced]:
     """A run's rows, what its fleet counted in all, and its price."""
     data, _ = toy_data(2)
     with FLEETS[fleet](settings(method, wire)) as fixture:
         experiment = fixture.experiment
-        rows = [RoundRow.from_dict(row) for row in run_rounds(experiment).rounds]
+        rows = [RoundMetrics.from_dict(row) for row in run_rounds(experiment).rounds]
         counts = Counter(experiment.fleet.traffic.counts)
         images = AboutImages(data.shape, len(data.classes), 12)
         return rows, counts, Priced.of(experiment.config, images)

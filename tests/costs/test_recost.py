@@ -100,7 +100,7 @@ def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
 ) -> None:
     replayed = replay(read_run(RESULTS / plain), WORLD, codec)
     real = read_run(RESULTS / "codecs" / f"{codec}-seed1")
-    assert [row.bytes_total for row in replayed.rows] == [row.bytes_total for row in real.rows]
+    assert [row.bytes_total for row in replayed.rounds] == [row.bytes_total for row in real.rounds]
     assert replayed.config.wire.models == codec
 
 
@@ -121,9 +121,9 @@ def test_every_committed_run_sums_up_to_what_it_recorded() -> None:
     assert len(places) > 40
     for place in places:
         run = read_run(place)
-        short = replace(run, rows=run.rows[:30])
+        short = replace(run, rounds=run.rounds[:30])
         replayed = replay(short, WORLD)
-        assert replayed.rows[-1].bytes_total == short.rows[-1].bytes_total, place
+        assert replayed.rounds[-1].bytes_total == short.rounds[-1].bytes_total, place
         assert all(seconds > 0 for seconds in replayed.seconds), place
 
 
@@ -153,8 +153,8 @@ def test_slower_links_take_longer_and_the_seed_alone_decides(recorded: Path) -> 
     assert all(a < b for a, b in zip(fast.seconds, slow.seconds, strict=True))
     again = replay(run, replace(WORLD, up=Range(0.8, 8), seed=77))
     assert again.seconds == slow.seconds, "the run's own seed counts"
-    assert [row.accuracy for row in slow.rows] == [row.accuracy for row in run.rows]
-    assert slow.rows[-1].bytes_total == run.rows[-1].bytes_total
+    assert [row.accuracy for row in slow.rounds] == [row.accuracy for row in run.rounds]
+    assert slow.rounds[-1].bytes_total == run.rounds[-1].bytes_total
 
 
 def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from semisfl.costs.rounds import Priced
 from semisfl.data.batches import draw_positions
 from semisfl.fleet import teacher_once
 from semisfl.fleet.codec import Cast
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.net.messages import hello
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.catalog import METHODS
@@ -46,13 +46,13 @@ def settings(wire: str, **more: Any) -> Config:
 
 
 @cache
-def finished(fleet: str, wire: str) -> tuple[list[RoundRow], Counts]:
+def finished(fleet: str, wire: str) -> tuple[list[RoundMetrics], Counts]:
     with FLEETS[fleet](settings(wire)) as fixture:
-        rows = [RoundRow.from_dict(row) for row in run_rounds(fixture.experiment).rounds]
+        rows = [RoundMetrics.from_dict(row) for row in run_rounds(fixture.experiment).rounds]
         return rows, Counter(fixture.experiment.fleet.traffic.counts)
 
 
-def losses(rows: list[RoundRow]) -> list[Any]:
+def losses(rows: list[RoundMetrics]) -> list[Any]:
     return [(row.loss_semi, row.loss_supervised, row.mask_rate, row.accuracies) for row in rows]
 
 
@@ -111,7 +111,7 @@ def test_a_resumed_run_is_the_same(wire: str) -> None:
         with FLEETS["local"](settings(wire)) as second:
             second.experiment.load_state_dict(state)
             rows = run_rounds(second.experiment, first=1).rounds
-    assert losses([RoundRow.from_dict(row) for row in rows]) == straight[1:]
+    assert losses([RoundMetrics.from_dict(row) for row in rows]) == straight[1:]
 
 
 def test_features_pass_through_the_policy_before_rows_are_left_out() -> None:

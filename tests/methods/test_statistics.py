@@ -13,7 +13,7 @@ from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import ClientResult, Features, FullRound
 from semisfl.methods import full_model, statistics
 from semisfl.methods.fedmatch.method import joined
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 from semisfl.settings.catalog import METHODS
 from tests import toy
 
@@ -90,8 +90,8 @@ def test_a_full_model_round_by_hand() -> None:
         ClientResult(5, {}, {}),
         ClientResult(8, STATE, second),
     ]
-    row = MethodRow(**full_model.report(results))
-    assert row == MethodRow(
+    row = MethodMetrics(**full_model.report(results))
+    assert row == MethodMetrics(
         contributing=2,
         loss_semi=1.5,
         loss_consistency=1.0,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import DeviceRow
+from semisfl.metrics import DeviceStatus
 from semisfl.net.server.diary import Diary, remembered
 from semisfl.runs.loop import run_rounds
 from tests.disk import largest_file
@@ -53,7 +53,7 @@ def test_a_disk_that_refuses_is_said_once(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
     diary = Diary()
-    diary.open(tmp_path, lambda: [DeviceRow(client=0, name="camera")])
+    diary.open(tmp_path, lambda: [DeviceStatus(client=0, name="camera")])
     with largest_file(10):
         for _ in range(3):
             diary.here("camera", 0, 7)

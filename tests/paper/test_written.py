@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.paper import drawn, written
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.grid import Cell, Exhibit, Part, Value
@@ -34,7 +34,7 @@ def text_of(one: Exhibit, folder: Path, rounds: int | None = None) -> str:
 def run_with(**columns: Sequence[float]) -> Run:
     count = len(next(iter(columns.values())))
     rows = [
-        RoundRow.from_dict({"round": number, **{key: columns[key][number] for key in columns}})
+        RoundMetrics.from_dict({"round": number, **{key: columns[key][number] for key in columns}})
         for number in range(count)
     ]
     return Run(Path("run"), {"rounds": count}, rows)
@@ -103,7 +103,7 @@ def test_hours_are_those_of_the_virtual_clock_up_to_the_target() -> None:
     expected = sum(replay(run, paper_world()).seconds[: first + 1]) / 3600
     assert MEASURES["hours"].of(run, cell) == pytest.approx(expected)
     assert MEASURES["hours"].of(run, replace(cell, target=99.0)) == NEVER
-    unpriced = replace(run, rows=[replace(row, bytes_total=None) for row in run.rows])
+    unpriced = replace(run, rounds=[replace(row, bytes_total=None) for row in run.rounds])
     assert MEASURES["hours"].of(unpriced, cell) == "not timed"
 
 
@@ -117,7 +117,7 @@ def test_equilibrium_is_fifty_calm_rounds() -> None:
 
 def test_falls_are_between_means_of_ten_rounds() -> None:
     run = run_with(loss_semi=[3.0] * 10 + [1.0] * 10 + [2.0] * 10)
-    assert CURVES["fall_semi"][1](run.rows) == [(20, 2.0), (30, -1.0)]
+    assert CURVES["fall_semi"][1](run.rounds) == [(20, 2.0), (30, -1.0)]
 
 
 def test_the_share_in_which_the_semi_supervised_loss_fell_more() -> None:
@@ -127,7 +127,7 @@ def test_the_share_in_which_the_semi_supervised_loss_fell_more() -> None:
         loss_semi=[level for level in levels for _ in range(10)],
         loss_supervised=[9.0 - 0.5 * (number // 10) for number in range(110)],
     )
-    assert CURVES["semi_faster_share"][1](run.rows) == [(110, 0.6)]
+    assert CURVES["semi_faster_share"][1](run.rounds) == [(110, 0.6)]
     assert MEASURES["semi_faster_share"].of(run, digits_cell()) == 0.6
 
 

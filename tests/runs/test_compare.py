@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings import config
@@ -20,7 +20,9 @@ def fake_training(job: compare.Job) -> bool:
         accuracy = (
             50.0 + job.config.seed + 10 * number + (5 if job.config.method == "semisfl" else 0)
         )
-        directory.record.row(RoundRow(round=number, accuracy=accuracy, bytes_total=9, seconds=1.0))
+        directory.record.write(
+            RoundMetrics(round=number, accuracy=accuracy, bytes_total=9, seconds=1.0)
+        )
     return True
 
 

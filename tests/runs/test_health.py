@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 from semisfl.runs import checkpoint, start
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.health import Health
@@ -29,19 +29,19 @@ def spoil(model: torch.nn.Module, factor: float) -> None:
 def test_weights_that_jump_are_a_fault(factor: float) -> None:
     method = experiment().method
     health = Health(method)
-    assert health.fault(MethodRow(loss_supervised=2.0)) is None
+    assert health.fault(MethodMetrics(loss_supervised=2.0)) is None
     spoil(method.tested()["student"], factor)
-    assert "student bottom" in (health.fault(MethodRow(loss_supervised=2.0)) or "")
+    assert "student bottom" in (health.fault(MethodMetrics(loss_supervised=2.0)) or "")
 
 
 def test_losses_that_jump_are_a_fault() -> None:
     health = Health(experiment().method)
-    assert "nan" in (health.fault(MethodRow(loss_semi=math.nan)) or "")
-    assert health.fault(MethodRow(loss_semi=500.0)) is None, "with nothing to compare it with"
-    assert health.fault(MethodRow(loss_semi=0.5)) is None
-    assert health.fault(MethodRow(loss_semi=99.0)) is None
-    assert "loss_semi is 1001" in (health.fault(MethodRow(loss_semi=1001.0)) or "")
-    assert "loss_semi is inf" in (health.fault(MethodRow(loss_semi=math.inf)) or "")
+    assert "nan" in (health.fault(MethodMetrics(loss_semi=math.nan)) or "")
+    assert health.fault(MethodMetrics(loss_semi=500.0)) is None, "with nothing to compare it with"
+    assert health.fault(MethodMetrics(loss_semi=0.5)) is None
+    assert health.fault(MethodMetrics(loss_semi=99.0)) is None
+    assert "loss_semi is 1001" in (health.fault(MethodMetrics(loss_semi=1001.0)) or "")
+    assert "loss_semi is inf" in (health.fault(MethodMetrics(loss_semi=math.inf)) or "")
 
 
 def run_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:
@@ -54,7 +54,7 @@ def run_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds
         method = run.experiment.method
         original = method.round
 
-        def spoilt(index: int) -> MethodRow:
+        def spoilt(index: int) -> MethodMetrics:
             row = original(index)
             if index == bad:
                 spoil(method.tested()["student"], math.nan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.net.messages import Terms
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
@@ -26,10 +26,12 @@ def own() -> dict[str, Any]:
     return {"data": DATA, "partition": divided, "model": toy.network(), "device": "cpu"}
 
 
-def rows(*accuracies: float | None) -> list[RoundRow]:
+def rows(*accuracies: float | None) -> list[RoundMetrics]:
     """Half an hour and 2 GB per round."""
     return [
-        RoundRow(round=index, accuracy=value, seconds=1800.0, bytes_total=2 * 10**9 * (index + 1))
+        RoundMetrics(
+            round=index, accuracy=value, seconds=1800.0, bytes_total=2 * 10**9 * (index + 1)
+        )
         for index, value in enumerate(accuracies)
     ]
 

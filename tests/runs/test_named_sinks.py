@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from semisfl.cli.main import main
+from semisfl.metrics import RoundRow
 from semisfl.net.messages import Terms
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
@@ -63,7 +64,7 @@ def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
         ("wandb", "'wandb' is not known; use tensorboard, or package.module:Class"),
         (":Sink", "':Sink' is not known"),
         ("nowhere.module:Sink", "nowhere.module cannot be imported .*install its package"),
-        ("json:dumps", "json:dumps is no sink: it lacks start, row, close"),
+        ("json:dumps", "json:dumps is no sink: it lacks start, write, close"),
         ("json:Sink", "json has no 'Sink'"),
     ],
 )
@@ -73,6 +74,24 @@ def test_what_is_no_sink_is_found_before_anything_begins(
     with pytest.raises(ConfigError, match=said):
         train(toy.values("supervised", f'sinks=["{name}"]'), out=tmp_path / "run", **own())
     assert not (tmp_path / "run").exists()
+
+
+def test_sinks_of_other_packages_may_still_call_write_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+
+    class Older:
+        def start(self, run: object) -> None: ...
+
+        def row(self, row: RoundRow) -> None:
+            rounds.append(row.round)
+
+        def close(self) -> None: ...
+
+    module = types.ModuleType("older")
+    module.Older = Older  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "older", module)
+    train(toy.values("supervised", 'sinks=["older:Older"]', "rounds=2"), sinks=[Older()], **own())
+    assert rounds == [0, 0, 1, 1]
 
 
 def test_what_a_sink_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
     whole = metrics.read_text()
     metrics.write_text(whole + '{"round": 3, "acc')
     run = report.read_run(tmp_path / "r")
-    assert [row.round for row in run.rows] == [0, 1, 2]
+    assert [row.round for row in run.rounds] == [0, 1, 2]
     assert not run.finished
     metrics.write_text("garbage\n" + whole)
     with pytest.raises(ValueError, match="line 1 is damaged"):
@@ -268,8 +268,8 @@ def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
 def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", [10.0, 20.0])
     (group,) = report.group_runs(report.find_runs([tmp_path / "runs"]))
-    rows = [replace(row, bytes_total=0) for row in group.runs[0].rows]
-    group = replace(group, runs=[replace(group.runs[0], rows=rows)])
+    rows = [replace(row, bytes_total=0) for row in group.runs[0].rounds]
+    group = replace(group, runs=[replace(group.runs[0], rounds=rows)])
     plots.draw([group], tmp_path / "all.png")
     plots.draw([group], tmp_path / "some.png", plots.ACCURACY)
     assert (tmp_path / "all.png").read_bytes().startswith(PNG)

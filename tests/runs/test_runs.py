@@ -19,7 +19,7 @@ from semisfl import seeds
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.methods.base import Setup
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint, sinks
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
@@ -469,7 +469,7 @@ def test_a_run_does_not_go_on_with_images_of_other_classes(
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     file = sinks.MetricsFile(tmp_path / "metrics.jsonl")
-    file.row(RoundRow(round=0, loss_semi=math.nan, accuracies={"student": math.inf}))
+    file.write(RoundMetrics(round=0, loss_semi=math.nan, accuracies={"student": math.inf}))
     told = json.loads(file.path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert told["loss_semi"] is None and told["accuracy_student"] is None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semisfl.cli import console
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.checkpoint import read
 from semisfl.runs.metrics_file import read_metrics
 from semisfl.runs.sinks import MetricsFile, RunInfo
@@ -35,7 +35,7 @@ class Recorder:
 
     def __init__(self, failing: str = "") -> None:
         self.told: list[str] = []
-        self.rows: list[RoundRow] = []
+        self.written: list[RoundMetrics] = []
         self.run: RunInfo | None = None
         self._failing = failing
 
@@ -48,9 +48,9 @@ class Recorder:
         self.run = run
         self._note("start")
 
-    def row(self, row: RoundRow) -> None:
-        self.rows.append(row)
-        self._note(f"row {row.round}")
+    def write(self, metrics: RoundMetrics) -> None:
+        self.written.append(metrics)
+        self._note(f"write {metrics.round}")
 
     def close(self) -> None:
         self._note("close")
@@ -60,19 +60,19 @@ def test_a_sink_is_started_given_every_row_and_closed(tmp_path: Path) -> None:
     sink = Recorder()
     config = settings("runtime.evaluate_every=2")
     result = train(config, out=tmp_path / "run", sinks=[sink], **OWN)
-    assert sink.told == ["start", "row 0", "row 1", "row 2", "close"]
+    assert sink.told == ["start", "write 0", "write 1", "write 2", "close"]
     assert sink.run == RunInfo(sink.run.config, 0, tmp_path / "run")
     assert sink.run.config.rounds == 3
-    assert [row.as_dict() for row in sink.rows] == result.rounds
+    assert [row.as_dict() for row in sink.written] == result.rounds
     assert result.rounds == read_metrics(tmp_path / "run" / "metrics.jsonl", dict)
-    assert [row.accuracy is None for row in sink.rows] == [True, False, False]
+    assert [row.accuracy is None for row in sink.written] == [True, False, False]
 
 
 def test_a_row_is_on_disk_before_a_sink_sees_it(tmp_path: Path) -> None:
     path, seen = tmp_path / "run", []
 
     class Looking(Recorder):
-        def row(self, row: RoundRow) -> None:
+        def write(self, metrics: RoundMetrics) -> None:
             lines = len((path / "metrics.jsonl").read_text().splitlines())
             seen.append((lines, read(path / "latest.safetensors")["round"]))
 
@@ -84,11 +84,11 @@ def test_a_resumed_run_tells_where_it_begins_and_a_stopped_one_closes(tmp_path: 
     stop, first = StopFlag(), Recorder()
     observe = {"observe": lambda row: stop.request(), "stop": stop}
     assert train(settings(), out=tmp_path / "run", sinks=[first], **observe, **OWN).stopped
-    assert first.told == ["start", "row 0", "close"]
+    assert first.told == ["start", "write 0", "close"]
     second = Recorder()
     resume(tmp_path / "run", sinks=[second], **OWN)
     assert second.run is not None and second.run.first == 1
-    assert second.told == ["start", "row 1", "row 2", "close"]
+    assert second.told == ["start", "write 1", "write 2", "close"]
 
 
 def test_a_sink_is_closed_when_the_run_fails() -> None:
@@ -102,7 +102,7 @@ def test_a_sink_is_closed_when_the_run_fails() -> None:
     assert sink.told[-1] == "close"
 
 
-@pytest.mark.parametrize("failing", ["start", "row 1", "close"])
+@pytest.mark.parametrize("failing", ["start", "write 1", "close"])
 def test_a_failing_sink_is_said_once_and_the_run_goes_on(
     failing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_failing_sink_is_said_once_and_the_run_goes_on(
     result = train(settings(), sinks=[broken, sound], **OWN)
     assert len(result.rounds) == 3 and not result.stopped
     assert broken.told[-1] == failing, "it is told nothing afterwards"
-    assert sound.told == ["start", "row 0", "row 1", "row 2", "close"]
+    assert sound.told == ["start", "write 0", "write 1", "write 2", "close"]
     said = [record.getMessage() for record in caplog.records if "sink" in record.getMessage()]
     assert said == ["sink Recorder failed and gets no more rows: ConnectionError('nobody listens')"]
 
@@ -123,19 +123,19 @@ def test_metrics_that_did_not_fit_are_written_later_and_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    rows = [RoundRow(round=index, loss_semi=index / 3) for index in range(4)]
-    file.row(rows[0])
+    rows = [RoundMetrics(round=index, loss_semi=index / 3) for index in range(4)]
+    file.write(rows[0])
     # The limit holds for every file of this process: no warning may go to a file meanwhile.
     monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
     with largest_file(file.path.stat().st_size + 10):
-        file.row(rows[1])
-        file.row(rows[2])
+        file.write(rows[1])
+        file.write(rows[2])
     assert [json.loads(line)["round"] for line in file.path.read_text().splitlines()] == [0]
     assert len(file.unwritten) == 2
-    file.row(rows[3])
+    file.write(rows[3])
     assert not file.unwritten
     lines = file.path.read_text().splitlines()
-    assert [RoundRow.from_dict(json.loads(line)) for line in lines] == rows
+    assert [RoundMetrics.from_dict(json.loads(line)) for line in lines] == rows
 
 
 # --- the progress line ----------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str
     (lines,) = console.progress("toy", quiet=False)
     assert isinstance(lines, console.ProgressLines)
     lines.start(RunInfo(settings("rounds=6"), 2, None))
-    lines.row(RoundRow(round=2, seconds=10.0, accuracy=61.25))
-    lines.row(RoundRow(round=3, seconds=20.0))
+    lines.write(RoundMetrics(round=2, seconds=10.0, accuracy=61.25))
+    lines.write(RoundMetrics(round=3, seconds=20.0))
     lines.close()
     assert capsys.readouterr().err.splitlines() == [
         "toy: round 3/6  accuracy  61.2 %  10.0 s  left 0:30",
@@ -161,8 +161,8 @@ def test_the_bar_shows_rounds_and_the_last_accuracy(monkeypatch: pytest.MonkeyPa
     (bar,) = console.progress("toy", quiet=False)
     assert isinstance(bar, console.ProgressBar)
     bar.start(RunInfo(settings("rounds=6"), 2, None))
-    bar.row(RoundRow(round=2, seconds=1.0, accuracy=61.25))
-    bar.row(RoundRow(round=3, seconds=1.0))
+    bar.write(RoundMetrics(round=2, seconds=1.0, accuracy=61.25))
+    bar.write(RoundMetrics(round=3, seconds=1.0))
     bar.close()
     shown = terminal.export_text()
     assert "4/6" in shown and "accuracy  61.2 %" in shown

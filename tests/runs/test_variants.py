@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.labels import flatten
@@ -28,7 +28,7 @@ def written(folder: Path, text: str) -> Path:
 def fake_training(job: compare.Job) -> bool:
     directory = RunDirectory.create(job.path, job.config)
     accuracy = 100 * job.config.optimizer.lr + job.config.seed
-    directory.record.row(RoundRow(round=0, accuracy=accuracy, bytes_total=9, seconds=1.0))
+    directory.record.write(RoundMetrics(round=0, accuracy=accuracy, bytes_total=9, seconds=1.0))
     return True
 
 

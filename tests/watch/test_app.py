@@ -17,7 +17,7 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.cli.options import fill_in_watch
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.sections import ConfigError
@@ -35,7 +35,7 @@ TOKEN = "a-token-of-twenty-letters"
 def run(tmp_path: Path) -> Path:
     path = tmp_path / "runs" / "first"
     directory = RunDirectory.create(path, toy.values("semisfl"))
-    directory.record.row(RoundRow(round=0, accuracy=40.0))
+    directory.record.write(RoundMetrics(round=0, accuracy=40.0))
     directory.unlock()
     (path / "run.log").write_text(f"2026 INFO {EVIL}</script>\n")
     return path

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serving
 from semisfl.watch.exporter import Exporter, Gate
@@ -51,7 +51,7 @@ def told(made: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
     }
 
 
-FULL = RoundRow(
+FULL = RoundMetrics(
     round=0,
     accuracy=80.0,
     accuracies={"teacher": 80.0, "student": 75.0},
@@ -83,14 +83,14 @@ def test_a_resumed_run_to_which_nobody_returns_is_found_stalled(
     (rule,) = [rule for rule in rules() if rule["alert"] == "SemisflStalled"]
     assert set(re.findall(r"\bsemisfl_\w+", rule["expr"])) <= values.keys()
     monkeypatch.setattr("semisfl.watch.exporter.time", SimpleNamespace(time=lambda: 2000.0))
-    made.row(RoundRow(round=5))
+    made.write(RoundMetrics(round=5))
     assert told(made)["semisfl_last_round_timestamp_seconds"] == {(): 2000.0}
 
 
 def test_after_rounds_the_latest_numbers_are_told() -> None:
     made = exporter()
-    made.row(FULL)
-    made.row(RoundRow(round=1, loss_supervised=1.0, bytes={"model_down": 200}, seconds=3.0))
+    made.write(FULL)
+    made.write(RoundMetrics(round=1, loss_supervised=1.0, bytes={"model_down": 200}, seconds=3.0))
     values = told(made)
     assert values["semisfl_rounds_done"] == {(): 2}
     assert values["semisfl_accuracy_ratio"] == {("teacher",): 0.8, ("student",): 0.75}
@@ -109,7 +109,7 @@ def test_a_token_is_asked_for_as_of_the_page() -> None:
 
 def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() -> None:
     made = exporter()
-    made.row(FULL)
+    made.write(FULL)
     known = told(made).keys()
     expressions = [rule["expr"] for rule in rules()]
     (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.S)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.watch.follow import Followed
 from semisfl.watch.views import Runs
@@ -15,7 +15,7 @@ from tests.watch import directories
 
 def begun(path: Path, *settings: str) -> RunDirectory:
     directory = RunDirectory.create(path, toy.values("semisfl", "rounds=4", *settings))
-    directory.record.row(RoundRow(round=0, accuracy=40.0, bytes_total=10, seconds=1.0))
+    directory.record.write(RoundMetrics(round=0, accuracy=40.0, bytes_total=10, seconds=1.0))
     return directory
 
 
@@ -31,12 +31,12 @@ def test_only_new_rounds_are_told_and_a_resumed_run_begins_anew(tmp_path: Path) 
     epoch, first, rounds = columns(runs, run["id"])
     assert (first, rounds) == (0, [0])
     assert columns(runs, run["id"], epoch, 1) == (epoch, 1, [])
-    directory.record.row(RoundRow(round=1, accuracy=50.0, impurity=0.25))
+    directory.record.write(RoundMetrics(round=1, accuracy=50.0, impurity=0.25))
     assert columns(runs, run["id"], epoch, 1) == (epoch, 1, [1])
     told = runs.rounds({run["id"]: (epoch, 0)})["runs"][run["id"]]["columns"]
     assert told["impurity"] == [None, 0.25], "a metric that comes later is as long as the others"
     directory.keep_metrics_before(1)
-    directory.record.row(RoundRow(round=1, accuracy=60.0))
+    directory.record.write(RoundMetrics(round=1, accuracy=60.0))
     anew, first, rounds = columns(runs, run["id"], epoch, 2)
     assert anew != epoch and (first, rounds) == (0, [0, 1])
     assert runs.listing()["runs"][0]["accuracy"] == 60.0
@@ -80,7 +80,7 @@ def test_every_state_is_told(tmp_path: Path) -> None:
     assert state()[0] == "running", "it wrote a moment ago"
     (directory.path / "run.lock").unlink()
     assert state() == ("unfinished", "1 of 4 rounds are there")
-    directory.record.row(RoundRow(round=3, accuracy=50.0))
+    directory.record.write(RoundMetrics(round=3, accuracy=50.0))
     assert state() == ("finished", "all 4 rounds are done")
 
 
@@ -131,7 +131,7 @@ def test_coverage_is_the_mean_over_a_columns_rounds(tmp_path: Path) -> None:
     directory = begun(tmp_path / "run", "rounds=9")
     for number in range(1, 5):
         shares = {"0": number / 10, "2": None}
-        directory.record.row(RoundRow(round=number, coverage_by_client=shares))
+        directory.record.write(RoundMetrics(round=number, coverage_by_client=shares))
     directory.unlock()
     followed = Followed(directory.path)
     followed.look()

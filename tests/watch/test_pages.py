@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import RoundRow
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app
@@ -96,8 +96,8 @@ def test_a_running_run_is_followed(chromium: Browser, done: Path, tmp_path: Path
     with opened(chromium, tmp_path) as page:
         said = page.shown("overview")
         assert "running" in said and "Left, at most" in said
-        row = RoundRow.from_dict({**kept[1], "round": 2, "accuracy": 97.25})
-        directory.record.row(row)
+        row = RoundMetrics.from_dict({**kept[1], "round": 2, "accuracy": 97.25})
+        directory.record.write(row)
         page.until("document.body.innerText.includes('97.3 %')")
         page.until("document.querySelector('.js-plotly-plot').data[0].y.length === 3")
         with (directory.path / "run.log").open("a") as file:

@@ -14,7 +14,7 @@ from semisfl.data.batches import draw_batches
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 
 
 class FedAvgFixMatch:
@@ -29,7 +29,7 @@ class FedAvgFixMatch:
         self.supervised = full_model.SupervisedPhase(setup, self.model, view=view)
         self.work = FixMatchWork()
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         loss = self.supervised.run(round_index, config.server.steps, lr)
@@ -44,7 +44,7 @@ class FedAvgFixMatch:
         results = self.setup.fleet.train(self.work, plan)
         sent = plan.send["model"]
         self.model.load_state_dict(full_model.combined(self.setup, results, "model", sent))
-        return MethodRow(
+        return MethodMetrics(
             learning_rate=lr,
             supervised_steps=config.server.steps,
             loss_supervised=loss,

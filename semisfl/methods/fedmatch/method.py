@@ -45,7 +45,7 @@ from semisfl.methods.full_model import (
     report,
     start_counter,
 )
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 from semisfl.models.passes import passes
 
 
@@ -88,7 +88,7 @@ class FedMatch:
         self.links = SparseLinks(self.names, settings.threshold, base="psi")
         self._join()
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config, steps = self.setup.config, self.setup.config.server.steps
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # The server descends sigma, psi fixed.
@@ -105,7 +105,9 @@ class FedMatch:
             reported = report(results)
             self._aggregate(round_index, results)
         self._join()
-        return MethodRow(learning_rate=lr, supervised_steps=steps, loss_supervised=loss, **reported)
+        return MethodMetrics(
+            learning_rate=lr, supervised_steps=steps, loss_supervised=loss, **reported
+        )
 
     def _supervised_step(self) -> None:
         """lambda_s CE, with respect to sigma."""

@@ -30,7 +30,7 @@ from semisfl.methods.full_model import (
     start_counter,
 )
 from semisfl.methods.semifl.method import SemiFL, batches_of
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 
 
 class FL2(SemiFL):
@@ -41,7 +41,7 @@ class FL2(SemiFL):
         super().__init__(setup, own, FL2Work())
         self.pretrain_steps = own.pretrain * setup.config.server.steps
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config = self.setup.config
         if round_index == 0 and self.pretrain_steps:
             # A moving threshold would take the guesses of a model that has learnt nothing.

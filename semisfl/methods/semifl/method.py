@@ -45,7 +45,7 @@ from semisfl.methods.semifl.static_batchnorm import (
     recompute_statistics,
     statistics_of,
 )
-from semisfl.metrics import MethodRow
+from semisfl.metrics import MethodMetrics
 from semisfl.models.passes import passes
 
 
@@ -60,7 +60,7 @@ class SemiFL:
         self.supervised = SupervisedPhase(setup, self.model, clip_norm=self.settings.clip_norm)
         self.work, self.statistics_work = work or SemiFLWork(), StatisticsWork()
 
-    def round(self, round_index: int) -> MethodRow:
+    def round(self, round_index: int) -> MethodMetrics:
         config = self.setup.config
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         reported: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class SemiFL:
         then = round_index + 1
         coming = self.setup.active(then) if then >= config.server.pretrain_rounds else ()
         self._recompute_statistics(round_index, coming)
-        return MethodRow(
+        return MethodMetrics(
             learning_rate=lr,
             supervised_steps=config.server.steps,
             loss_supervised=loss,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.files import append_whole, write_whole
-from semisfl.metrics import DeviceRow, FleetRow
+from semisfl.metrics import DeviceStatus, FleetEvent
 from semisfl.net.server.admission import audit, audit_held_back
 from semisfl.net.server.refusals import Refusals
 
@@ -44,7 +44,7 @@ class Diary:
         self._ended = threading.Event()
         self._writer: threading.Thread | None = None
 
-    def open(self, directory: Path, standing: Callable[[], Sequence[DeviceRow]]) -> None:
+    def open(self, directory: Path, standing: Callable[[], Sequence[DeviceStatus]]) -> None:
         """Keep events from now on, and every few seconds what ``standing`` says."""
         self._directory = directory
         self._writer = threading.Thread(target=self._keep, args=(standing,), daemon=True)
@@ -87,20 +87,20 @@ class Diary:
 
     def _append(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
         cut = reason if reason is None else reason[:LONGEST_REASON]
-        row = FleetRow(time=timestamp(), event=event, name=name, reason=cut, **more)
+        row = FleetEvent(time=timestamp(), event=event, name=name, reason=cut, **more)
         directory = self._directory
         if directory is not None:
             line = (json.dumps(row.as_dict()) + "\n").encode()
             with self._lock:
                 self._write(lambda: append_whole(directory / "fleet.jsonl", line))
 
-    def _keep(self, standing: Callable[[], Sequence[DeviceRow]]) -> None:
+    def _keep(self, standing: Callable[[], Sequence[DeviceStatus]]) -> None:
         ended = False
         while not ended:
             ended = self._ended.wait(SNAPSHOT_SECONDS)
             self._snapshot(standing())
 
-    def _snapshot(self, devices: Sequence[DeviceRow]) -> None:
+    def _snapshot(self, devices: Sequence[DeviceStatus]) -> None:
         assert self._directory is not None
         path = self._directory / "fleet.json"
         content = {"time": timestamp(), "clients": [device.as_dict() for device in devices]}

@@ -30,7 +30,7 @@ from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.teacher_once import check
-from semisfl.metrics import DeviceRow
+from semisfl.metrics import DeviceStatus
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas, Terms, joined, separated
@@ -120,7 +120,7 @@ class NetworkFleet:
     def image_counts(self) -> Mapping[int, int]:
         return dict(self.roster.images)
 
-    def devices(self) -> list[DeviceRow]:
+    def devices(self) -> list[DeviceStatus]:
         """Everyone who has a place. Bytes are those of whole rounds; any thread may ask."""
         with self._listener.changed:
             sessions, heard = dict(self._listener.sessions), dict(self._listener.last_heard)
@@ -130,7 +130,7 @@ class NetworkFleet:
             at = session.heard_at if session else heard.get(client)
             up, down = self._moved.get(client, (0, 0))
             rows.append(
-                DeviceRow(
+                DeviceStatus(
                     client=client,
                     name=name,
                     images=self.roster.images.get(client),
