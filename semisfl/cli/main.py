@@ -15,6 +15,7 @@ from semisfl.cli import (
     leakage,
     look,
     pricing,
+    recording,
     recosting,
     reproduce,
     spoilers,
@@ -43,6 +44,7 @@ spoilers.register(app)
 look.register(app)
 pricing.register(app)
 recosting.register(app)
+recording.register(app)
 certificates.register(app)
 deploy.register(app)
 watching.register(app)

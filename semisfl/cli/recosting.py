@@ -37,7 +37,9 @@ def register(app: typer.Typer) -> None:
 
 
 def cost(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories or records, or folders of them.")
+    ],
     uplink: Uplink = PAPER_UP,
     downlink: Downlink = PAPER_DOWN,
     latency: Latency = LATENCY,
@@ -70,7 +72,7 @@ def cost(
         told.append((moved, report.summarise(moved, target), replays))
     if not json_:  # at once: drawing takes seconds
         _print(told, world, profile, codec, target)
-    place = out or (runs[0] if len(runs) == 1 else Path()) / "cost.png"
+    place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "cost.png"
     picture = console.picture_at(place)
     if picture:
         from semisfl.costs import charts

@@ -94,7 +94,9 @@ def compare(
 
 
 def report_(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories or records, or folders of them.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Picture; default: report.png in the folder given, or here if several."),
@@ -114,7 +116,7 @@ def report_(
         watching.write_html(runs, html)
         return
     groups = report.group_runs(report.find_runs(runs))
-    place = out or (runs[0] if len(runs) == 1 else Path()) / "report.png"
+    place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
     _tell(results, target, place, plots.ACCURACY + plots.TRAINING, keys, json_)

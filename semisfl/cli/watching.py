@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,16 +55,18 @@ def watch(
 
 
 def write_html(runs: list[Path], place: Path) -> None:
-    """The page as one file."""
+    """Write the page as one file; records are read as run directories are."""
     _require("watch", *PACKAGES)
+    from semisfl.runs import record
     from semisfl.watch.inline import write_page
     from semisfl.watch.views import Runs
 
-    found = Runs(runs)
-    if not found.listing()["runs"]:
-        folders = ", ".join(map(str, runs))
-        raise ValueError(f"{folders} holds no run (no config.toml in it or directly below it)")
-    write_page(found, place)
+    with tempfile.TemporaryDirectory() as temporary:
+        found = Runs(record.unpacked(runs, Path(temporary)))
+        if not found.listing()["runs"]:
+            folders = ", ".join(map(str, runs))
+            raise ValueError(f"{folders} holds no run (no config.toml in it or directly below it)")
+        write_page(found, place)
     print(f"page: {place}")
 
 

@@ -1,14 +1,11 @@
 """What must be known of a run's images to price it: their shape, the classes, who holds how many."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from semisfl.models.split import Shape
+from semisfl.runs import reading
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
@@ -53,10 +50,10 @@ def _images_of(name: str) -> int:
     return len(sources.load(name, size=8, tested=False).images)
 
 
-def recorded(config: Config, directory: Path) -> AboutImages:
-    """Of a run that left its ``directory``, as far as that says; the rest as `planned`."""
-    each = _held(directory)
-    described = _description(directory / "latest.safetensors")
+def recorded(config: Config, path: Path) -> AboutImages:
+    """Return what a run directory or record says of its images; the rest as `planned`."""
+    each = _held(path)
+    described = reading.read_images(path)
     if described is None:
         found = planned(config)
     else:
@@ -68,29 +65,9 @@ def recorded(config: Config, directory: Path) -> AboutImages:
     return AboutImages(found.shape, found.classes, sum(each.values()) / len(each), each)
 
 
-def _held(directory: Path) -> dict[int, int]:
-    """A simulation writes down who holds what; over a network devices say it when they come."""
-    rows = _json(directory / "holdings.json").get("clients", [])
-    if rows:
-        return {client: sum(counts) for client, counts in enumerate(rows)}
-    devices = _json(directory / "fleet.json").get("clients", [])
+def _held(path: Path) -> dict[int, int]:
+    """Return images by client: a simulation writes them down, devices of a network say it themselves."""
+    if clients := reading.read_holdings(path).get("clients", []):
+        return {client: sum(counts) for client, counts in enumerate(clients)}
+    devices = reading.read_json(path / "fleet.json").get("clients", [])
     return {device["client"]: device["images"] for device in devices if "images" in device}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _description(checkpoint: Path) -> dict[str, Any] | None:
-    """What a checkpoint says of its model, without reading its weights; None: there is none."""
-    try:
-        with safe_open(checkpoint, framework="pt") as file:
-            state = json.loads((file.metadata() or {}).get("state", "{}"))
-    except (OSError, ValueError, SafetensorError):
-        return None
-    described = state.get("model", {}).get("description")
-    return described if isinstance(described, dict) else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from semisfl.paper.grid import Cell
 from semisfl.paper.identity import identity
 from semisfl.paper.stand_ins import STAND_INS
+from semisfl.runs import reading
 from semisfl.runs.report import Run, read_run
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config, ConfigError
@@ -20,7 +21,7 @@ NOTES = "stand-ins.toml"
 
 @dataclass(frozen=True)
 class Record:
-    """A run directory and the configuration it is found by."""
+    """A run directory or record, and the configuration it is found by."""
 
     path: Path
     config: Config
@@ -109,21 +110,22 @@ class Records:
 
 
 def _below(folder: Path, own: bool) -> Iterator[Record]:
-    for file in sorted(_configurations(folder)):
-        if not (file.parent / "metrics.jsonl").is_file() and not own:
+    for path in sorted(_runs(folder)):
+        if path.is_dir() and not (path / reading.METRICS).is_file() and not own:
             continue  # a configuration that somebody keeps, no run
         try:
-            config = configs.parse(configs.read(file))
-        except ConfigError as error:
+            config = configs.parse(reading.read_config(path))
+        except ValueError as error:
             raise ConfigError(
-                f"{file} cannot be read as a run's configuration any more ({error}); correct it, or "
-                "move its folder away"
+                f"{path} cannot be read as a run any more ({error}); correct it, or move it away"
             ) from error
-        yield Record(file.parent, config, own, _data_note(file.parent, folder, config.data.name))
+        # A record is never continued: only a run directory has checkpoints.
+        data = _data_note(path, folder, config.data.name)
+        yield Record(path, config, own and path.is_dir(), data)
 
 
-def _configurations(folder: Path) -> Iterator[Path]:
-    """Also in folders that are only linked to, each once."""
+def _runs(folder: Path) -> Iterator[Path]:
+    """Yield run directories and records, also in folders that are only linked to, each once."""
     seen: set[str] = set()
     for place, inside, files in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
@@ -131,7 +133,8 @@ def _configurations(folder: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         if "config.toml" in files:
-            yield Path(place) / "config.toml"
+            yield Path(place)
+        yield from (Path(place) / name for name in files if name.endswith(reading.SUFFIX))
 
 
 def _data_note(run: Path, root: Path, name: str) -> str:

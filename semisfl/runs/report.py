@@ -2,7 +2,6 @@
 
 import logging
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.limits import Standing, met
-from semisfl.runs.metrics_file import read_metrics
+from semisfl.runs.reading import SUFFIX, holds_run, read_config, read_rounds, runs_inside
 from semisfl.settings.run import StopConfig
 
 log = logging.getLogger(__name__)
@@ -125,21 +124,6 @@ class Summary:
     to_target: ToTarget | None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The plain values of a run's configuration."""
-    try:
-        values = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
-    if missing := [key for key in ("method", "rounds") if key not in values]:
-        raise ValueError(
-            f"{path / 'config.toml'} is no run's configuration: it has no {missing[0]}"
-        )
-    return values
-
-
 def judged_on(config: Mapping[str, Any]) -> str:
     """On which images a run's ``accuracy`` is measured."""
     return "validation" if config.get("data", {}).get("validation") is not None else "test"
@@ -152,18 +136,19 @@ def accuracy_of(kinds: Iterable[str]) -> str:
 
 
 def read_run(path: Path) -> Run:
-    return Run(
-        path, read_config(path), read_metrics(path / "metrics.jsonl", RoundMetrics.from_dict)
-    )
+    """Return the run of a run directory or a record."""
+    return Run(path, read_config(path), read_rounds(path, RoundMetrics.from_dict))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs at ``paths``; a directory that is no run stands for the runs directly inside it."""
+    """Return the runs at ``paths``; a folder that is no run stands for the runs directly inside it."""
     found: dict[Path, Run] = {}
     for path in paths:
-        inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
+        inside = [path] if holds_run(path) else runs_inside(path)
         if not inside:
-            raise ValueError(f"{path} holds no run (no config.toml in it or directly below it)")
+            raise ValueError(
+                f"{path} holds no run (no config.toml or *{SUFFIX} in it or directly below it)"
+            )
         for place in inside:
             found.setdefault(place.resolve(), read_run(place))
     if not any(run.tested for run in found.values()):
@@ -172,10 +157,6 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
             "wait for a round or continue with `semisfl run --resume`"
         )
     return list(found.values())
-
-
-def runs_inside(path: Path) -> list[Path]:
-    return sorted(file.parent for file in path.glob("*/config.toml")) if path.is_dir() else []
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

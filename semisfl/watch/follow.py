@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from semisfl.metrics import ACCURACY_OF, KEYS, RoundMetrics
 from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, met
-from semisfl.runs.report import read_config
+from semisfl.runs.reading import read_config
 from semisfl.settings.run import StopConfig
 from semisfl.watch.coverage import Coverage
 from semisfl.watch.tail import Lines, text_from

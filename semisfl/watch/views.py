@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.runs.labels import alike_but_for_seed
-from semisfl.runs.report import judged_on, runs_inside
+from semisfl.runs.reading import runs_inside
+from semisfl.runs.report import judged_on
 from semisfl.settings.lookup import title_of
 from semisfl.watch.follow import Followed
 
@@ -149,7 +150,7 @@ class Runs:
         found: dict[str, Followed] = {}
         for path in self._paths:
             inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
-            for place in inside:
+            for place in filter(Path.is_dir, inside):
                 key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
                 found[key] = self._followed.get(key) or Followed(place)
         self._followed = found

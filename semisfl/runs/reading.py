@@ -1,0 +1,146 @@
+"""One way to read a run, whether it is a run directory or a record, which is one file.
+
+Every function takes the path of either. `semisfl.runs.record` writes records. Loads nothing that trains.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from semisfl.runs.metrics_file import read_metrics
+
+Row = TypeVar("Row")
+Values = dict[str, Any]
+
+SUFFIX = ".run.json"
+FORMAT = 1
+ENVIRONMENT, HOLDINGS, METRICS = "environment.json", "holdings.json", "metrics.jsonl"
+
+
+def is_record(path: Path) -> bool:
+    """Return whether ``path`` is a record, by its name."""
+    return path.name.endswith(SUFFIX) and path.is_file()
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether ``path`` is a record or a run directory."""
+    return is_record(path) or (path / "config.toml").is_file()
+
+
+def runs_inside(folder: Path) -> list[Path]:
+    """List the run directories and records directly inside a folder."""
+    return sorted(path for path in folder.glob("*") if holds_run(path)) if folder.is_dir() else []
+
+
+def name_of(path: Path) -> str:
+    """Return a run's name: that of its directory, or of its record without the suffix."""
+    return path.name.removesuffix(SUFFIX)
+
+
+def read_config(path: Path) -> Values:
+    """Return the plain values of a run's configuration."""
+    if is_record(path):
+        record = _record(path)
+        file, values = path, _nested(record["as_in_preset"] | record["settings"])
+    else:
+        file, values = path / "config.toml", _toml(path)
+    if missing := [key for key in ("method", "rounds") if key not in values]:
+        raise ValueError(f"{file} is no run's configuration: it has no {missing[0]}")
+    return values
+
+
+def read_rounds(path: Path, make: Callable[[Values], Row]) -> list[Row]:
+    """Return ``make`` of the metrics of each round; a last line that a crash cut off is left out."""
+    if not is_record(path):
+        return read_metrics(path / METRICS, make)
+    columns = _record(path)["metrics"]
+    rounds = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+    return [make({key: one[key] for key in one if one[key] is not None}) for one in rounds]
+
+
+def read_holdings(path: Path) -> Values:
+    """Return who held how many images of each class; empty if the run does not say."""
+    return (
+        dict(_record(path).get("holdings", {})) if is_record(path) else read_json(path / HOLDINGS)
+    )
+
+
+def read_environment(path: Path) -> Values:
+    """Return the versions and the machine that a run had; empty if the run does not say."""
+    if is_record(path):
+        return dict(_record(path)["environment"])
+    return read_json(path / ENVIRONMENT)
+
+
+def read_images(path: Path) -> Values | None:
+    """Return ``shape``, ``classes`` and ``unlabeled`` of a run's images; None if the run does not say."""
+    if is_record(path):
+        return _record(path).get("images")
+    described = _description(path / "latest.safetensors")
+    return described and {key: described[key] for key in ("shape", "classes", "unlabeled")}
+
+
+def _record(path: Path) -> Values:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["record"] > FORMAT:
+            raise ValueError(
+                f"its format {record['record']} is newer than {FORMAT}: update semisfl"
+            )
+        lengths = {len(column) for column in record["metrics"].values()}
+        if len(lengths) > 1:
+            raise ValueError("its metrics have different numbers of rounds")
+        for key in ("settings", "as_in_preset", "environment"):
+            record[key].keys()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    except KeyError as error:
+        raise ValueError(f"{path} is no record of a run: it has no {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return dict(record)
+
+
+def _toml(path: Path) -> Values:
+    try:
+        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
+
+
+def read_json(path: Path) -> Values:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _description(checkpoint: Path) -> Values | None:
+    """Return what a checkpoint says of its model, without reading its weights."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(checkpoint, framework="pt") as file:
+            state = json.loads((file.metadata() or {}).get("state", "{}"))
+    except (OSError, ValueError, SafetensorError):
+        return None
+    described = state.get("model", {}).get("description")
+    return described if isinstance(described, dict) else None
+
+
+def _nested(flat: Mapping[str, Any]) -> Values:
+    values: Values = {}
+    for key, value in flat.items():
+        *sections, leaf = key.split(".")
+        place = values
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = value
+    return values

@@ -1,0 +1,142 @@
+"""A run as one text file: settings, environment, who held what and the metrics of every round.
+
+A record holds all settings that its method reads, those of its preset too: presets and defaults may
+change later, and the record still means the same run. `semisfl.runs.reading` reads it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from semisfl.files import write_whole
+from semisfl.runs import reading
+from semisfl.runs.labels import without
+from semisfl.runs.reading import FORMAT, SUFFIX, Values
+from semisfl.settings import config as configs
+from semisfl.settings import lookup, presets
+from semisfl.settings.version import VERSION
+
+OWN = ("method", "rounds", "seed")
+"""Settings that a record names even if the preset has the same value."""
+DIGITS = 5
+"""Significant digits that a record keeps of a metric."""
+
+
+def write(run: Path, file: Path) -> None:
+    """Write the run in directory ``run`` as the record ``file``, which must not be there yet."""
+    if not file.name.endswith(SUFFIX):
+        raise ValueError(f"{file}: a record's name must end in {SUFFIX}; call it {file}{SUFFIX}")
+    if file.exists():
+        raise ValueError(f"{file} is already there; choose another name, or remove it first")
+    config = configs.parse(reading.read_config(run))
+    values = config.model_dump(mode="json", exclude_none=True)
+    settings = without(lookup.unread_settings(config.method), _flat(values))
+    preset, changed = nearest_preset(settings)
+    environment = reading.read_environment(run)
+    if "platform" in environment:
+        environment["platform"] = _kind_of_platform(environment["platform"])
+    record = {
+        "record": FORMAT,
+        "semisfl": VERSION,
+        "preset": preset,
+        "settings": {key: settings[key] for key in changed},
+        "as_in_preset": {key: settings[key] for key in settings if key not in changed},
+        "environment": environment,
+        "images": reading.read_images(run),
+        "holdings": reading.read_holdings(run) or None,
+        "metrics": _columns(reading.read_rounds(run, dict)),
+    }
+    write_whole(file, as_text({key: record[key] for key in record if record[key] is not None}))
+
+
+def unpack(file: Path, folder: Path) -> Path:
+    """Write a record as the run directory ``folder``, for what follows files, and return it."""
+    from semisfl.settings.toml import to_toml
+
+    folder.mkdir(parents=True)
+    config = configs.parse(reading.read_config(file))
+    rows = [json.dumps(row) + "\n" for row in reading.read_rounds(file, dict)]
+    write_whole(folder / "config.toml", to_toml(config).encode())
+    write_whole(folder / reading.METRICS, "".join(rows).encode())
+    for name, values in (
+        (reading.ENVIRONMENT, reading.read_environment(file)),
+        (reading.HOLDINGS, reading.read_holdings(file)),
+    ):
+        if values:
+            write_whole(folder / name, json.dumps(values).encode())
+    return folder
+
+
+def unpacked(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Return ``paths`` with every record, also one in a named folder, unpacked below ``folder``."""
+    inside = [run for path in paths for run in reading.runs_inside(path)]
+    records = [path for path in (*paths, *inside) if reading.is_record(path)]
+    for number, path in enumerate(records):
+        unpack(path, folder / str(number) / reading.name_of(path))
+    places = [folder / str(number) for number in range(len(records))]
+    return [path for path in paths if path.is_dir()] + places
+
+
+def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return the preset or variant with the fewest other values, and the keys of a run's own ones."""
+    variants = [f"{base}+{variant}" for base in presets.PRESETS for variant in presets.VARIANTS]
+    best: tuple[str, list[str]] | None = None
+    for name in (*presets.PRESETS, *variants):
+        values = presets.values_of(name) | {"method": settings["method"]}
+        there = _flat(configs.parse(values).model_dump(mode="json", exclude_none=True))
+        keys = [key for key in settings if key in OWN or settings[key] != there.get(key)]
+        if best is None or len(keys) < len(best[1]):
+            best = name, keys
+    assert best is not None
+    return best
+
+
+def as_text(record: Mapping[str, Any]) -> bytes:
+    """Return JSON with one line per entry, and one per metric, so that two records can be compared."""
+    lines = []
+    for key, value in record.items():
+        text = _line(value)
+        if key == "metrics":
+            columns = (f"  {json.dumps(name)}: {_line(column)}" for name, column in value.items())
+            text = "{\n" + ",\n".join(columns) + "\n }"
+        lines.append(f" {json.dumps(key)}: {text}")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _columns(rounds: Sequence[Values]) -> dict[str, list[Any]]:
+    """Return one list per key; null where a round does not have it."""
+    keys = dict.fromkeys(key for one in rounds for key in one if one[key] is not None)
+    return {key: [_rounded(one.get(key)) for one in rounds] for key in keys}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
+def _kind_of_platform(text: str) -> str:
+    """Return system and processor: a kernel's version may name where a machine stands."""
+    known = re.fullmatch(r"(\w+)-.*\b(x86_64|AMD64|aarch64|arm64)\b.*", text)
+    return f"{known[1]} {known[2]}" if known else text
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Values:
+    """Return nested values by dotted key; lists stay values."""
+    flat: Values = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,179 @@
+"""A run as one file: it means the same run as its directory, now and when presets have changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl import train
+from semisfl.cli.main import main
+from semisfl.costs.recost import replay
+from semisfl.paper.identity import identity
+from semisfl.paper.missing import missing
+from semisfl.paper.records import Records
+from semisfl.runs import reading, record, report
+from semisfl.settings import config as configs
+from semisfl.settings import presets
+from tests.costs.test_recost import WORLD
+from tests.paper.fakes import digits_cell, leave_run
+
+SHORT = ("rounds=2", "clients.steps=1", "server.steps=1", "clients.active=2", "optimizer.lr=0.013")
+
+
+def written(folder: Path, run: Path) -> Path:
+    file = folder / f"{run.name}{reading.SUFFIX}"
+    record.write(run, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run directory of two rounds, and its record."""
+    folder = tmp_path_factory.mktemp("record")
+    config = configs.parse(configs.override(presets.values_of("digits"), list(SHORT)))
+    train(config, out=folder / "run", device="cpu")
+    return folder / "run", written(folder, folder / "run")
+
+
+def test_a_record_reads_as_the_directory_does(trained: tuple[Path, Path]) -> None:
+    run, file = trained
+    before, after = (configs.parse(reading.read_config(path)) for path in trained)
+    assert identity(after) == identity(before) and after.seed == before.seed
+    assert after.optimizer == before.optimizer and after.data == before.data
+    rows = zip(report.read_run(run).rows, report.read_run(file).rows, strict=True)
+    for ours, theirs in rows:
+        assert theirs.bytes == ours.bytes and theirs.bytes_total == ours.bytes_total
+        assert theirs.accuracy == pytest.approx(ours.accuracy, rel=1e-4)
+        assert theirs.accuracies.keys() == ours.accuracies.keys()
+        assert theirs.loss_semi == pytest.approx(ours.loss_semi, rel=1e-4)
+    assert reading.read_holdings(file) == reading.read_holdings(run)
+    assert len(reading.read_holdings(file)["clients"]) == 10
+    assert reading.read_images(file) == reading.read_images(run) is not None
+    assert reading.read_environment(file)["torch"] == reading.read_environment(run)["torch"]
+
+
+def test_a_record_is_small_text_with_a_line_per_metric(trained: tuple[Path, Path]) -> None:
+    lines = trained[1].read_text(encoding="utf-8").splitlines()
+    assert sum(line.startswith('  "accuracy": [') for line in lines) == 1
+    content = json.loads("\n".join(lines))
+    assert content["preset"] == "digits"
+    changed = dict(text.split("=") for text in SHORT) | {"method": "semisfl", "seed": "0"}
+    assert {key: str(value) for key, value in content["settings"].items()} == changed
+
+
+def test_a_record_keeps_its_settings_when_presets_and_defaults_change(
+    trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = reading.read_config(trained[1])
+    monkeypatch.setitem(presets.PRESETS, "digits", lambda: {"data": {"name": "svhn"}})
+    assert reading.read_config(trained[1]) == before
+    settings = json.loads(trained[1].read_text())
+    held = settings["settings"].keys() | settings["as_in_preset"].keys()
+    config = configs.parse(before)
+    for section in ("data.labeled", "optimizer.momentum", "teacher.ema_decay", "rounds"):
+        assert section in held, "a default is written down too"
+    assert not any(key.startswith("fedmatch.") for key in held), "another method's setting"
+    assert config.data.labeled == 40
+
+
+def test_replay_counts_the_same_bytes_and_hours(trained: tuple[Path, Path]) -> None:
+    ours, theirs = (replay(report.read_run(path), WORLD) for path in trained)
+    assert theirs.crossed == ours.crossed
+    assert theirs.seconds == ours.seconds
+
+
+def test_report_takes_a_record_and_a_folder_of_both(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for paths in ([trained[0]], [trained[1]]):
+        words = ["report", *map(str, paths), "--json", "--out", str(tmp_path / "x.png")]
+        assert main(words) == 0
+        told.append(json.loads(capsys.readouterr().out)["results"][0])
+    assert told[1]["accuracy"]["mean"] == pytest.approx(told[0]["accuracy"]["mean"], rel=1e-4)
+    assert {key: told[0][key] for key in ("bytes", "rounds", "label")} == {
+        key: told[1][key] for key in ("bytes", "rounds", "label")
+    }
+    places = [run.path for run in report.find_runs([trained[0].parent])]
+    assert places == list(trained)
+
+
+def test_a_page_is_written_of_a_record(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(trained[1]), "--html", str(tmp_path / "x.html")]) == 0
+    assert '"run"' in (tmp_path / "x.html").read_text(encoding="utf-8")
+
+
+def test_reproduce_finds_a_record_and_never_continues_it(tmp_path: Path) -> None:
+    cell = digits_cell()
+    run = leave_run(tmp_path / "elsewhere" / "run", cell.config(), [10.0, 20.0])
+    (tmp_path / "out").mkdir()
+    file = written(tmp_path / "out", run)
+    records = Records(tmp_path / "out")
+    assert [one.path for one in records.result(cell).records] == [file]
+    assert missing([cell], records) == []
+    begun = leave_run(tmp_path / "elsewhere" / "begun", cell.config(seed=1), [10.0])
+    written(tmp_path / "out", begun)
+    (left,) = missing([cell], Records(tmp_path / "out"), seeds=2)
+    assert left.config.seed == 1 and left.path.suffix != ".json"
+
+
+def test_what_a_round_does_not_have_is_left_out(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {"impurity": [None, 0.123456789]}
+    run = leave_run(tmp_path / "run", digits_cell().config(), [10.0, 20.0], **columns)
+    rows = reading.read_rounds(written(tmp_path, run), dict)
+    assert "impurity" not in rows[0] and rows[1]["impurity"] == 0.12346
+    assert rows[1]["bytes_total"] == 2_000_000_000 and rows[1]["round"] == 1
+
+
+def test_a_record_can_be_unpacked(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    place = record.unpack(trained[1], tmp_path / "again")
+    assert reading.read_rounds(place, dict) == reading.read_rounds(trained[1], dict)
+    assert reading.read_holdings(place) == reading.read_holdings(trained[1])
+    assert identity(configs.parse(reading.read_config(place))) == identity(
+        configs.parse(reading.read_config(trained[1]))
+    )
+
+
+def test_the_machine_is_named_by_its_kind_only(tmp_path: Path) -> None:
+    run = leave_run(tmp_path / "run", digits_cell().config(), [10.0, 20.0])
+    where = "Linux-6.8.0-1021-somecloud-x86_64-with-glibc2.39"
+    (run / "environment.json").write_text(json.dumps({"platform": where, "cpus": 2}))
+    environment = reading.read_environment(written(tmp_path, run))
+    assert environment == {"platform": "Linux x86_64", "cpus": 2}
+
+
+def test_names_that_no_folder_would_find_and_files_that_are_there_are_refused(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["record", str(trained[0]), str(tmp_path / "x.json")]) == 2
+    assert "must end in .run.json" in capsys.readouterr().err
+    assert main(["record", str(trained[0]), str(trained[1])]) == 2
+    assert "already there" in capsys.readouterr().err
+    assert main(["record", str(tmp_path), str(tmp_path / "x.run.json")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["record", str(trained[0]), str(tmp_path / "x.run.json")]) == 0
+    assert "x.run.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"record": 99}, "format 99 is newer"),
+        ({"metrics": {"round": [0, 1], "accuracy": [1.0]}}, "different numbers of rounds"),
+        ({"settings": None}, "is damaged"),
+        ({"metrics": None}, "is damaged"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_named(
+    change: dict[str, Any], reason: str, trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "x.run.json"
+    file.write_text(json.dumps(json.loads(trained[1].read_text()) | change))
+    with pytest.raises(ValueError, match=rf"x\.run\.json.*{reason}"):
+        report.read_run(file)
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"x\.run\.json is damaged"):
+        report.read_run(file)
