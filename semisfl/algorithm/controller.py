@@ -53,17 +53,12 @@ class Controller:
         factor = self.config.min_steps_factor
         return factor * self.cross_entity_steps * self._labeled_share()
 
-    def steps_in(self, round_index: int) -> int:
-        """K_s of a round: in the first ones no fewer than a warm start asks for."""
-        warm = self.config.warm_steps if round_index < self.config.warm_rounds else 0
-        return max(self.supervised_steps, warm)
-
     def observe(self, supervised: float, semi: float, lr: float) -> None:
         """Take in a round's mean losses f_s and f_u and set the next round's steps."""
         if self.config.kind == "fixed":
             return
         self._rounds.append(
-            _Round(supervised, semi, lr, self.steps_in(self._seen), self.cross_entity_steps)
+            _Round(supervised, semi, lr, self.supervised_steps, self.cross_entity_steps)
         )
         self._seen += 1
         # Ten differences need eleven whole windows, and `raw` decides inside the twelfth too.

@@ -4,8 +4,7 @@
 supervised phase, so that the many unlabelled keys never push them out; they are always eligible as
 positives. Empty slots are no references. ``single`` is the published code's: one ring for both,
 cleared after every round to zero vectors that still count in every denominator, and labelled keys
-are never positives of unlabelled anchors. ``balanced``, ours, is the paper's two levels with a ring per
-class in each: where clients hold few classes, the latest keys are mostly of those.
+are never positives of unlabelled anchors.
 
 Everything is updated in place and without host decisions, so a step that pushes can be captured.
 """
@@ -59,39 +58,6 @@ class Ring:
             tensor.copy_(state[name])
 
 
-class ClassRings(Ring):
-    """The latest rows of each class, ``capacity // classes`` of them; only flagged rows are taken.
-
-    The slot behind the last takes what is not, as a captured step decides nothing on the host.
-    """
-
-    def __init__(self, capacity: int, width: int, device: torch.device, classes: int) -> None:
-        self.classes, self.each = classes, capacity // classes
-        super().__init__(classes * self.each + 1, width, device)
-        self.next = torch.zeros(classes, dtype=torch.long, device=device)
-
-    def push(self, keys: Tensor, labels: Tensor, flags: Tensor) -> None:
-        if not self.each:
-            return
-        member = (labels.unsqueeze(1) == torch.arange(self.classes, device=labels.device)).long()
-        member = member * flags.unsqueeze(1)
-        counts = member.sum(0)
-        own = labels.clamp(min=0).unsqueeze(1)
-        rank = member.cumsum(0).gather(1, own).squeeze(1) - 1
-        # Of more rows than a class has room for, the last ones stay.
-        kept = flags & (labels >= 0) & (rank >= counts[own.squeeze(1)] - self.each)
-        place = (self.next[own.squeeze(1)] + rank) % self.each
-        aside = len(self.keys) - 1
-        slots = torch.where(kept, own.squeeze(1) * self.each + place, aside)
-        self.keys.index_copy_(0, slots, keys.to(self.keys.dtype))
-        self.labels.index_copy_(0, slots, labels)
-        self.flags.index_copy_(0, slots, kept)
-        self.filled.index_copy_(0, slots, kept)
-        self.keys[aside].zero_()
-        self.labels[aside].fill_(-1)
-        self.next.add_(counts).remainder_(self.each)
-
-
 def _join(
     keys: Tensor, labels: Tensor, positive: Tensor, *rings: tuple[Ring, Tensor, Tensor]
 ) -> References:
@@ -117,9 +83,7 @@ def _served_in_turn(ring: Ring, owner: Tensor, batch: int, kept: int = 0) -> Ten
 
 
 class TwoLevelQueue:
-    def __init__(
-        self, capacity: int, width: int, device: torch.device, seed: int = 0, classes: int = 1
-    ) -> None:
+    def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
         self.labeled = Ring(capacity, width, device)
         self.pseudo = Ring(capacity, width, device)
 
@@ -163,9 +127,7 @@ class TwoLevelQueue:
 
 
 class SingleQueue:
-    def __init__(
-        self, capacity: int, width: int, device: torch.device, seed: int = 0, classes: int = 1
-    ) -> None:
+    def __init__(self, capacity: int, width: int, device: torch.device, seed: int = 0) -> None:
         self.ring = Ring(capacity, width, device)
         random = torch.randn(capacity, width, generator=torch.Generator().manual_seed(seed))
         self.ring.keys.copy_(F.normalize(random, dim=1))
@@ -199,21 +161,7 @@ class SingleQueue:
         self.ring.load_state_dict(state)
 
 
-class BalancedQueue(TwoLevelQueue):
-    """The paper's two levels, in each of which no class pushes out another."""
-
-    def __init__(
-        self, capacity: int, width: int, device: torch.device, seed: int = 0, classes: int = 1
-    ) -> None:
-        self.labeled = ClassRings(capacity, width, device, classes)
-        self.pseudo = ClassRings(capacity, width, device, classes)
-
-    def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
-        raise AssertionError("the settings refuse it: rings of classes do not know when a key came")
-
-
 QUEUES: dict[str, type[TwoLevelQueue] | type[SingleQueue]] = {
     "two_level": TwoLevelQueue,
     "single": SingleQueue,
-    "balanced": BalancedQueue,
 }

@@ -185,7 +185,7 @@ def notes(told: Told, codec: str | None) -> list[str]:
         )
     if labels := of(lambda one: not one.coded):
         said.append(
-            f"! {labels}: some bytes are no whole models or batches (rows left out, sparse deltas, a "
+            f"! {labels}: some bytes are no whole models or batches (rows left out, a "
             "model of one's own) and stay as recorded"
         )
     if codec is not None:

@@ -20,7 +20,7 @@ from semisfl import seeds
 from semisfl.data.batches import ViewKind
 from semisfl.engine.sums import UNREGULARISED, Regularisers
 from semisfl.engine.weights import State as State
-from semisfl.fleet.byte_counts import Direction, Kind, Traffic
+from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 
 
@@ -85,9 +85,6 @@ class FullRound:
     Over a network, where clients keep nothing between rounds, they are sent and counted again."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain values the client half reads."""
-    size: Callable[[int, Direction, str, State], int] | None = None
-    """Bytes that a state (client, direction, name, values) counts as; None: what crosses the wire.
-    For methods whose authors count otherwise, e.g. only entries that changed; in simulation only."""
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,7 @@ class Slot:
 
     def count_bytes(self, direction: Direction, name: str, state: State) -> None:
         kind = self._round.kinds.get(name, "model")
-        size = self._round.size
-        count = (
-            size(self.client, direction, name, state)
-            if size
-            else state_bytes(state, self._config.wire.models)
-        )
+        count = state_bytes(state, self._config.wire.models)
         self._engine.traffic.add(kind, direction, self.client, count)
 
     def model(self, name: str) -> nn.Module:

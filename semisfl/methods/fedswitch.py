@@ -72,7 +72,6 @@ class FedSwitch:
             kinds={"teacher": "teacher"},
             settings={
                 "confidence_threshold": self.settings.confidence_threshold,
-                "rule": self.settings.rule,
                 "iid_threshold": self.settings.iid_threshold,
                 "ema_decay": config.teacher.ema_decay,
             },
@@ -110,7 +109,7 @@ class FedSwitchWork:
         sent = given(client, "student")
         student, labeller = client.model("student"), client.model("labeller")
         student.load_state_dict(sent)
-        by_teacher = self._teacher_labels(client, student, labeller)
+        by_teacher = self._teacher_labels(client, student)
         labeller.load_state_dict(client.fetch("teacher") if by_teacher else sent)
         client.hold("by_teacher", torch.tensor(float(by_teacher)))
         client.hold("ema_decay", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0))
@@ -122,12 +121,9 @@ class FedSwitchWork:
         return True
 
     @staticmethod
-    def _teacher_labels(client: ClientRuntime, student: nn.Module, labeller: nn.Module) -> bool:
-        """Local data look IID to the student (or no less so than to the teacher: rule "difference")."""
+    def _teacher_labels(client: ClientRuntime, student: nn.Module) -> bool:
+        """Return whether the local data look IID to the student."""
         skew = divergence(client.predict(student, "weak").mean(0))
-        if client.settings["rule"] == "difference":
-            labeller.load_state_dict(client.fetch("teacher"))
-            skew = skew - divergence(client.predict(labeller, "weak").mean(0))
         return bool(skew <= client.settings["iid_threshold"])
 
     def step(self, client: ClientRuntime) -> None:

@@ -1,7 +1,6 @@
 """The settings that FedSwitch and FedSwitch-SL share, and what a round of each sends."""
 
 import math
-from typing import Literal
 
 from pydantic import Field
 
@@ -12,10 +11,6 @@ from semisfl.settings.sections import Section, View
 class FedSwitchSettings(Section):
     confidence_threshold: float = Field(
         0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
-    )
-    rule: Literal["student", "difference"] = Field(
-        "student",
-        description="switch on KL(mean p || uniform) of the student, or on student minus teacher",
     )
     iid_threshold: float = Field(
         0.5,
@@ -30,9 +25,8 @@ class FedSwitchSettings(Section):
 def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
     """``teacher``: whether the client downloads it."""
     # Before its steps a client looks at all its images to see whether they look IID.
-    looks = 2.0 if settings.rule == "difference" else 1.0
     down = (1 + teacher) * sizes.full
-    return Cost(down, sizes.full, teacher=teacher * sizes.full, work=Work(look=looks))
+    return Cost(down, sizes.full, teacher=teacher * sizes.full, work=Work(look=1.0))
 
 
 def split_cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:

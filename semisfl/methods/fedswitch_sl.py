@@ -31,11 +31,6 @@ class FedSwitchSL:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
-        if self.settings.rule != "student":
-            raise ValueError(
-                f"fedswitch.rule = {self.settings.rule!r} needs both models on a client, which fedswitch-sl "
-                'has not; set fedswitch.rule = "student"'
-            )
         device = setup.hardware.device
         self.student = setup.hardware.working_copy(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
@@ -66,7 +61,7 @@ class FedSwitchSL:
     def round(self, round_index: int) -> MethodMetrics:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
         lr = learning_rate(config.optimizer, round_index, config.rounds)
-        steps = self.controller.steps_in(round_index)
+        steps = self.controller.supervised_steps
         loss_supervised = self.supervised.run(round_index, steps, lr)
         loss_semi, reported = 0.0, {}
         if round_index >= config.server.pretrain_rounds:

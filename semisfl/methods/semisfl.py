@@ -1,8 +1,8 @@
 """SemiSFL: split federated learning with clustering regularisation (the paper's Algorithm 1).
 
 Names: ``student`` w = (w_c, w_s, w_p) = (.bottom, .top, .projector), ``teacher`` w~. Where the
-paper and its published code differ, the configuration says which is followed. `Labelling`,
-`ServerMomentum`, `sharpness` and `prototypes` go beyond both, and are plain unless set.
+paper and its published code differ, the configuration says which is followed. `Labelling`
+goes beyond both, and follows the paper unless set.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.algorithm import sharpness
 from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.labelling import Labelling
-from semisfl.algorithm.losses import contrastive
-from semisfl.algorithm.momentum import ServerMomentum
-from semisfl.algorithm.prototypes import prototypes
+from semisfl.algorithm.losses import consistency, contrastive, cross_entropy
 from semisfl.algorithm.queue import QUEUES
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
@@ -45,7 +42,6 @@ class SemiSFL:
             self.student.keys,
             setup.hardware.device,
             queue_seed,
-            setup.classes,
         )
         self.labelling = Labelling(
             settings.labels,
@@ -55,7 +51,6 @@ class SemiSFL:
             config.clients.total,
             config.clients.active,
         )
-        self.momentum = ServerMomentum(self.student.bottom, settings.server_momentum)
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
@@ -76,7 +71,7 @@ class SemiSFL:
         """Round h: lines 3 to 23 of Algorithm 1."""
         config, clients = self.config, self.config.clients
         lr = learning_rate(config.optimizer, round_index, config.rounds)
-        supervised_steps = self.controller.steps_in(round_index)
+        supervised_steps = self.controller.supervised_steps
         self.dropout.start(round_index)
 
         # Lines 3-6: supervised training on the server.
@@ -98,7 +93,7 @@ class SemiSFL:
                 self.cross_entity_step()
             self.influence.tell(self.active, self.fleet.held_back)
             # Lines 18-21: the mean of the bottoms.
-            self.student.bottom.load_state_dict(self.momentum.after(self.fleet.finish_round()))
+            self.student.bottom.load_state_dict(self.fleet.finish_round())
             self.queue.end_round()
 
         # Lines 22-23: the next round's supervised steps.
@@ -135,7 +130,7 @@ class SemiSFL:
         with self.overlap:
             features = student.bottom(for_student)
             shown = _for_each_view(labels, for_student)
-            loss = sharpness.cross_entropy(student.top, features, shown, settings.sharpness)  # H
+            loss = cross_entropy(student.top(features), shown)  # H
             projections = student.project(features) if settings.supervised_contrast else None
         with torch.no_grad():
             keys = teacher.project(teacher.bottom(for_teacher))
@@ -159,7 +154,7 @@ class SemiSFL:
         features = self.influence.limited(self.fleet.forward(), self.active)  # Line 11
         student.train()
         with self.overlap, torch.no_grad():  # Line 12: q-hat and z~
-            given = self.labelling.label(
+            labels, confident = self.labelling.label(
                 teacher.top(features.teacher), features.clients, self.active
             )
             keys = teacher.project(features.teacher)
@@ -167,18 +162,16 @@ class SemiSFL:
         projections = student.project(features.student)
         self.overlap.join()
         labels, confident = self.influence.believed(
-            features, self.active, logits, given.labels, given.confident
+            features, self.active, logits, labels, confident
         )
         with self.overlap:
-            loss = self.labelling.loss(logits, given, labels, confident)  # H, Eq. (1)
+            loss = consistency(logits, labels, confident)  # H, Eq. (1)
         parts = {"loss_consistency": loss}
         if settings.clustering:
             in_turn = settings.server_pass == "in_turn"
             mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
             positives = self.influence.as_positives(features, labels, confident)
             references = self.queue.push_pseudo(keys, labels, positives)
-            if settings.clustering_against == "prototypes":
-                references = prototypes(references, self.setup.classes)
             clustering = contrastive(
                 projections, labels, references, settings.temperature, mask
             )  # C, Eq. (5)
@@ -200,20 +193,15 @@ class SemiSFL:
         return {"teacher": self.teacher, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
             "queue": self.queue.state_dict(),
             "controller": self.controller.state_dict(),
-            **{name: part for name, part in self._beyond().items() if part},
         }
-
-    def _beyond(self) -> dict[str, dict[str, Tensor]]:
-        """What only settings beyond the paper remember."""
-        return {
-            "labelling": self.labelling.state_dict(),
-            "momentum": self.momentum.state_dict(),
-        }
+        if labelling := self.labelling.state_dict():
+            state["labelling"] = labelling
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
@@ -221,7 +209,6 @@ class SemiSFL:
         self.queue.load_state_dict(state["queue"])
         self.controller.load_state_dict(state["controller"])
         self.labelling.load_state_dict(state.get("labelling", {}))
-        self.momentum.load_state_dict(state.get("momentum", {}))
         self.meter.clear()  # a round that was given up half-way leaves its sums behind
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
 from semisfl.settings.pseudo_labels import LabelSettings
@@ -19,9 +19,9 @@ class SemiSFLSettings(Section):
     temperature: float = Field(0.2, gt=0, description="kappa of the contrastive terms")
     supervised_contrast: bool = Field(True, description="the term T of the supervised loss")
     clustering: bool = Field(True, description="the term C, clustering regularisation")
-    queue: Literal["two_level", "single", "balanced"] = Field(
+    queue: Literal["two_level", "single"] = Field(
         "two_level",
-        description="memory queue: the paper's two levels, the code's one cleared ring, or ours, two levels with a ring per class",
+        description="memory queue: two levels (the paper), or one ring that is cleared after every round (the authors' code)",
     )
     queue_size: int = Field(1024, ge=0, description="keys that each level holds")
     own_key: bool = Field(
@@ -34,33 +34,7 @@ class SemiSFLSettings(Section):
     labeled_view: View | Literal["both"] = Field(
         "strong", description="augmentation of labelled images; both: each is shown as either"
     )
-    # What follows is beyond the paper, and does nothing as it stands here.
-    clustering_against: Literal["keys", "prototypes"] = Field(
-        "keys", description="what C holds projections against: single keys, or classes' mean keys"
-    )
-    server_momentum: float = Field(
-        0.0, ge=0, lt=1, description="of the averaged bottoms, from round to round"
-    )
-    sharpness: float = Field(
-        0.0,
-        ge=0,
-        description="radius of sharpness-aware supervised steps of the top; 0: plain ones",
-    )
     labels: LabelSettings = LabelSettings()
-
-    @model_validator(mode="after")
-    def _in_turn_knows_when(self) -> "SemiSFLSettings":
-        """Serving clients in turn asks when each single key came."""
-        for key, value, plain in (
-            ("queue", self.queue, self.queue != "balanced"),
-            ("clustering_against", self.clustering_against, self.clustering_against == "keys"),
-        ):
-            if self.server_pass == "in_turn" and not plain:
-                raise ValueError(
-                    f"semisfl.{key} = {value!r} does not say when a key came, which semisfl.server_pass = "
-                    "'in_turn' asks; set that to joint"
-                )
-        return self
 
 
 def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:

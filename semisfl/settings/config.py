@@ -18,6 +18,7 @@ from pydantic import (
 from semisfl.settings import catalog, lookup
 from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.policy import Policy
+from semisfl.settings.retired import without_retired
 from semisfl.settings.run import (
     ClientsConfig,
     ControllerConfig,
@@ -181,8 +182,11 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
     if passed_over:
         rows = (*others, *lookup.methods().values())
         passed_over &= {row.section for row in rows if row.section}
+    current = without_retired(
+        {key: values[key] for key in values if key not in passed_over}, known_keys(kind)
+    )
     try:
-        return kind.model_validate({key: values[key] for key in values if key not in passed_over})
+        return kind.model_validate(current)
     except ValidationError as error:
         raise ConfigError(_one_line(error, kind)) from error
 

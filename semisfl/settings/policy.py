@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from semisfl.settings.retired import without_retired
 from semisfl.settings.sections import ConfigError, Section
 
 Answer = Literal["ignore", "warn", "refuse"]
@@ -99,18 +100,20 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(values: Mapping[str, Any], where: str = "policy") -> Policy:
+    known = [f"policy.{name}" for name in Policy.model_fields]
     try:
-        return Policy.model_validate(dict(values))
+        current = without_retired({"policy": dict(values)}, known)["policy"]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    try:
+        return Policy.model_validate(current)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        known = (
-            f"; known: {', '.join(Policy.model_fields)}"
-            if first["type"] == "extra_forbidden"
-            else ""
-        )
+        unknown = first["type"] == "extra_forbidden"
+        hint = f"; known: {', '.join(Policy.model_fields)}" if unknown else ""
         reason = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {key + ': ' if key else ''}{reason}{known}") from None
+        raise ConfigError(f"{where}: {key + ': ' if key else ''}{reason}{hint}") from None
 
 
 def _least(one: float | None, other: float | None) -> Any:

@@ -150,8 +150,6 @@ class ControllerConfig(Section):
     min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
     period: int = Field(100, ge=2, description="rounds a decision looks back on")
     window: int = Field(10, ge=1, description="rounds averaged into one observation")
-    warm_rounds: int = Field(0, ge=0, description="first rounds, of at least warm_steps each")
-    warm_steps: int = Field(0, ge=0, description="supervised steps in those rounds, if more")
 
     @model_validator(mode="after")
     def _whole_windows(self) -> "ControllerConfig":

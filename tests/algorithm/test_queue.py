@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl.algorithm.losses import References, contrastive
-from semisfl.algorithm.prototypes import prototypes
 from semisfl.algorithm.queue import QUEUES, Ring, SingleQueue, TwoLevelQueue
 
 CPU = torch.device("cpu")
@@ -210,7 +209,7 @@ def test_in_turn_the_last_client_sees_those_served_before_it() -> None:
 
 @pytest.mark.parametrize("kind", QUEUES)
 def test_state_round_trip_goes_on_where_it_was(kind: str) -> None:
-    queue, other = (QUEUES[kind](3, WIDTH, CPU, seed, 2) for seed in (1, 2))
+    queue, other = (QUEUES[kind](3, WIDTH, CPU, seed) for seed in (1, 2))
     queue.push_labeled(keys(1, 2), ints(0, 1))
     queue.push_pseudo(keys(3, 4), ints(0, 1), flags(1, 0))
     other.load_state_dict({name: tensor.clone() for name, tensor in queue.state_dict().items()})
@@ -223,42 +222,3 @@ def test_state_round_trip_goes_on_where_it_was(kind: str) -> None:
     assert all(
         torch.equal(tensor, other.state_dict()[name]) for name, tensor in queue.state_dict().items()
     )
-
-
-def test_in_a_balanced_queue_a_class_only_pushes_out_its_own() -> None:
-    queue = QUEUES["balanced"](6, WIDTH, CPU, classes=3)  # two of each class
-    queue.push_labeled(keys(1, 2, 3), ints(0, 1, 1))
-    queue.push_labeled(keys(4, 5, 6, 7), ints(1, 1, 1, 0))
-    assert held(queue.labeled) == [1, 5, 6, 7]
-    queue.push_labeled(keys(8), ints(0))
-    assert held(queue.labeled) == [5, 6, 7, 8]
-    for key, label in zip(queue.labeled.keys.tolist(), queue.labeled.labels.tolist(), strict=True):
-        assert label == {5: 1, 6: 1, 7: 0, 8: 0, 0: -1}[key[0]]
-
-
-def test_a_balanced_queue_takes_confident_pseudo_labels_only() -> None:
-    queue = QUEUES["balanced"](4, WIDTH, CPU, classes=2)
-    queue.push_labeled(keys(1), ints(1))
-    references = queue.push_pseudo(keys(2, 3, 4), ints(0, 1, -1), flags(1, 0, 0))
-    # The step's own keys are references as ever, then the labelled level.
-    assert seen(references) == [(2, 0, True), (3, 1, False), (4, -1, False), (1, 1, True)]
-    after = queue.push_pseudo(keys(5), ints(1), flags(1))
-    assert seen(after) == [(5, 1, True), (1, 1, True), (2, 0, True)]
-
-
-def test_prototypes_are_the_directions_of_what_may_be_positive() -> None:
-    references = References(
-        torch.tensor([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0], [0.0, -1.0], [7.0, 0.0]]),
-        ints(0, 0, 0, 2, 1),
-        flags(1, 1, 0, 1, 1),
-        flags(1, 1, 1, 1, 0),
-    )
-    found = prototypes(references, 3)
-    half = math.sqrt(0.5)
-    assert torch.allclose(found.keys, torch.tensor([[half, half], [0.0, 0.0], [0.0, -1.0]]))
-    assert found.labels.tolist() == [0, 1, 2]
-    assert found.present.tolist() == found.positive.tolist() == [True, False, True]
-    # An anchor between both: -log of its own class's share, temperature 1.
-    loss = contrastive(torch.tensor([[0.0, 1.0]]), ints(0), found, 1.0)
-    expected = -math.log(math.exp(half) / (math.exp(half) + math.exp(-1)))
-    assert float(loss) == pytest.approx(expected, rel=1e-5)

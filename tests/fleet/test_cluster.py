@@ -54,8 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedswitch": {"wire": {"models": "fp16"}},
     "semifl": {"semifl": {"confidence_threshold": 0.0}, "model": {"layers": BATCHNORM}},
     "fl2": {"model": {"layers": BATCHNORM}},
-    "fedmatch": {"fedmatch": {"sparse": True, "helpers": 2, "refresh": 2}},
-    "fedmatch, coded": {"fedmatch": {"sparse": True}, "wire": {"models": "fp16"}},
+    "fedmatch": {"fedmatch": {"helpers": 2, "refresh": 2}},
+    "fedmatch, coded": {"wire": {"models": "fp16"}},
 }
 
 

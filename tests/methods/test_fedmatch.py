@@ -19,7 +19,6 @@ from semisfl.methods.fedmatch.method import (
     decomposed,
     inter_client,
 )
-from semisfl.methods.fedmatch.sparse import SparseLinks, changed
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
 from semisfl.settings import presets
@@ -82,9 +81,12 @@ def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> No
             torch.testing.assert_close(theta, sigma + kept)
 
 
-def test_entries_of_psi_up_to_the_threshold_are_tested_as_zero() -> None:
+def test_entries_of_psi_up_to_the_threshold_are_tested_as_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In what is tested alone: the clients go on with all of psi."""
-    _, method = make("fedmatch.threshold=0.01", batchnorm=True)
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.THRESHOLD", 0.01)
+    _, method = make(batchnorm=True)
     method.round(0)
     dropped = kept = 0
     for name in method.names:
@@ -341,82 +343,6 @@ def test_helpers_come_with_a_refresh_and_stay_if_asked_to(keep: bool) -> None:
     assert bool(plans[2].held[0]) is keep
 
 
-# --- sparse deltas --------------------------------------------------------------------------------
-
-
-def test_a_delta_keeps_and_counts_what_changed_by_more_than_the_threshold() -> None:
-    old = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0]), "buffer": torch.tensor([5, 6])}
-    new = {"w": torch.tensor([1.0, 2.25, 3.5, 3.0]), "buffer": torch.tensor([7, 6])}
-    held, size = changed(new, old, ["w"], 0.3)
-    assert held["w"].tolist() == [1.0, 2.0, 3.5, 3.0]
-    assert held["buffer"].tolist() == [7, 6]
-    assert size == 2 * 4 + 2 * 8
-
-
-def test_who_comes_for_the_first_time_is_sent_everything() -> None:
-    """Also when others were here before."""
-    links = SparseLinks(["w"], 0.5, base="psi")
-    state = {"w": torch.tensor([1.0, 2.0, 3.0])}
-    links.down([1], {"psi": state})
-    links.up(1, {"w": torch.tensor([1.0, 2.0, 9.0])})
-    later = {"w": torch.tensor([1.0, 2.0, 3.2])}
-    sent = links.down([1, 4], {"psi": later})
-    # Client 1 holds what it uploaded: one entry is another now. Client 4 holds nothing.
-    assert links.size(1, "down", "psi", later) == 4 and links.size(4, "down", "psi", later) == 12
-    assert sent[1]["psi"]["w"].tolist() == pytest.approx([1, 2, 3.2])
-    assert torch.equal(sent[4]["psi"]["w"], later["w"])
-
-
-def test_sparse_traffic_is_the_number_of_changed_entries() -> None:
-    experiment, method = make(
-        "clients.active=3",
-        "fedmatch.sparse=true",
-        "fedmatch.threshold=1e-3",
-        "fedmatch.refresh=2",
-        batchnorm=True,
-    )
-    full = sum(v.numel() * v.element_size() for v in method.model.state_dict().values())
-    buffers = sum(v.numel() * v.element_size() for _, v in method.model.named_buffers())
-    affine = sum(v.numel() * 4 for n, v in method.model.named_parameters() if ".bn." in n)
-    plans: list[FullRound] = []
-    uploads: list[dict[int, dict[str, torch.Tensor]]] = []
-    train = method.setup.fleet.train
-
-    def watched(work, plan):  # type: ignore[no-untyped-def]
-        plans.append(copy.deepcopy(plan.send_to))
-        results = train(work, plan)
-        uploads.append({result.client: dict(result.states["psi"]) for result in results})
-        return results
-
-    method.setup.fleet.train = watched  # type: ignore[method-assign]
-    counts = []
-    for round_index in range(2):
-        before = dict(experiment.fleet.traffic.counts)
-        method.round(round_index)
-        after = experiment.fleet.traffic.counts
-        counts.append({key: after[key] - before.get(key, 0) for key in after})
-
-    def moved(new: dict[str, torch.Tensor], old: dict[str, torch.Tensor]) -> int:
-        entries = sum(int(((new[n] - old[n]).abs() > 1e-3).sum()) for n in method.names)
-        return 4 * entries + buffers + affine
-
-    for client in range(3):
-        sent = plans[0][client]
-        assert counts[0]["model", "down", client] == 2 * full, "first contact"
-        assert counts[0]["model", "up", client] == moved(uploads[0][client], sent["psi"])
-        assert counts[0]["model", "up", client] < full, "the threshold must drop something"
-        held = {
-            n: torch.where((uploads[0][client][n] - v).abs() > 1e-3, uploads[0][client][n], v)
-            for n, v in sent["psi"].items()
-            if n in method.names
-        }
-        second = plans[1][client]
-        expected = moved(second["sigma"], sent["sigma"])
-        expected += moved(second["psi"], {**second["psi"], **held})
-        expected += sum(moved(second[f"helper{place}"], second["psi"]) for place in range(2))
-        assert counts[1]["model", "down", client] == expected
-
-
 def test_the_original_variant_has_its_authors_weights() -> None:
     settings = presets.preset("cifar10+fedmatch_original")
     chosen = settings.fedmatch
@@ -424,5 +350,4 @@ def test_the_original_variant_has_its_authors_weights() -> None:
     assert (chosen.lambda_l2, chosen.lambda_l1) == (10, 1e-5)
     assert chosen.confidence_threshold == 0.85
     assert not chosen.keep_helpers
-    assert chosen.sparse
     assert (settings.optimizer.lr, settings.optimizer.momentum) == (1e-3, 0)

@@ -211,7 +211,6 @@ def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
         "rounds=5",
         "clients.active=3",
         "fedmatch.refresh=2",
-        "fedmatch.sparse=true",
         "semifl.confidence_threshold=0.3",
         "fedswitch.confidence_threshold=0.3",
         "fedswitch.iid_threshold=0.02",

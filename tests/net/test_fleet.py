@@ -95,9 +95,8 @@ def test_batchnorm_and_teacher_variants(teacher: dict) -> None:
 
 
 def test_labels_that_adapt_to_clients() -> None:
-    labels = {"align": "client", "threshold": "client_class", "below": "soft", "adjust": 0.5}
-    beyond = {"labels": {**labels, "warmup": 0}, "server_momentum": 0.5, "labeled_view": "both"}
-    compare(tiny(semisfl=beyond))
+    labels = {"align": "client", "warmup": 0}
+    compare(tiny(semisfl={"labels": labels, "labeled_view": "both"}))
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("semifl", "fl2")])

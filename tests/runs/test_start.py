@@ -53,11 +53,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 # --- everything that can be wrong ----------------------------------------------------------------
 
 
-def other_method(config: Config) -> Config:
-    fedswitch = config.fedswitch.model_copy(update={"rule": "difference"})
-    return config.model_copy(update={"method": "fedswitch-sl", "fedswitch": fedswitch})
-
-
 MISTAKES: dict[str, tuple[Callable[[Config], Config], dict[str, Any], str]] = {
     "port": (lambda config: config, {"listen": "no.such.host.invalid:1"}, "cannot listen on"),
     "certificates": (lambda config: config, {"certificates": "missing"}, "missing"),
@@ -69,7 +64,6 @@ MISTAKES: dict[str, tuple[Callable[[Config], Config], dict[str, Any], str]] = {
         {},
         "model.cut = 40 is outside the model",
     ),
-    "method": (other_method, {}, "difference"),
 }
 
 

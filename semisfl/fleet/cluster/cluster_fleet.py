@@ -51,7 +51,7 @@ class ClusterFleet:
         self._step = 0
         self._coming: Moving | None = None
         """Features that the other ranks are computing or sending."""
-        self._answering: list[tuple[int, FullRound]] = []
+        self._answering: list[int] = []
         """Ranks that owe the results of a full-model round."""
 
     # --- beginning and ending --------------------------------------------------------------------
@@ -83,7 +83,7 @@ class ClusterFleet:
             self._coming.wait()
             self._coming = None
         while self._answering:
-            cluster_full.results_of(self._ranks, *self._answering.pop(0), Traffic())
+            cluster_full.results_of(self._ranks, self._answering.pop(0), Traffic())
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: whatever a round draws follows from its number."""
@@ -197,11 +197,11 @@ class ClusterFleet:
         self._settle_debts()
         blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
         cluster_full.tell(self._ranks, work, plan, blocks)
-        self._answering = [(rank, plan) for rank in self._ranks.others]
+        self._answering = list(self._ranks.others)
         results = self._own.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
         stopped = False
         while self._answering:
-            found = cluster_full.results_of(self._ranks, *self._answering.pop(0), self.traffic)
+            found = cluster_full.results_of(self._ranks, self._answering.pop(0), self.traffic)
             stopped = stopped or found is None
             results += found or []
         if stopped:

@@ -4,17 +4,14 @@ States cross once per rank that needs them, however many of its clients share th
 asks for during the round is sent along, and counted only if it was asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
-from semisfl.fleet.byte_counts import Direction, Traffic
+from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster.cluster_split import Block
 from semisfl.fleet.cluster.ranks import Ranks
 from semisfl.fleet.parcels import outline, pack, room_for, unpack
-
-Counted = list[tuple[int, Direction, str]]
-"""Client, direction and name of every state that crossed, where rank 0 says what it counts as."""
 
 
 class _States:
@@ -66,7 +63,6 @@ def tell(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block
         lr=float(plan.lr),
         kinds=dict(plan.kinds),
         settings=dict(plan.settings),
-        counts=plan.size is None,
         outlines=known.outlines,
         outline_of=known.outline_of,
         for_all=for_all,
@@ -95,8 +91,8 @@ def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
     return sorted(found)
 
 
-def hear(ranks: Ranks, said: Mapping[str, Any]) -> tuple[FullRound, Counted]:
-    """The plan for this rank's clients; what crosses of it is noted if rank 0 does the counting."""
+def hear(ranks: Ranks, said: Mapping[str, Any]) -> FullRound:
+    """Return the plan for this rank's clients."""
     outlines = [said["outlines"][number] for number in said["outline_of"]]
     block: Block = tuple(said["blocks"][ranks.rank])
     shared, for_all = outlines[: said["for_all"]], said["for_all"]
@@ -115,8 +111,7 @@ def hear(ranks: Ranks, said: Mapping[str, Any]) -> tuple[FullRound, Counted]:
     def of_clients(rows: Sequence[tuple[int, Mapping[str, int]]]) -> dict[int, dict[str, State]]:
         return {client: named(numbers) for client, numbers in rows if client in block}
 
-    counted: Counted = []
-    plan = FullRound(
+    return FullRound(
         said["index"],
         block,
         said["steps"],
@@ -127,22 +122,10 @@ def hear(ranks: Ranks, said: Mapping[str, Any]) -> tuple[FullRound, Counted]:
         send_to=of_clients(said["send_to"]),
         held=of_clients(said["held"]),
         settings=said["settings"],
-        size=None if said["counts"] else _noting(counted),
     )
-    return plan, counted
 
 
-def _noting(counted: Counted) -> Callable[[int, Direction, str, State], int]:
-    def size(client: int, direction: Direction, name: str, state: State) -> int:
-        counted.append((client, direction, name))
-        return 0
-
-    return size
-
-
-def answer(
-    ranks: Ranks, results: Sequence[ClientResult], counted: Counted, traffic: Mapping[str, int]
-) -> None:
+def answer(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, int]) -> None:
     """This rank's results to rank 0."""
     known = _States()
     told = [
@@ -150,7 +133,6 @@ def answer(
     ]
     ranks.answer(
         results=told,
-        counted=counted,
         traffic=traffic,
         outlines=known.outlines,
         outline_of=known.outline_of,
@@ -158,9 +140,7 @@ def answer(
     ranks.send({0: pack(known.states)}).wait()
 
 
-def results_of(
-    ranks: Ranks, rank: int, plan: FullRound, traffic: Traffic
-) -> list[ClientResult] | None:
+def results_of(ranks: Ranks, rank: int, traffic: Traffic) -> list[ClientResult] | None:
     """What ``rank`` answers, counted; None if it was stopped."""
     said = ranks.answer_of(rank)
     if "stopped" in said:
@@ -174,27 +154,4 @@ def results_of(
         for client, values, numbers in said["results"]
     ]
     traffic.merge(said["traffic"])
-    _count(plan, results, said["counted"], traffic)
     return results
-
-
-def _count(
-    plan: FullRound, results: Sequence[ClientResult], counted: Counted, traffic: Traffic
-) -> None:
-    uploads = {result.client: result.states for result in results}
-    for client, direction, name in counted:
-        assert plan.size is not None
-        state = (
-            uploads[client][name]
-            if direction == "up"
-            else next(given[name] for given in _given(plan, client) if name in given)
-        )
-        size = plan.size(client, direction, name, state)
-        traffic.add(plan.kinds.get(name, "model"), direction, client, size)
-
-
-def _given(plan: FullRound, client: int) -> Iterator[Mapping[str, State]]:
-    """Where a state that a client was sent is found, the special before the general."""
-    yield plan.send_to.get(client, {})
-    yield plan.send
-    yield plan.on_request

@@ -97,7 +97,7 @@ class RankWorker:
     # --- a full-model round ----------------------------------------------------------------------
 
     def _train(self, said: Mapping[str, Any]) -> None:
-        plan, counted = cluster_full.hear(self._ranks, said)
+        plan = cluster_full.hear(self._ranks, said)
         self._counts()
         try:
             work = self._works[said["work"]]
@@ -105,4 +105,4 @@ class RankWorker:
         except Stopped:
             self._ranks.answer(stopped=True)
             return
-        cluster_full.answer(self._ranks, results, counted, self._counts())
+        cluster_full.answer(self._ranks, results, self._counts())

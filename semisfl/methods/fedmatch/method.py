@@ -35,7 +35,6 @@ from semisfl.fleet.base import (
 from semisfl.methods.base import Meter, ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
 from semisfl.methods.fedmatch.settings import FedMatchSettings
-from semisfl.methods.fedmatch.sparse import SparseLinks
 from semisfl.methods.full_model import (
     COUNTED,
     count_labels,
@@ -47,6 +46,9 @@ from semisfl.methods.full_model import (
 )
 from semisfl.metrics import MethodMetrics
 from semisfl.models.passes import passes
+
+THRESHOLD = 1e-5
+"""Entries of psi up to this size are tested as zero, as in the authors' code."""
 
 
 def decomposed(model: nn.Module) -> list[str]:
@@ -85,7 +87,6 @@ class FedMatch:
         self.helpers = Helpers(setup.hardware.device)
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
         self.noise = setup.labeled.normalized(noise)
-        self.links = SparseLinks(self.names, settings.threshold, base="psi")
         self._join()
 
     def round(self, round_index: int) -> MethodMetrics:
@@ -131,31 +132,23 @@ class FedMatch:
             "sigma": {**self.sigma.state_dict(), **buffers},
             "psi": {**self.psi.state_dict(), **buffers},
         }
-        sent = self.links.down(active, current) if settings.sparse else {}
-        extra = {
-            client: {**sent.get(client, {}), **(helpers[client] if refresh else {})}
-            for client in active
-        }
         return FullRound(
             round_index,
             active,
             config.clients.steps,
             lr,
-            send={} if settings.sparse else current,
-            send_to=extra,
+            send=current,
+            send_to=helpers if refresh else {},
             held={} if refresh else helpers,
             settings=settings.model_dump(),
-            size=self.links.size if settings.sparse else None,
         )
 
     @torch.no_grad()
     def _aggregate(self, round_index: int, results: list[ClientResult]) -> None:
         """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
-        settings, uploads = self.settings, {r.client: r.states["psi"] for r in results if r.states}
+        uploads = {r.client: r.states["psi"] for r in results if r.states}
         for client, upload in uploads.items():
-            if settings.sparse:
-                uploads[client] = upload = self.links.up(client, upload)
-            if settings.helpers:
+            if self.settings.helpers:
                 theta = {**upload, **joined(self.sigma, upload)}
                 with self.setup.hardware.arithmetic():
                     embedding = (
@@ -170,9 +163,8 @@ class FedMatch:
 
     @torch.no_grad()
     def _join(self) -> None:
-        """The tested theta, in which entries of psi up to the threshold are zero."""
-        threshold = self.settings.threshold
-        psi = {name: F.hardshrink(value, threshold) for name, value in self.psi.named_parameters()}
+        """Make the tested theta, in which small entries of psi are zero."""
+        psi = {name: F.hardshrink(value, THRESHOLD) for name, value in self.psi.named_parameters()}
         self.model.load_state_dict(joined(self.sigma, psi), strict=False)
 
     def tested(self) -> Mapping[str, nn.Module]:
@@ -184,11 +176,10 @@ class FedMatch:
             "sigma": self.sigma.state_dict(),
             "psi": self.psi.state_dict(),
             "helpers": self.helpers.state_dict(),
-            "links": self.links.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("model", "sigma", "psi", "helpers", "links"):
+        for name in ("model", "sigma", "psi", "helpers"):
             getattr(self, name).load_state_dict(state[name])
 
 

@@ -20,10 +20,6 @@ class FedMatchSettings(Section):
     lambda_a: float = Field(1e-2, ge=0, description="weight of the agreement pseudo-label loss")
     lambda_l2: float = Field(1e-2, ge=0, description="weight of |sigma - psi|^2")
     lambda_l1: float = Field(1e-6, ge=0, description="weight of |psi|_1")
-    sparse: bool = Field(
-        False, description="count only changed entries on the wire, as its authors do"
-    )
-    threshold: float = Field(1e-5, ge=0, description="a change or |psi| up to this is dropped")
 
 
 def cost(sizes: Sizes, settings: FedMatchSettings, *, choosing: bool = False) -> Cost:

@@ -131,9 +131,7 @@ class FL2Work:
         loss = cross_entropy(logits, labels)  # every image of a batch was kept
         # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
         beyond_doubt = consistency(logits, labels, sure)
-        weights = adversarial(
-            model, beyond_doubt, client.settings["rho"], client.settings["eta"], retain=True
-        )
+        weights = adversarial(model, beyond_doubt, client.settings["rho"], client.settings["eta"])
         sharp = agreement(functional_call(model, weights, (images,)), logits, sure)
         client.descend(model, loss + sharp, clip_norm=client.settings["clip_norm"])
         count_loss(client, loss + sharp, consistency=loss)
