@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from semisfl.costs import bench
-from semisfl.costs.round_work import matrix_product, round_operations
+from semisfl.costs import timed_rounds
+from semisfl.costs.timed_rounds import matrix_product
 from semisfl.engine.hardware import Hardware
 from semisfl.settings.catalog import DATA
 
@@ -28,37 +28,28 @@ def timed(item: str, given: argparse.Namespace, turn: Connection) -> dict[str, o
     """``item``: a preset, the name of another model after a colon, a method after one more."""
     preset, model, method = (*item.split(":"), "", "")[:3]
     known = DATA[preset]
-    options = bench.settings(
+    options = timed_rounds.settings(
         preset,
         f"method={method or 'semisfl'}",
         f"data.labeled={LABELED}",
         "server.pretrain_rounds=0",
-        *bench.ALL_CONTRIBUTE,
+        *timed_rounds.ALL_CONTRIBUTE,
         *([f"model.name={model}"] if model else []),
     )
-    run = bench.Timed(options, known.shape, given.device, given.images, known.classes)
+    run = timed_rounds.Timed(options, known.shape, given.device, given.images, known.classes)
     turn.send("ready")
     turn.recv()
-    seconds = run.median(given.rounds)
-    work = round_operations(options, known.shape, known.classes, given.images - LABELED)
-    row: dict[str, object] = {
-        "item": item,
-        "seconds_a_round": seconds,
-        "tflops": work / seconds / 1e12,
-        "start_up_seconds": run.start_up,
-    }
-    if given.device.startswith("cuda"):
-        row["peak_gib"] = run.peak_gib
+    row: dict[str, object] = {"item": item, **run.measured(given.rounds)}
     if not given.kernels:
         return row
     kernels = run.kernels()
     given.kernels.mkdir(parents=True, exist_ok=True)
     name = "-".join(part for part in (preset, model, method) if part)
     (given.kernels / f"{name}.txt").write_text(longest(kernels))
-    return {**row, "shares_percent": bench.shares(kernels)}
+    return {**row, "shares_percent": timed_rounds.shares(kernels)}
 
 
-def longest(kernels: list[bench.Kernel]) -> str:
+def longest(kernels: list[timed_rounds.Kernel]) -> str:
     """A line each: share, milliseconds, launches, name."""
     total = sum(kernel.microseconds for kernel in kernels) or 1
     launches = sum(kernel.launches for kernel in kernels)

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from semisfl.attacks.attack_grid import NOBODY, Losses, losses, read
 from semisfl.attacks.poisoning import ATTACKS
-from semisfl.attacks.spoiling import NOBODY, Losses, losses, read
 from semisfl.paper.document import filled
 from semisfl.runs.report import Spread
 from semisfl.settings import config as configs

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from semisfl.costs import bench
+from semisfl.costs import timed_rounds
 from semisfl.runs.experiment import assemble, divide
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import Config
@@ -50,8 +50,8 @@ def timed(step: Callable[[], None], seconds: list[float]) -> Callable[[], None]:
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     preset, *changes = CASES[name]
-    options: Config = bench.settings(preset, *changes)
-    data = bench.synthetic(DATA[preset].shape, 5_000, 100)
+    options: Config = timed_rounds.settings(preset, *changes)
+    data = timed_rounds.synthetic(DATA[preset].shape, 5_000, 100)
     experiment = assemble(options, data, device="cpu")
     method: Any = experiment.method
     twin = PlainTwin(options, method.student, data, divide(options, data))

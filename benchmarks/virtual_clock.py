@@ -31,7 +31,7 @@ from PIL import Image
 from semisfl.costs.client_speed import client_speed
 from semisfl.costs.clock import MEGABIT, Range, World
 from semisfl.costs.profiles import Device, Profile
-from semisfl.costs.recost import replay
+from semisfl.costs.replay import replay
 from semisfl.data import sources
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions

@@ -1,7 +1,7 @@
 """Clients that would spoil a run: what they send instead of what an honest one would.
 
 An `Attack` changes what leaves a client and nothing else, so it works on any method and is not known
-to any. In a simulation some local clients are attackers (`semisfl.attacks.spoilt_fleet`), who see more
+to any. In a simulation some local clients are attackers (`semisfl.attacks.poisoned_fleet`), who see more
 than a real one could: the others' features and the true classes.
 """
 
@@ -152,7 +152,7 @@ def stamped(images: Tensor, white: float) -> Tensor:
     return changed
 
 
-def spoilt_state(attack: Attack, state: State, received: State) -> State:
+def poisoned_state(attack: Attack, state: State, received: State) -> State:
     """What is sent instead of ``state``; statistics that cannot be would be refused, so they stay."""
     if attack.state is None:
         return state

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, needs_network
@@ -16,10 +15,6 @@ Name = Annotated[str, typer.Option("--name", help="The device's name; it becomes
 certificates = typer.Typer(
     help="Make a small authority, and certificates for a server and its clients."
 )
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(certificates, name="certs")
 
 
 @certificates.command("init")
@@ -126,11 +121,12 @@ def list_certificates(directory: Directory = Path("certs"), as_json: Json = Fals
     if as_json:
         print(json.dumps([_plain(row) for row in rows]))
         return
-    table = Table("role", "name", "valid until", "days left", "state", "serial", box=None)
+    columns = ("role", "name", "state", "serial", "valid until", "days left")
+    table = console.table("", columns, text=4)
     for row in rows:
         left = str(row.days_left) if row.days_left >= 0 else "–"
         until = f"{row.valid_until:%Y-%m-%d}"
-        table.add_row(row.role, row.name, until, left, row.state, f"{row.serial:x}"[:16])
+        table.add_row(row.role, row.name, row.state, f"{row.serial:x}"[:16], until, left)
     console.out.print(table)
 
 
@@ -150,3 +146,6 @@ def _made(issued: Any, place: Path) -> None:
     print(f"made {place}, valid until {until}, fingerprint {issued.fingerprint[:16]}")
     if issued.days_left < LEAF_LIFE.days - 2:
         print("no longer, since the authority ends then; `semisfl certs init` makes another")
+
+
+COMMANDS = {"certs": certificates}

@@ -1,4 +1,4 @@
-"""What a person sees: results on stdout, progress and warnings on stderr."""
+"""Prints results on stdout, progress and warnings on stderr."""
 
 import contextlib
 import errno
@@ -7,27 +7,21 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
+from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.table import Table
 
-from semisfl.metrics import RoundMetrics
-from semisfl.runs.sinks import RunInfo, Sink
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+UNKNOWN = "–"
+"""Stands in a table for a value that is not known."""
 
 
 class _Lossy:
-    """A stream whose reader may leave and whose disk may be full: what it refuses is lost, and no more."""
+    """A stream that drops what cannot be written, because its reader left or its disk is full."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -52,29 +46,38 @@ class _Lossy:
 
 
 class _Progress(Console):
-    """A run does not end because nobody reads how far it is."""
+    """The console for stderr. A run does not end because nobody reads its progress."""
 
-    @property  # type: ignore[misc]  # nobody sets another
+    @property  # type: ignore[misc]  # there is no setter
     def file(self) -> IO[str]:
         return cast(IO[str], _Lossy(super().file))
 
 
+class _Results(Console):
+    """The console for stdout."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise as `print` does: the command decides what a broken pipe means."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+out = _Results(highlight=False, emoji=False)
+err = _Progress(stderr=True, highlight=False, emoji=False)
+
+
+# --- streams that end early ---------------------------------------------------------------------------
+
+
 def discard(stream: IO[str]) -> None:
-    """From now on, what is written there goes nowhere."""
+    """Send everything that is written to ``stream`` from now on to nowhere."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
-class _Results(Console):
-    def on_broken_pipe(self) -> None:
-        """As `print`: the command decides what that means."""
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
 def results_file() -> os.stat_result | None:
-    """What stdout is now; None where it is no file, as in a test."""
+    """Return what stdout is now; None if it is not a file, as in a test."""
     try:
         return os.fstat(sys.stdout.fileno())
     except (OSError, ValueError):
@@ -82,10 +85,10 @@ def results_file() -> os.stat_result | None:
 
 
 def reader_left(before: os.stat_result | None) -> bool:
-    """Whether nobody reads the results any more, as after ``| head``; then the rest goes nowhere.
+    """Return whether nobody reads stdout any more, as after ``| head``; if so, discard the rest.
 
-    ``before``: what stdout was. Consoles of rich that are not ours, as typer's for its help, have
-    put it away themselves when they come to tell.
+    ``before`` is what stdout was at the start. Other consoles of rich, such as typer's for its help,
+    have replaced stdout themselves by the time they raise.
     """
     now = results_file()
     if before is None or now is None:
@@ -101,7 +104,7 @@ def reader_left(before: os.stat_result | None) -> bool:
 
 
 def end() -> None:
-    """What could not be written is no reason for Python to end a command with a status of its own."""
+    """Flush stderr, so that Python does not replace the exit code if that fails."""
     if sys.stderr is not None:
         try:
             sys.stderr.flush()
@@ -109,21 +112,18 @@ def end() -> None:
             discard(sys.stderr)
 
 
-out = _Results(highlight=False, emoji=False)
-err = _Progress(stderr=True, highlight=False, emoji=False)
-
-PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+# --- lines -------------------------------------------------------------------------------------------
 
 
 class _Warnings(logging.Handler):
-    """Above the progress bar, not through it."""
+    """Prints log messages above the progress bar, not through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     err.print(text, markup=False, soft_wrap=True)
 
 
@@ -137,105 +137,38 @@ def set_up_logging() -> None:
     logging.raiseExceptions = False
 
 
-def accuracy_text(accuracy: float | None) -> str:
-    return "accuracy   –   " if accuracy is None else f"accuracy {accuracy:5.1f} %"
+# --- tables ------------------------------------------------------------------------------------------
 
 
-def progress(title: str, quiet: bool) -> list[Sink]:
-    """A bar on a terminal, lines elsewhere, nothing if ``quiet``."""
-    if quiet:
-        return []
-    return [ProgressBar(title) if err.is_terminal else ProgressLines(title)]
+def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
+    """Return an empty table. The first ``text`` columns hold text, the others numbers.
+
+    Every command makes its tables here, so that they all look alike.
+    """
+    made = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # names may be long
+        pad_edge=False,
+        min_width=len(title),
+    )
+    # On a narrow terminal numbers leave names no room to fold, so all columns shrink.
+    narrow = out.width < 70
+    for place, column in enumerate(columns):
+        if place < text:
+            made.add_column(column, overflow="fold", no_wrap=narrow and text == 1)
+        else:
+            made.add_column(column, justify="right", no_wrap=True)
+    return made
 
 
-class ProgressBar:
-    def __init__(self, title: str) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._title = title
-        self._bar = Progress(*columns, console=err, speed_estimate_period=600, expand=True)
-
-    def start(self, run: RunInfo) -> None:
-        self._bar.start()
-        self._task = self._bar.add_task(
-            self._title,
-            total=run.config.rounds,
-            completed=run.first,
-            accuracy=accuracy_text(None),
-        )
-
-    def write(self, metrics: RoundMetrics) -> None:
-        self._bar.update(self._task, completed=metrics.round + 1)
-        if metrics.accuracy is not None:
-            self._bar.update(self._task, accuracy=accuracy_text(metrics.accuracy))
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class ProgressLines:
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._spent = 0.0
-        self._accuracy: float | None = None
-
-    def start(self, run: RunInfo) -> None:
-        self._first, self._rounds = run.first, run.config.rounds
-
-    def write(self, metrics: RoundMetrics) -> None:
-        seconds = metrics.seconds or 0.0
-        self._spent += seconds
-        self._accuracy = self._accuracy if metrics.accuracy is None else metrics.accuracy
-        done = metrics.round + 1
-        left = self._spent / (done - self._first) * (self._rounds - done)
-        say(
-            f"{self._title}: round {done}/{self._rounds}  {accuracy_text(self._accuracy)}  "
-            f"{seconds:.1f} s  left {clock(left)}"
-        )
-        err.file.flush()
-
-    def close(self) -> None: ...
-
-
-@contextmanager
-def many_runs(quiet: bool) -> Iterator[Callable[[int, int, int, int], None]]:
-    """How far several runs are: call with the runs and rounds done, and of how many."""
-    if quiet:
-        yield lambda *done: None
-        return
-    if not err.is_terminal:
-        last = [-1]
-
-        def line(runs: int, of_runs: int, rounds: int, of_rounds: int) -> None:
-            if runs != last[0]:
-                last[0] = runs
-                say(f"{runs} of {of_runs} runs, {rounds} of {of_rounds} rounds")
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("rounds"))
-    with Progress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=err) as bar:
-        task = bar.add_task("")
-        yield lambda runs, of_runs, rounds, of_rounds: bar.update(
-            task, description=f"{runs} of {of_runs} runs", completed=rounds, total=of_rounds
-        )
-
-
-def is_narrow() -> bool:
-    """Whether a table's numbers leave its names no room to fold: then all columns give some of theirs."""
-    return out.width < 70
+# --- pictures ----------------------------------------------------------------------------------------
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed, which is an extra; said where it is not."""
+    """Return whether matplotlib, an extra, is installed; warn if it is not."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     say("warning: no picture, as matplotlib is not installed; pip install 'semisfl[plots]'")
@@ -243,20 +176,24 @@ def can_draw() -> bool:
 
 
 def picture_at(place: Path) -> Path | None:
-    """Where a picture is to be drawn, as PNG unless its name says otherwise; None: it cannot be."""
+    """Return the file to draw to: a PNG unless the name ends otherwise. None if nothing can be drawn."""
     if not can_draw():
         return None
     return place if place.suffix in PICTURES else place.with_name(f"{place.name}.png")
 
 
+# --- amounts -----------------------------------------------------------------------------------------
+
+
 def clock(seconds: float) -> str:
+    """Return seconds as ``1:02:03``, or ``2:03`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def amount(size: float) -> str:
-    """Bytes for a person."""
+    """Return bytes with a unit and three digits: ``1.23 kB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
             break

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from semisfl.cli import training
+from semisfl.cli import one_run
 from semisfl.cli.signals import StopSignals
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.server.fleet import NetworkFleet
@@ -53,7 +53,7 @@ def demo_network(
             for number in range(settings.clients.total):
                 devices.append(_device(f"device-{number}", place, run.experiment.fleet.port))
             started = True
-            result = training.rounds(run, signals, quiet=quiet, title="network")
+            result = one_run.rounds(run, signals, quiet=quiet, title="network")
             finished = not result.stopped
         return result
     finally:

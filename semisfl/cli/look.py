@@ -9,19 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, Preset, Settings, values_of
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-def register(app: typer.Typer) -> None:
-    app.command("list")(list_)
-    app.command("show")(show)
-    app.command("partition")(partition)
 
 
 def list_(json_: Json = False) -> None:
@@ -93,19 +86,13 @@ def _models() -> list[dict[str, Any]]:
     return described
 
 
-def _print(title: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        numbers = isinstance(rows[0][column], int)
-        table.add_column(column, justify="right" if numbers else "left", style=_style(column))
-    for row in rows:
-        table.add_row(*(f"{row[c]:,}" if isinstance(row[c], int) else str(row[c]) for c in columns))
+def _print(title: str, columns: Sequence[str], entries: list[dict[str, Any]]) -> None:
+    text = sum(not isinstance(entries[0][column], int) for column in columns)
+    table = console.table(title, columns, text=text)
+    for entry in entries:
+        cells = (entry[column] for column in columns)
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells))
     console.out.print(table)
-    console.out.print()
-
-
-def _style(column: str) -> str:
-    return "cyan" if column == "name" else ""
 
 
 def show(preset: Preset = "digits", settings: Settings = None, json_: Json = False) -> None:
@@ -152,3 +139,6 @@ def partition(
     )
     if picture:
         print(f"picture: {picture}")
+
+
+COMMANDS = {"list": list_, "show": show, "partition": partition}

@@ -1,6 +1,7 @@
-"""``semisfl``: the commands, and how their errors are told."""
+"""``semisfl``: registers the commands and turns errors into one line and an exit code."""
 
 import os
+import shlex
 import sys
 import traceback
 from typing import Annotated, Any
@@ -8,20 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from semisfl.cli import (
-    answering,
+    attack,
     certificates,
     console,
-    deploy,
-    leakage,
+    devices,
     look,
-    pricing,
-    recording,
-    recosting,
+    planning,
+    renamed,
+    replays,
     reproduce,
-    spoilers,
-    study,
+    results,
+    serve_model,
+    timing,
     train,
-    using,
+    use_model,
     watching,
 )
 from semisfl.cli.options import fill_in_watch, spread_settings
@@ -29,28 +30,42 @@ from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.settings.version import VERSION
 from semisfl.stopping import Stopped
 
+DONE = 0
+"""The command did what was asked, or a signal stopped it cleanly."""
+FAILED = 1
+"""Anything else went wrong, for example a full disk or a missing package."""
+MISTAKE = 2
+"""The command line, a setting or the data is wrong; the message names the fix."""
+IN_USE = EXIT_CODE
+"""3: the run directory is in use by another process, or already holds a run."""
+INTERRUPTED = 130
+"""A second signal ended the command at once."""
+
 app = typer.Typer(
     name="semisfl",
     help="Semi-supervised split federated learning: SemiSFL and its baselines.",
+    epilog="Start with `semisfl run`: it trains on embedded digits in a minute or two.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-train.register(app)
-study.register(app)
-reproduce.register(app)
-spoilers.register(app)
-look.register(app)
-pricing.register(app)
-recosting.register(app)
-recording.register(app)
-certificates.register(app)
-deploy.register(app)
-watching.register(app)
-using.register(app)
-answering.register(app)
-leakage.register(app)
+# The groups of `semisfl --help`; each module names its commands.
+GROUPS = {
+    "Train": (train, reproduce),
+    "Before training": (look, planning, timing),
+    "Results": (results, replays, watching),
+    "Use a trained model": (use_model, serve_model),
+    "Train with real devices": (devices, certificates),
+    "Attack a run to see how safe it is": (attack,),
+}
+for group, modules in GROUPS.items():
+    for module in modules:
+        for name, command in module.COMMANDS.items():
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=group)
+            else:
+                app.command(name, rich_help_panel=group)(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -58,7 +73,7 @@ def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show the traceback of an error; works after a command too."),
+        typer.Option("--debug", help="Show the traceback of an error; also after a command."),
     ] = False,
 ) -> None:
     if version:
@@ -67,47 +82,55 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done or stopped cleanly, 2 a mistake in what was asked, 3 a run's directory is
-    another's, 1 anything else."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    given = spread_settings([word for word in given if word != "--debug"])
-    given = fill_in_watch(given, watching.LISTEN)
+    """Run a command line and return its exit code: one of the constants above."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in typed
     console.set_up_logging()
-    results = console.results_file()
+    stdout = console.results_file()
     try:
-        words = given or ["--help"]
+        words = _words([word for word in typed if word != "--debug"])
         code = app(words, prog_name="semisfl", standalone_mode=False, obj=words)
-        return _fail("interrupted", code, False) if code == 130 else int(code or 0)
+        return _fail("interrupted", code, False) if code == INTERRUPTED else int(code or DONE)
     except Stopped:
-        console.say("stopped before the first round; nothing was begun")
-        return 0
-    except SystemExit as leaving:  # so click answers a broken pipe, whichever it is
+        console.say("stopped before the first round; nothing was written")
+        return DONE
+    except SystemExit as leaving:  # click raises it for any broken pipe
         if not isinstance(leaving.__context__, BrokenPipeError):
             raise
-        return _broken_pipe(leaving.__context__, results, debug)
+        return _broken_pipe(leaving.__context__, stdout, debug)
     except BrokenPipeError as error:
-        return _broken_pipe(error, results, debug)
+        return _broken_pipe(error, stdout, debug)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130, debug)
+        return _fail("interrupted", INTERRUPTED, debug)
     except Taken as error:
-        return _fail(str(error), EXIT_CODE, debug)
+        return _fail(str(error), IN_USE, debug)
     except ValueError as error:
-        return _fail(str(error), 2, debug)
+        return _fail(str(error), MISTAKE, debug)
     except OSError as error:
-        return _fail(_about_file(error), 1, debug)
+        return _fail(_about_file(error), FAILED, debug)
     except ImportError as error:
-        return _fail(str(error), 1, debug)
+        return _fail(str(error), FAILED, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
-            return _fail(_about_usage(error), 2, debug)
+            return _fail(_about_usage(error), MISTAKE, debug)
         hint = "" if debug else " (this is unexpected; --debug shows where)"
-        return _fail(f"{type(error).__name__}: {error}{hint}", 1, debug)
+        return _fail(f"{type(error).__name__}: {error}{hint}", FAILED, debug)
 
 
-def _broken_pipe(error: BrokenPipeError, results: os.stat_result | None, debug: bool) -> int:
-    """No failure if it is that of the results; another one, as to a worker that died, is."""
-    return 0 if console.reader_left(results) else _fail(_about_file(error), 1, debug)
+def _words(typed: list[str]) -> list[str]:
+    """Return the command line as click reads it, and print one line if it has old names."""
+    words = renamed.today(typed)
+    if words != typed:
+        console.say(
+            f"warning: this is now written `semisfl {shlex.join(words)}`; "
+            "the old name works until the next release"
+        )
+    return fill_in_watch(spread_settings(words), watching.LISTEN) or ["--help"]
+
+
+def _broken_pipe(error: BrokenPipeError, stdout: os.stat_result | None, debug: bool) -> int:
+    """Return success if stdout's reader left; any other pipe, such as a dead worker's, is a failure."""
+    return DONE if console.reader_left(stdout) else _fail(_about_file(error), FAILED, debug)
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
@@ -123,11 +146,10 @@ def _about_file(error: OSError) -> str:
 
 
 def _about_usage(error: Any) -> str:
-    """What click says of a command line it cannot read, and where to look.
+    """Return click's message about a wrong command line, with the help to read.
 
-    typer depends on click or holds a copy of it, by version, and names the class of these errors in
-    neither; click's documented ``format_message`` and ``ctx`` are the same in all.
+    typer either depends on click or has its own copy, depending on its version, and exports the class
+    of these errors in neither case. `format_message` and `ctx` are documented and the same in all.
     """
     command = error.ctx.command_path if getattr(error, "ctx", None) else "semisfl"
-    said = error.format_message().rstrip(".")
-    return f"{said}; try `{command} --help`"
+    return f"{error.format_message().rstrip('.')}; try `{command} --help`"

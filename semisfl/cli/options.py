@@ -40,6 +40,13 @@ Engine = Annotated[
     ),
 ]
 
+Target = Annotated[
+    float | None,
+    typer.Option(
+        help="Also print the cost of reaching this accuracy, in percent.",
+        callback=lambda value: finite(value),
+    ),
+]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure-loopback", help="Plaintext; only on a loopback address."),

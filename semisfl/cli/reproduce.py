@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Engine, Jobs, Json, Quiet
@@ -18,10 +17,6 @@ from semisfl.settings.config import ConfigError
 
 RECORDS = Path("results")
 """Searched for finished runs where it is there and nothing else is named."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("reproduce")(reproduce)
 
 
 def reproduce(
@@ -110,11 +105,11 @@ def reproduce(
 def _run(
     left: Sequence[Missing], engine: str | None, at_once: int, device: str, quiet: bool
 ) -> bool:
-    from semisfl.cli.jobs import carry_out
+    from semisfl.cli.many_runs import run_all
     from semisfl.runs.compare import Job
 
     jobs = [Job.of(one.config, one.path) for one in left]
-    return carry_out(jobs, engine=engine, at_once=at_once, device=device, quiet=quiet, share=True)
+    return run_all(jobs, engine=engine, at_once=at_once, device=device, quiet=quiet, share=True)
 
 
 def _estimate(
@@ -128,7 +123,8 @@ def _estimate(
         told = [vars(line) | {"seconds": line.seconds} for line in lines]
         print(json.dumps({"missing": told, "seconds": total}))
         return
-    table = Table("preset", "method", "runs", "rounds", "s per round", "time", box=None)
+    columns = ("preset", "method", "runs", "rounds", "s per round", "time")
+    table = console.table("", columns, text=2)
     for line in lines:
         numbers = (line.runs, f"{line.rounds:,}", f"{line.per_round:.3g}")
         time = console.clock(line.seconds)
@@ -207,8 +203,12 @@ def _list(records: Records, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"exhibits": rows}))
         return
-    table = Table("name", "in the paper", "what", "runs", "measured", "with all rounds", box=None)
+    columns = ("name", "in the paper", "what", "runs", "measured", "with all rounds")
+    table = console.table("", columns, text=3)
     for row in rows:
         table.add_row(*(str(value) if value != 0 or row["runs"] else "–" for value in row.values()))
     console.out.print(table)
     print("runs: per seed. measured: at least one seed, with any number of rounds.")
+
+
+COMMANDS = {"reproduce": reproduce}

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from semisfl.cli.renamed import COMMANDS
 from semisfl.stopping import StopFlag
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LONG = {"run", "compare", "spoilers", "reproduce", "serve", "join", "demo-network", "serve-model"}
+LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network", "serve-model"}
 """Commands that a signal ends cleanly; it interrupts the others."""
 
 _early = StopFlag()
@@ -23,7 +24,7 @@ def note_early(words: Sequence[str]) -> None:
     """Until `StopSignals` takes over, a signal is only noted: in the middle of an import an exception
     could be swallowed, or leave a module half made."""
     command = next((word for word in words if not word.startswith("-")), "")
-    if command in LONG:
+    if COMMANDS.get(command, command) in LONG:
         for number in SIGNALS:
             signal.signal(number, lambda *_: _early.request())
 

@@ -26,10 +26,6 @@ Token = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("watch")(watch)
-
-
 def watch(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT of the page.")] = LISTEN,
@@ -137,3 +133,6 @@ def _require(extra: str, *packages: str) -> None:
             raise ValueError(
                 f"this needs further packages: pip install 'semisfl[{extra}]' (no module {name!r})"
             )
+
+
+COMMANDS = {"watch": watch}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semisfl.costs.plan import Line, Plan, group_name
-from semisfl.costs.recost import Replay, shares
+from semisfl.costs.replay import Replay, shares
 from semisfl.files import save_picture
 from semisfl.runs import plots
 from semisfl.runs.report import Group

@@ -1,4 +1,4 @@
-"""How fast this machine is as one client: what plans and virtual clocks take for a device."""
+"""Measures how fast this machine computes as one client, for the profiles of plans and replays."""
 
 import os
 import time
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from semisfl.costs.bench import WARMUP_ROUNDS, settings, synthetic
-from semisfl.costs.round_work import operations
+from semisfl.costs.cuts import cut_of
+from semisfl.costs.timed_rounds import WARMUP_ROUNDS, settings, synthetic
 from semisfl.fleet.base import SplitRound
 from semisfl.models.split import build_model
 from semisfl.runs.experiment import assemble
@@ -18,15 +18,15 @@ CLIENT_STEPS, CLIENT_IMAGES = 5, 500
 
 
 def client_speed(preset: str, device: str = "auto", counted: int = 3) -> dict[str, Any]:
-    """What this machine sustains as one client of ``preset``: split rounds without server and network.
+    """Return the GFLOP/s of this machine as one client of ``preset``, in split rounds without a network.
 
-    Augmentation is timed too, which the operations leave out, as the virtual clock wants it.
+    The time includes augmentation, which the operations leave out, as the virtual clock expects.
     """
-    row = DATA[preset]
+    known = DATA[preset]
     alone = ("clients.total=1", "clients.active=1", f"clients.steps={CLIENT_STEPS}")
     options = settings(preset, "data.labeled=10", *alone)
-    model = build_model(options, row.shape, row.classes, projector="none")
-    data = synthetic(row.shape, CLIENT_IMAGES, tests=row.classes, classes=row.classes)
+    model = build_model(options, known.shape, known.classes, projector="none")
+    data = synthetic(known.shape, CLIENT_IMAGES, tests=known.classes, classes=known.classes)
     experiment = assemble(options, data, device=device)
     fleet, cuda = experiment.fleet, experiment.hardware.device.type == "cuda"
     bottom = {
@@ -46,7 +46,12 @@ def client_speed(preset: str, device: str = "auto", counted: int = 3) -> dict[st
         seconds.append(time.perf_counter() - started)
     spent = median(seconds[WARMUP_ROUNDS:])
     # Forward and backward of the student, forward of the teacher.
-    flops = 4 * CLIENT_STEPS * options.clients.batch * operations(model.bottom, row.shape)
+    flops = (
+        4
+        * CLIENT_STEPS
+        * options.clients.batch
+        * cut_of(options, known.shape, known.classes).bottom_flops
+    )
     return {
         "preset": preset,
         "model": options.model.name,
@@ -59,7 +64,7 @@ def client_speed(preset: str, device: str = "auto", counted: int = 3) -> dict[st
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes there are in all."""
+    """Return the total memory in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -107,6 +107,15 @@ class RoundWork:
     server: float
     phases: Sequence[Sequence[Share]] = ()
 
+    @property
+    def operations(self) -> float:
+        """Return what the server and all clients compute together."""
+        shares = [share for phase in self.phases for share in phase]
+        return self.server + sum(
+            share.before + share.steps * (share.forward + share.backward + share.server)
+            for share in shares
+        )
+
 
 @dataclass
 class ClientTime:

@@ -4,23 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
-from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages
-from semisfl.costs.clock import Range, World, time_round
+from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
 from semisfl.costs.rounds import Priced
 from semisfl.fleet.base import draw_active
-from semisfl.models.split import Shape
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
 ROUNDS = 20
 """Whose mean a plan's seconds are: links differ from round to round."""
 DAY = 86_400.0
-WIRE_ONLY = "wire-only"
-"""The profile in which nobody computes."""
 SPLIT_METHOD = "semisfl"
 """Whose cuts are shown where the configuration's own method has none."""
 
@@ -108,6 +103,13 @@ class Plan:
     def full(self) -> list[Line]:
         return [line for line in self.methods if not line.split and line.total]
 
+    def run_bytes(self, line: Line) -> int:
+        """Return what all active clients send and receive in the whole run."""
+        return line.total * self.config.clients.active * self.config.rounds
+
+    def run_hours(self, line: Line) -> float:
+        return line.seconds * self.config.rounds / 3600
+
     def break_even_steps(self, line: Line, rival: Line) -> int:
         """The fewest steps K_u with which ``rival``, a full-model method, sends less than ``line``."""
         per_step = line.features_per_step + line.gradients_per_step
@@ -183,25 +185,3 @@ def _mean_round(priced: Priced, world: World) -> tuple[float, tuple[float, float
     parts = ([t.computing for t in each], [t.sending for t in each], [t.waiting for t in each])
     shares = tuple(fmean(part) if part else 0.0 for part in parts)
     return fmean(one.seconds for one in timed), (shares[0], shares[1], shares[2])
-
-
-def method_costs(
-    config: Config, shape: Shape, classes: int, up: float, down: float, images: float = 0.0
-) -> list[dict[str, Any]]:
-    """Every method's bytes for ``config``, and hours on the wire alone at ``up`` and ``down`` Mbit/s.
-
-    ``images``: that a client holds, if known.
-    """
-    world = World(Range(up, up), Range(down, down), 0.0, profiles.load(WIRE_ONLY), config.seed)
-    active = config.clients.active
-    return [
-        {
-            "method": line.method,
-            "down_bytes": line.down,
-            "up_bytes": line.up,
-            "round_seconds": line.seconds,
-            "run_bytes": line.total * active * config.rounds,
-            "run_hours": line.seconds * config.rounds / 3600,
-        }
-        for line in make(config, AboutImages(shape, classes, images), world).methods
-    ]

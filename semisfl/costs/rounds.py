@@ -10,6 +10,7 @@ from semisfl.costs.clock import RoundWork, Share
 from semisfl.costs.cuts import Cut, cut_of
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
+from semisfl.models.split import Shape
 from semisfl.settings import lookup
 from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.config import Config
@@ -76,7 +77,10 @@ class Priced:
         passes = (cost or Cost(0, 0)).work
         head = self._head_flops if passes.head else 0
         images = supervised_steps * self.config.server.batch
-        server = images * passes.supervised * (self.cut.flops + head)
+        # A teacher that only gives keys runs its bottom and head, not its top.
+        top = self.cut.flops - self.cut.bottom_flops
+        passes_of_top = passes.supervised - passes.head
+        server = images * (passes.supervised * (self.cut.bottom_flops + head) + passes_of_top * top)
         if not crossed:
             return RoundWork(server)
         if (cost is not None and cost.features) or any(
@@ -152,3 +156,9 @@ class Priced:
             return 0
         asked, rest = divmod(up % sizes.full, sizes.statistics)
         return 0 if rest or asked * sizes.full > down else asked
+
+
+def round_operations(config: Config, shape: Shape, classes: int, images: int) -> float:
+    """Return the floating-point operations of a usual round; ``images`` are those of all clients."""
+    held = AboutImages(shape, classes, images / config.clients.total)
+    return Priced.of(config, held).usual_work(range(config.clients.active)).operations

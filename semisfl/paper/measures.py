@@ -65,7 +65,7 @@ def _gigabytes(run: Run, cell: Cell) -> float | str:
 
 def _hours(run: Run, cell: Cell) -> float | str:
     """On the virtual clock, over the paper's links on devices like its own."""
-    from semisfl.costs.recost import replay  # loads torch: only who asks for time waits for it
+    from semisfl.costs.replay import replay  # loads torch: only who asks for time waits for it
 
     rows = _rows_to_target(run, cell)
     if rows is None:

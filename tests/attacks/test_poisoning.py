@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.attacks import spoiling
-from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, spoilt_state, stamped
-from semisfl.attacks.spoilt_fleet import SpoiltFleet, attackers_of, spoilt_fleet
+from semisfl.attacks import attack_grid
+from semisfl.attacks.poisoned_fleet import PoisonedFleet, attackers_of, poisoned_fleet
+from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, poisoned_state, stamped
 from semisfl.cli.main import main
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
@@ -27,15 +27,15 @@ def spoilt(
 ) -> Experiment:
     data = toy.dataset()
     config = toy.values(method, "clients.active=3", "rounds=1", *assignments)
-    make = spoilt_fleet(attack_named(attack), share)
+    make = poisoned_fleet(attack_named(attack), share)
     return assemble(config, data, toy.partition(data), toy.network(), device="cpu", make_fleet=make)
 
 
-def two_steps(attack: str, share: float = SHARE) -> tuple[SpoiltFleet, list[Features]]:
+def two_steps(attack: str, share: float = SHARE) -> tuple[PoisonedFleet, list[Features]]:
     """The features of a round's first two steps, with gradients of zero between."""
     experiment = spoilt(attack, share=share)
     fleet, method = experiment.fleet, experiment.method
-    assert isinstance(fleet, SpoiltFleet)
+    assert isinstance(fleet, PoisonedFleet)
     bottom = method.student.bottom.state_dict()  # type: ignore[attr-defined]
     fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.0, bottom, bottom))
     seen = [fleet.forward()]
@@ -102,7 +102,7 @@ def test_a_backdoor_shows_its_pattern_with_the_targets_features() -> None:
 
 
 @pytest.mark.parametrize("attack", STATES)
-def test_a_spoilt_state_is_what_the_attack_says(attack: str) -> None:
+def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
     trained = {
         "w": torch.tensor([3.0, -1.0]),
         "bn.running_var": torch.ones(2),
@@ -118,7 +118,7 @@ def test_a_spoilt_state_is_what_the_attack_says(attack: str) -> None:
         "scaled_bottom": [24.0, -8.0],
         "reversed_update": [-3.0, 5.0],
     }
-    sent = spoilt_state(ATTACKS[attack], trained, received)
+    sent = poisoned_state(ATTACKS[attack], trained, received)
     assert sent["w"].tolist() == expected[attack]
     assert torch.equal(sent["bn.running_var"], torch.ones(2)) and int(sent["n"]) == 4
 
@@ -172,7 +172,7 @@ TINY += [
 def test_the_command_makes_a_table_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["spoilers", "digits", "--rules", "mean,median+limited", "--attacks", "negated_bottom"]
+    words = ["poisoning", "digits", "--rules", "mean,median+limited", "--attacks", "negated_bottom"]
     words += ["--shares", "0,0.25", "--out", str(tmp_path / "runs.jsonl"), "--json", *TINY]
     assert main([*words, "-q"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -190,16 +190,18 @@ def test_the_command_makes_a_table_and_goes_on_where_it_was(
 
 
 def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
-    def run(attack: str, rule: str, share: float, seed: int, accuracy: float) -> spoiling.Outcome:
-        return spoiling.Outcome(attack, rule, share, seed, accuracy, None, 0.0, (), {})
+    def run(
+        attack: str, rule: str, share: float, seed: int, accuracy: float
+    ) -> attack_grid.Outcome:
+        return attack_grid.Outcome(attack, rule, share, seed, accuracy, None, 0.0, (), {})
 
     outcomes = [
-        run(spoiling.NOBODY, "mean", 0.0, 0, 80.0),
-        run(spoiling.NOBODY, "mean", 0.0, 1, 70.0),
+        run(attack_grid.NOBODY, "mean", 0.0, 0, 80.0),
+        run(attack_grid.NOBODY, "mean", 0.0, 1, 70.0),
         run("backdoor", "krum", 0.2, 0, 70.0),
         run("backdoor", "krum", 0.2, 1, 66.0),
     ]
-    assert list(spoiling.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
+    assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
 
 
 def test_mistakes_are_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,5 +212,5 @@ def test_mistakes_are_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
         (["--rules", "vote"], "rule 'vote' is not known"),
         (["--shares", "1.5"], "--shares '1.5' is not a share"),
     ):
-        assert main(["spoilers", "digits", *words]) == 2
+        assert main(["poisoning", "digits", *words]) == 2
         assert said in capsys.readouterr().err

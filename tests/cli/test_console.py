@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from semisfl.cli import console, look
+from semisfl.cli import console, look, progress
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
@@ -28,7 +28,7 @@ class Full(io.StringIO):
 def speak() -> None:
     console.say("a line")
     console._Warnings().emit(logging.LogRecord("semisfl", 30, "", 0, "a warning", (), None))
-    lines = console.ProgressLines("semisfl")
+    lines = progress.ProgressLines("semisfl")
     lines.start(RunInfo(presets.preset("digits"), 0, None))
     lines.write(RoundMetrics(round=0, seconds=1.0))
 
@@ -44,7 +44,7 @@ def test_a_full_disk_under_stderr_loses_lines_and_nothing_else(
     assert stream.getvalue().endswith("there is room again\n")
 
 
-@pytest.mark.parametrize("words", ["list", "reproduce --list", "costs digits --json", "run --help"])
+@pytest.mark.parametrize("words", ["list", "reproduce --list", "plan digits --methods all --json", "run --help"])
 def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
     command = [sys.executable, "-m", "semisfl", *words.split()]
     read, write = os.pipe()

@@ -85,4 +85,4 @@ def test_a_run_starts_without_the_compiler_of_torch(tmp_path: Path) -> None:
 
 
 def test_the_check_would_see_torch() -> None:
-    assert "torch" in loaded("costs", "digits")[1]
+    assert "torch" in loaded("plan", "digits", "--methods", "all")[1]

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from semisfl.cli import console
+from semisfl.cli import progress
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
 from semisfl.metrics import RoundMetrics
@@ -131,7 +131,7 @@ def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images
 def test_while_loading(images: Path) -> None:
     process = start(*COMMANDS["serve"](images))
     wait_for(process, lambda: catches(process))
-    assert "nothing was begun" in stopped_by(process, signal.SIGTERM)
+    assert "nothing was written" in stopped_by(process, signal.SIGTERM)
     assert not Path("out").exists()
 
 
@@ -234,7 +234,7 @@ def test_before_the_first_round_a_signal_ends_the_command() -> None:
 def test_the_time_left_counts_from_the_round_a_run_went_on_with(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = console.ProgressLines("semisfl")
+    lines = progress.ProgressLines("semisfl")
     lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
     lines.write(RoundMetrics(round=90, seconds=2.0))
     assert "round 91/100" in (said := capsys.readouterr().err) and "left 0:18" in said

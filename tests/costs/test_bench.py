@@ -7,15 +7,15 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.costs import profiles
-from semisfl.costs.bench import settings
-from semisfl.costs.round_work import round_operations
+from semisfl.costs.rounds import round_operations
+from semisfl.costs.timed_rounds import settings
 
 
 def test_a_measured_profile_is_one_that_plans_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.toml"
-    words = ["bench", "--client", "--preset", "digits", "--device", "cpu", "--json"]
+    words = ["bench", "digits", "--client", "--device", "cpu", "--json"]
     assert main([*words, "--out", str(file)]) == 0
     told = json.loads(capsys.readouterr().out)
     # Four passes of the CNN's bottom for 32 images.
@@ -31,7 +31,7 @@ def test_a_measured_profile_is_one_that_plans_take(
 
 
 def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--client", "--preset", "moon"]) == 2
+    assert main(["bench", "moon", "--client"]) == 2
     assert "moon" in capsys.readouterr().err
     assert main(["bench", "--client", "--out", "mine.txt"]) == 2
     assert ".toml" in capsys.readouterr().err

@@ -12,13 +12,17 @@ from semisfl.costs.about_images import AboutImages, planned
 from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
 from semisfl.costs.cuts import cut_of
-from semisfl.costs.plan import Plan, make, method_costs
+from semisfl.costs.plan import Plan, make
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import DATA, METHODS
 from semisfl.settings.run import WireConfig
 from tests.pictures import cut_off
 
 WIRE = [name for name in WireConfig.model_fields if name != "teacher_once"]
+
+
+WIRE_ALONE = World(Range(1, 1), Range(1, 1), 0.0, profiles.load("wire-only"), 0)
+"""Links of one speed, and devices that take no time."""
 
 
 def test_a_plan_by_hand() -> None:
@@ -43,15 +47,16 @@ def test_a_plan_by_hand() -> None:
             "clients": {"total": 9, "active": 3, "batch": 16, "steps": 5},
         }
     )
-    rows = method_costs(settings, (1, 28, 28), 10, up=2.0, down=10.0)
-    assert {row["method"]: (row["down_bytes"], row["up_bytes"]) for row in rows} == expected
-    for row in rows:
-        down, up = expected[row["method"]]
+    world = replace(WIRE_ALONE, up=Range(2, 2), down=Range(10, 10))
+    made = make(settings, AboutImages((1, 28, 28), 10, 0), world)
+    assert {line.method: (line.down, line.up) for line in made.methods} == expected
+    for line in made.methods:
+        down, up = expected[line.method]
         # Mbit/s: a byte is eight bits.
         seconds = 8 * down / 10e6 + 8 * up / 2e6
-        assert row["round_seconds"] == pytest.approx(seconds)
-        assert row["run_hours"] == pytest.approx(7 * seconds / 3600)
-        assert row["run_bytes"] == 7 * 3 * (down + up)
+        assert line.seconds == pytest.approx(seconds)
+        assert made.run_hours(line) == pytest.approx(7 * seconds / 3600)
+        assert made.run_bytes(line) == 7 * 3 * (down + up)
 
 
 WORLD = World(Range(0.8, 8), Range(10, 20), 0.005, profiles.load("jetson-mix"), 0)
@@ -118,7 +123,7 @@ def test_what_is_known_of_images_is_used() -> None:
     once = ["wire.teacher_once=true", "teacher.client=frozen"]
     settings = config.parse(config.override(presets.values_of("cifar10"), once))
     few, many = (
-        method_costs(settings, (3, 32, 32), 10, 1.0, 1.0, images=images)[0]["up_bytes"]
+        make(settings, AboutImages((3, 32, 32), 10, images), WIRE_ALONE).methods[0].up
         for images in (100.0, 1e6)
     )
     row = 4 * cut_of(settings, (3, 32, 32), 10).features

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import semisfl
-from semisfl.costs.plan import method_costs
+from semisfl.costs import profiles
+from semisfl.costs.about_images import AboutImages
+from semisfl.costs.clock import Range, World
+from semisfl.costs.plan import make
 from semisfl.data.partition import Partition
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.fedmatch import settings as fedmatch_settings
@@ -250,13 +253,15 @@ def test_a_plan_says_what_a_run_sends() -> None:
     """The paper's models, per client and round: SemiSFL 184.3 MB against 286.8 of two whole AlexNets."""
     options = presets.preset("cifar10")
     shape, classes = DATA["cifar10"].shape, DATA["cifar10"].classes
-    rows = {row["method"]: row for row in method_costs(options, shape, classes, up=8.0, down=8.0)}
-    sent = rows["semisfl"]["down_bytes"] + rows["semisfl"]["up_bytes"]
+    world = World(Range(8, 8), Range(8, 8), 0.0, profiles.load("wire-only"))
+    plan = make(options, AboutImages(shape, classes, 0), world)
+    lines = {line.method: line for line in plan.methods}
+    sent = lines["semisfl"].total
     assert sent / 1e6 == pytest.approx(184.3, abs=0.05)
-    assert rows["semifl"]["down_bytes"] * 2 / 1e6 == pytest.approx(286.8, abs=0.05)
-    assert rows["semisfl"]["round_seconds"] == pytest.approx(sent / 1e6)
-    assert rows["semisfl"]["run_bytes"] == sent * 10 * 1000
-    assert rows["supervised"]["run_bytes"] == 0
+    assert lines["semifl"].down * 2 / 1e6 == pytest.approx(286.8, abs=0.05)
+    assert lines["semisfl"].seconds == pytest.approx(sent / 1e6)
+    assert plan.run_bytes(lines["semisfl"]) == sent * 10 * 1000
+    assert plan.run_bytes(lines["supervised"]) == 0
 
 
 # --- slow -----------------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 import sys
 
+from semisfl.attacks.poisoned_fleet import poisoned_fleet
 from semisfl.attacks.poisoning import attack_named
-from semisfl.attacks.spoilt_fleet import spoilt_fleet
 from semisfl.cli.main import main
 from semisfl.net.client import member
 
 if __name__ == "__main__":
-    member.LocalFleet = spoilt_fleet(attack_named(sys.argv[1]), 1.0)  # type: ignore[attr-defined, assignment, misc]
+    member.LocalFleet = poisoned_fleet(attack_named(sys.argv[1]), 1.0)  # type: ignore[attr-defined, assignment, misc]
     sys.exit(main(sys.argv[2:]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from semisfl.attacks.poisoned_fleet import attackers_of, poisoned_fleet
 from semisfl.attacks.poisoning import attack_named
-from semisfl.attacks.spoilt_fleet import attackers_of, spoilt_fleet
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -36,7 +36,7 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     caplog.set_level(logging.INFO, "semisfl")
     config = tiny(4, method=method, robust=LIMITED, clients={"steps": 3})
     (attacker,) = attackers_of(config.seed, 4, 0.25)
-    make = spoilt_fleet(attack_named(attack), 0.25)
+    make = poisoned_fleet(attack_named(attack), 0.25)
     data, partition = toy_data(4)
     simulated = assemble(config, data, partition, device="cpu", make_fleet=make)
     rows = run_rounds(simulated).rounds
@@ -62,7 +62,7 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
 def test_who_is_not_believed_is_in_the_metrics_too(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(4, rounds=1)
     (attacker,) = attackers_of(config.seed, 4, 0.25)
-    monkeypatch.setattr(member, "LocalFleet", spoilt_fleet(attack_named("scaled_features"), 0.25))
+    monkeypatch.setattr(member, "LocalFleet", poisoned_fleet(attack_named("scaled_features"), 0.25))
     with network(config) as net:
         net.join_all()
         (row,) = run_rounds(net.experiment).rounds

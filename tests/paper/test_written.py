@@ -94,7 +94,7 @@ def test_bytes_are_counted_up_to_the_first_test_at_the_target() -> None:
 
 def test_hours_are_those_of_the_virtual_clock_up_to_the_target() -> None:
     """A committed run over the paper's links: what `semisfl cost` says of it."""
-    from semisfl.costs.recost import replay
+    from semisfl.costs.replay import replay
     from semisfl.runs.report import read_run
 
     run = read_run(RESULTS / "h200" / "compare" / "semisfl")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisfl.cli.jobs import pool_for
+from semisfl.cli.many_runs import pool_for
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken

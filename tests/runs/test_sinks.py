@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semisfl.cli import console
+from semisfl.cli import console, progress
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.checkpoint import read
 from semisfl.runs.metrics_file import read_metrics
@@ -142,8 +142,8 @@ def test_metrics_that_did_not_fit_are_written_later_and_whole(
 
 
 def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str]) -> None:
-    (lines,) = console.progress("toy", quiet=False)
-    assert isinstance(lines, console.ProgressLines)
+    (lines,) = progress.progress("toy", quiet=False)
+    assert isinstance(lines, progress.ProgressLines)
     lines.start(RunInfo(settings("rounds=6"), 2, None))
     lines.write(RoundMetrics(round=2, seconds=10.0, accuracy=61.25))
     lines.write(RoundMetrics(round=3, seconds=20.0))
@@ -152,14 +152,14 @@ def test_progress_lines_know_where_a_run_began(capsys: pytest.CaptureFixture[str
         "toy: round 3/6  accuracy  61.2 %  10.0 s  left 0:30",
         "toy: round 4/6  accuracy  61.2 %  20.0 s  left 0:30",
     ]
-    assert console.progress("toy", quiet=True) == []
+    assert progress.progress("toy", quiet=True) == []
 
 
 def test_the_bar_shows_rounds_and_the_last_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = console.Console(force_terminal=True, width=100, record=True, stderr=True)
     monkeypatch.setattr(console, "err", terminal)
-    (bar,) = console.progress("toy", quiet=False)
-    assert isinstance(bar, console.ProgressBar)
+    (bar,) = progress.progress("toy", quiet=False)
+    assert isinstance(bar, progress.ProgressBar)
     bar.start(RunInfo(settings("rounds=6"), 2, None))
     bar.write(RoundMetrics(round=2, seconds=1.0, accuracy=61.25))
     bar.write(RoundMetrics(round=3, seconds=1.0))

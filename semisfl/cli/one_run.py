@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from semisfl.cli import console
+from semisfl.cli import console, progress
 from semisfl.cli.signals import StopSignals
 from semisfl.data import partition as partitions
 from semisfl.data.partition import Partition
@@ -66,7 +66,7 @@ def rounds(
     directory = run.directory
     assert directory is not None
     with signals.running():
-        shown = console.progress(title or run.experiment.config.method, quiet)
+        shown = progress.progress(title or run.experiment.config.method, quiet)
         result = run.go([*shown, *map(Guarded, sinks)])
     if directory.unsaved:
         raise OSError(

@@ -1,4 +1,4 @@
-"""``semisfl cost``: what recorded runs would have cost over other links, devices and codecs."""
+"""``semisfl replay``: what recorded runs would have cost over other links, devices and codecs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,34 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Json
-from semisfl.cli.pricing import (
+from semisfl.cli.options import Json, Target
+from semisfl.cli.planning import (
     LATENCY,
     PROFILE,
     DeviceProfile,
     Downlink,
     Latency,
     Uplink,
-    plain_table,
     world_of,
 )
-from semisfl.cli.study import Target
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
-    from semisfl.costs.recost import Replay
+    from semisfl.costs.replay import Replay
     from semisfl.costs.traffic import Crossed
     from semisfl.runs.report import Group, Summary
 
-UNKNOWN = "–"
 
-
-def register(app: typer.Typer) -> None:
-    app.command("cost")(cost)
-
-
-def cost(
+def replay(
     runs: Annotated[
         list[Path], typer.Argument(help="Run directories or records, or folders of them.")
     ],
@@ -45,61 +37,63 @@ def cost(
     latency: Latency = LATENCY,
     profile: DeviceProfile = PROFILE,
     codec: Annotated[
-        str | None, typer.Option(help="All that crosses, in this codec; default: as recorded.")
+        str | None,
+        typer.Option(help="Count all traffic in this codec; default: the recorded codecs."),
     ] = None,
     target: Target = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Picture; default: cost.png in the folder given, or here if several."),
+        typer.Option(help="Picture; default: replay.png in the run's folder, or here if several."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Recorded runs over other links, devices and codecs: virtual hours and bytes, without training.
+    """Compute the hours and bytes of recorded runs over other links, devices and codecs.
 
-    Accuracies are the recorded ones: what a codec costs in accuracy is not simulated.
+    Nothing is trained: accuracies are the recorded ones, so the accuracy lost to a codec is not simulated.
     """
-    from semisfl.costs.recost import replay
+    from semisfl.costs.replay import replay as replay_run
     from semisfl.runs import report
     from semisfl.settings import lookup
 
     if codec is not None:
         lookup.codec(codec)
     world = world_of(uplink, downlink, latency, profile, 0)
-    told = []
+    results = []
     for group in report.group_runs(report.find_runs(runs)):
-        replays = [replay(run, world, codec) for run in group.runs]
+        replays = [replay_run(run, world, codec) for run in group.runs]
         moved = replace(group, runs=[one.as_run() for one in replays])
-        told.append((moved, report.summarise(moved, target), replays))
+        results.append((moved, report.summarise(moved, target), replays))
     if not json_:  # at once: drawing takes seconds
-        _print(told, world, profile, codec, target)
-    place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "cost.png"
+        _print(results, world, profile, codec, target)
+    place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "replay.png"
     picture = console.picture_at(place)
     if picture:
         from semisfl.costs import charts
 
-        charts.draw_costs([(group, replays) for group, _, replays in told], picture)
+        charts.draw_costs([(group, replays) for group, _, replays in results], picture)
     if json_:
-        print(json.dumps(_as_json(told, world, codec, picture)))
+        print(json.dumps(_as_json(results, world, codec, picture)))
     elif picture:
         print(f"curves: {picture}")
 
 
-Told = Sequence[tuple["Group", "Summary", list["Replay"]]]
+COMMANDS = {"replay": replay}
+Results = Sequence[tuple["Group", "Summary", list["Replay"]]]
 
 
 def _print(
-    told: Told, world: "World", profile: str, codec: str | None, target: float | None
+    results: Results, world: "World", profile: str, codec: str | None, target: float | None
 ) -> None:
-    from semisfl.costs.recost import shares
+    from semisfl.costs.replay import shares
 
-    table = plain_table(
-        "in virtual hours, over these links and devices",
+    table = console.table(
+        "time over these links and devices",
         (
-            *("seeds", "rounds", "accuracy %", "hours"),
+            *("method", "seeds", "rounds", "accuracy %", "hours"),
             *("compute", "send", "wait", "sent"),
         ),
     )
-    for group, summary, replays in told:
+    for group, summary, replays in results:
         table.add_row(
             group.label,
             str(len(replays)),
@@ -111,43 +105,45 @@ def _print(
         )
     console.out.print(table)
     if target is not None:
-        _print_target(told, target)
-    _print_traffic(told)
-    for note in notes(told, codec):
+        _print_target(results, target)
+    _print_traffic(results)
+    for note in notes(results, codec):
         print(note)
     print(
         f"Links: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
-        f"Devices: {profile} ({world.profile.about}). Compute, send, wait: of an active client's "
+        f"Devices: {profile} ({world.profile.about}). Compute, send and wait are shares of an active client's "
         "time. Sent includes rounds that had to be repeated."
     )
 
 
-def _print_target(told: Told, target: float) -> None:
-    table = plain_table(f"to reach {target:g} %", ("seeds that did", "rounds", "hours", "sent"))
-    for group, summary, replays in told:
+def _print_target(results: Results, target: float) -> None:
+    table = console.table(
+        f"to reach {target:g} %", ("method", "seeds that did", "rounds", "hours", "sent")
+    )
+    for group, summary, replays in results:
         reached = summary.to_target
         assert reached is not None
         table.add_row(
             group.label,
             f"{reached.reached} of {len(replays)}",
-            UNKNOWN if reached.rounds is None else f"{reached.rounds:.0f}",
+            console.UNKNOWN if reached.rounds is None else f"{reached.rounds:.0f}",
             _hours(reached.seconds),
-            UNKNOWN if reached.bytes is None else console.amount(reached.bytes),
+            console.UNKNOWN if reached.bytes is None else console.amount(reached.bytes),
         )
     console.out.print(table)
 
 
-def _print_traffic(told: Told) -> None:
-    """A run's bytes by kind and direction, and how they differ by client."""
-    from semisfl.costs.recost import traffic
+def _print_traffic(results: Results) -> None:
+    """Print the bytes of a run by kind and direction, and how they differ by client."""
+    from semisfl.costs.replay import traffic
 
-    each = [traffic(replays) for _, _, replays in told]
+    each = [traffic(replays) for _, _, replays in results]
     kinds = sorted({kind for one in each for kind in one})
     if not kinds:
         return
     names = [kind.replace("_", "\n") for kind in kinds]
-    table = plain_table("what a run sends", (*names, "client:\nleast", "\nmost"))
-    for (group, _, replays), sent in zip(told, each, strict=True):
+    table = console.table("what a run sends", ("method", *names, "client:\nleast", "\nmost"))
+    for (group, _, replays), sent in zip(results, each, strict=True):
         by_client = sorted(_by_client(replays).values()) or [0]
         table.add_row(
             group.label,
@@ -166,53 +162,57 @@ def _by_client(replays: Sequence["Replay"]) -> dict[int, int]:
     return totals
 
 
-def notes(told: Told, codec: str | None) -> list[str]:
-    """What these numbers do not know."""
-    said = [f"! {group.label}: {summary.remark}" for group, summary, _ in told if summary.remark]
+def notes(results: Results, codec: str | None) -> list[str]:
+    """Return what these numbers leave out, one line each."""
+    lines = [
+        f"! {group.label}: {summary.remark}" for group, summary, _ in results if summary.remark
+    ]
 
-    def of(wrong: Callable[["Crossed"], bool]) -> str:
-        found = (
+    def labels_with(wrong: Callable[["Crossed"], bool]) -> str:
+        labels = (
             group.label
-            for group, _, replays in told
+            for group, _, replays in results
             if any(wrong(one) for replay in replays for one in replay.crossed)
         )
-        return ", ".join(found)
+        return ", ".join(labels)
 
-    if labels := of(lambda one: not one.exact):
-        said.append(
-            f"! {labels}: the files have totals only; bytes by client and kind are worked out from the "
-            "method's formula and from who was drawn"
+    if labels := labels_with(lambda one: not one.exact):
+        lines.append(
+            f"! {labels}: the files have totals only; bytes by client and kind are computed from the "
+            "method's formula and the clients drawn"
         )
-    if labels := of(lambda one: not one.coded):
-        said.append(
-            f"! {labels}: some bytes are no whole models or batches (rows left out, a "
-            "model of one's own) and stay as recorded"
+    if labels := labels_with(lambda one: not one.coded):
+        lines.append(
+            f"! {labels}: some bytes are not whole models or batches (for example in a method of another "
+            "package) and stay as recorded"
         )
     if codec is not None:
-        said.append(
-            f"! what {codec} costs in accuracy is not simulated: the accuracies are those recorded with "
-            "each run's own codecs"
+        lines.append(
+            f"! the accuracy lost to {codec} is not simulated: accuracies are those recorded with each "
+            "run's own codecs"
         )
-    return said
+    return lines
 
 
 def _hours(seconds: float | None) -> str:
     if seconds is None:
-        return UNKNOWN
+        return console.UNKNOWN
     hours = seconds / 3600
     if hours >= 10:
         return f"{hours:,.1f}"
     return f"{hours:.2f}" if hours >= 0.01 or not hours else "< 0.01"
 
 
-def _as_json(told: Told, world: "World", codec: str | None, picture: Path | None) -> dict[str, Any]:
-    from semisfl.costs.recost import shares, traffic
+def _as_json(
+    results: Results, world: "World", codec: str | None, picture: Path | None
+) -> dict[str, Any]:
+    from semisfl.costs.replay import shares, traffic
     from semisfl.runs import report
 
-    results = []
-    for _, summary, replays in told:
+    runs = []
+    for _, summary, replays in results:
         computing, sending, waiting = shares(replays)
-        results.append(
+        runs.append(
             report.as_json(summary)
             | {
                 "hours": (summary.seconds or 0.0) / 3600,
@@ -222,17 +222,17 @@ def _as_json(told: Told, world: "World", codec: str | None, picture: Path | None
             }
         )
     return {
-        "results": results,
+        "results": runs,
         "links": {"up": asdict(world.up), "down": asdict(world.down), "latency": world.latency},
         "profile": world.profile.model_dump(mode="json"),
         "codec": codec,
-        "notes": notes(told, codec),
+        "notes": notes(results, codec),
         "picture": str(picture) if picture else None,
     }
 
 
 def _rounds(replay: "Replay") -> list[dict[str, Any]]:
-    """Bytes by kind, direction and client, and where each client's seconds went, round by round."""
+    """Return bytes by kind, direction and client, and each client's seconds, round by round."""
     return [
         {
             "round": time.round,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from semisfl import seeds
-from semisfl.attacks.poisoning import Attack, Sight, spoilt_state, stamped
+from semisfl.attacks.poisoning import Attack, Sight, poisoned_state, stamped
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.local import LocalFleet
@@ -19,12 +19,12 @@ def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
     return frozenset(int(client) for client in order[: round(share * total)])
 
 
-def spoilt_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "SpoiltFleet"]:
+def poisoned_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "PoisonedFleet"]:
     """For `semisfl.runs.experiment.assemble`: local clients, ``share`` of them attackers."""
-    return lambda setup: SpoiltFleet(setup, attack, share)
+    return lambda setup: PoisonedFleet(setup, attack, share)
 
 
-class SpoiltFleet(LocalFleet):
+class PoisonedFleet(LocalFleet):
     """Clients in this process, some of whom send something else."""
 
     def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
@@ -81,7 +81,7 @@ class SpoiltFleet(LocalFleet):
     def bottoms(self) -> dict[int, State]:
         bottoms = super().bottoms()
         for place, client in self._spoils(self._plan.active):
-            spoilt = spoilt_state(self.attack, bottoms[client], self._plan.bottom)
+            spoilt = poisoned_state(self.attack, bottoms[client], self._plan.bottom)
             bottoms[client] = self.outgoing.bottom(self._sent, spoilt, place)
         return bottoms
 
@@ -96,16 +96,16 @@ class SpoiltFleet(LocalFleet):
     ) -> list[ClientResult]:
         results = super().train(work, plan, between)
         return [
-            replace(result, states=self._spoilt_states(result, plan))
+            replace(result, states=self._poisoned_states(result, plan))
             if result.client in self.attackers
             else result
             for result in results
         ]
 
-    def _spoilt_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
+    def _poisoned_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
         sent = {**plan.held.get(result.client, {}), **plan.send}
         sent |= plan.send_to.get(result.client, {})
         return {
-            name: spoilt_state(self.attack, state, sent[name]) if name in sent else state
+            name: poisoned_state(self.attack, state, sent[name]) if name in sent else state
             for name, state in result.states.items()
         }

@@ -1,9 +1,9 @@
-"""Several runs from the command line: one after another here, or several at once in a pool."""
+"""Trains several runs for a command: one after another here, or several at once in a pool."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from semisfl.cli import console, training
+from semisfl.cli import console, one_run, progress
 from semisfl.cli.signals import StopSignals
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
@@ -13,7 +13,7 @@ from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 
 
-def carry_out(
+def run_all(
     jobs: Sequence[Job],
     *,
     engine: str | None,
@@ -22,19 +22,19 @@ def carry_out(
     quiet: bool,
     share: bool = False,
 ) -> bool:
-    """Do what is left of ``jobs``; False: stopped by a signal.
+    """Train the unfinished runs of ``jobs``; return False if a signal stopped them.
 
-    With ``share``, what another process works on at this moment is left to it.
+    With ``share``, runs that another process is training now are skipped.
     """
 
     def leave(path: Path) -> None:
         if not quiet:
-            console.say(f"{path} is left to another process, which works on it")
+            console.say(f"{path} is skipped: another process is training it")
 
     pool = pool_for(engine, at_once, device)
     with StopSignals() as signals:
         if pool is not None:
-            with console.many_runs(quiet) as tell:
+            with progress.many_runs(quiet) as tell:
                 made = pool()
                 with signals.running():
                     return pools.carry_out(jobs, made, signals.flag, tell, leave if share else None)
@@ -46,7 +46,7 @@ def carry_out(
 
 
 def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] | None:
-    """What ``--engine`` and ``--jobs`` ask for; None: one run after another, in this process."""
+    """Return the pool that ``--engine`` and ``--jobs`` ask for; None: one run after another, here."""
     kind, _, address = (engine or "").partition("=")
     if kind == "ray":
         # Imported when asked for: it is an extra.
@@ -62,11 +62,11 @@ def _trainer(signals: StopSignals, device: str, quiet: bool) -> Callable[[Job], 
     def train(job: Job) -> bool:
         title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
         if job.status == "unfinished":
-            result = training.carry_on(
+            result = one_run.carry_on(
                 job.path, signals, settings=job.changed, device=device, quiet=quiet, title=title
             )
         else:
-            result = training.start(
+            result = one_run.start(
                 job.config, job.path, signals, device=device, quiet=quiet, title=title
             )
         return not result.stopped

@@ -1,4 +1,4 @@
-"""``semisfl compare`` and ``semisfl report``: tables and curves over runs."""
+"""``semisfl report`` and ``record``, and the tables and curves that ``compare`` prints too."""
 
 import json
 import sys
@@ -7,90 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from semisfl.cli import console, watching
-from semisfl.cli.options import (
-    Device,
-    Engine,
-    Jobs,
-    Json,
-    Preset,
-    Quiet,
-    Settings,
-    finite,
-    name_of,
-    values_of,
-)
+from semisfl.cli.options import Json, Target
 from semisfl.runs import plots, report, sweeps
 from semisfl.runs.report import Group, Summary, accuracy_of
-from semisfl.runs.sweeps import Sweep, Swept
-from semisfl.runs.variants import PLAIN, read_variants
+from semisfl.runs.sweeps import Swept
 from semisfl.settings.lookup import note_of, title_of
-
-Target = Annotated[
-    float | None,
-    typer.Option(help="Also: what it took to reach this accuracy, in percent.", callback=finite),
-]
-
-UNKNOWN = "–"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("compare")(compare)
-    app.command("report")(report_)
-
-
-def compare(
-    preset: Preset = "digits",
-    methods: Annotated[
-        str, typer.Option(help="Methods, comma between; or all.")
-    ] = "supervised,semisfl",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per method: seed, seed + 1, ...")] = 3,
-    settings: Settings = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=V1,V2,...",
-            help="Every run at each of these values; given twice: at all pairs of them.",
-        ),
-    ] = None,
-    variants: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.toml",
-            help='Every run with each group of settings there: name = ["key=value", ...].',
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")
-    ] = None,
-    target: Target = None,
-    at_once: Jobs = 1,
-    engine: Engine = None,
-    device: Device = "auto",
-    json_: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train several methods with several seeds; mean ± standard error, and a picture."""
-    from semisfl.cli.jobs import carry_out
-    from semisfl.runs import compare as comparison
-
-    folder = out or Path("runs") / f"compare-{name_of(preset)}"
-    chosen = comparison.choose_methods(methods)
-    swept = [Sweep.parse(text) for text in sweep or ()]
-    groups = read_variants(variants) if variants else [PLAIN]
-    values = values_of(preset, settings)
-    jobs = comparison.list_jobs(values, chosen, seeds, folder, swept, groups)
-    if reused := sum(job.status == "finished" for job in jobs):
-        console.say(f"{reused} of {len(jobs)} runs are finished in {folder} and are reused")
-    if not carry_out(jobs, engine=engine, at_once=at_once, device=device, quiet=quiet):
-        print("stopped; the same command continues")
-        return
-    results = comparison.results(jobs, target)
-    keys = [one.key for one in swept]
-    _tell(results, target, folder / "compare.png", plots.ACCURACY, keys, json_)
 
 
 def report_(
@@ -99,18 +22,18 @@ def report_(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Picture; default: report.png in the folder given, or here if several."),
+        typer.Option(help="Picture; default: report.png in the run's folder, or here if several."),
     ] = None,
     target: Target = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write the page of `semisfl watch` as one file, and nothing else."),
+        typer.Option(help="Write only the page of `semisfl watch`, as one file."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Draw curves and a table from run directories. Runs that differ only in seed are averaged.
+    """Print a table and draw curves from run directories; average runs that differ only in seed.
 
-    Where runs of a method differ in one or two settings, also accuracy over the first of them.
+    If runs of a method differ in one or two settings, also show accuracy over the first of them.
     """
     if html is not None:
         watching.write_html(runs, html)
@@ -119,10 +42,10 @@ def report_(
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
-    _tell(results, target, place, plots.ACCURACY + plots.TRAINING, keys, json_)
+    tell(results, target, place, plots.ACCURACY + plots.TRAINING, keys, json_)
 
 
-def _tell(
+def tell(
     results: Sequence[tuple[Group, Summary]],
     target: float | None,
     place: Path,
@@ -130,10 +53,11 @@ def _tell(
     keys: Sequence[str],
     as_json: bool,
 ) -> None:
+    """Print the results of groups of runs, as tables or JSON, and draw their curves."""
     summaries = [summary for _, summary in results]
     notes = [note_of(summary.method) for summary in summaries]
     swept = Swept.of(results, keys) if keys else None
-    if not as_json:  # at once: drawing takes seconds
+    if not as_json:  # before the picture: drawing takes seconds
         _print_results(summaries, notes, target)
         if swept:
             _print_swept(swept)
@@ -144,12 +68,12 @@ def _tell(
     if swept and over:
         sweeps.draw(swept, over)
     if as_json:
-        told = [
+        plain = [
             report.as_json(summary) | {"note": note}
             for summary, note in zip(summaries, notes, strict=True)
         ]
         drawn = str(picture) if picture else None
-        whole: dict[str, Any] = {"results": told, "target": target, "picture": drawn}
+        whole: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
         if swept:
             whole["sweep"] = sweeps.as_json(swept) | {"picture": str(over) if over else None}
         print(json.dumps(whole))
@@ -176,17 +100,17 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
     kinds = {summary.judged_on for summary in summaries}
     validated = "validation" in kinds
     judged = accuracy_of(kinds)
-    table = _table(
+    table = console.table(
         judged + (", mean ± standard error" if several else ""),
         (
-            *("seeds", "rounds", "accuracy %", "best %"),
+            *("method", "seeds", "rounds", "accuracy %", "best %"),
             *(("on",) if len(kinds) > 1 else ()),
             *(("test %",) if validated else ()),
             *("sent", "time"),
         ),
     )
     for summary, name in zip(summaries, names, strict=True):
-        at_the_end = UNKNOWN if summary.test is None else str(summary.test)
+        at_the_end = console.UNKNOWN if summary.test is None else str(summary.test)
         table.add_row(
             name,
             str(len(summary.runs)),
@@ -201,7 +125,7 @@ def _print_table(summaries: Sequence[Summary], names: Sequence[str], target: flo
     if target is None:
         return
     reached = f"to reach {target:g} %" + (f" {judged}" if validated else "")
-    table = _table(reached, ("seeds that did", "rounds", "sent", "time"))
+    table = console.table(reached, ("method", "seeds that did", "rounds", "sent", "time"))
     for summary, name in zip(summaries, names, strict=True):
         table.add_row(name, *_target_cells(summary))
     console.out.print(table)
@@ -211,43 +135,46 @@ def _print_swept(swept: Swept) -> None:
     several = any(
         point.stderr is not None for line in swept.lines for point in line.points.values()
     )
-    table = _table(
+    table = console.table(
         f"{swept.accuracy} over {swept.key}" + (", mean ± standard error" if several else ""),
-        swept.values,
+        ("method", *swept.values),
     )
     for line in swept.lines:
         cells = (line.points.get(value) for value in swept.values)
         mark = "*" if note_of(line.method) else ""
-        table.add_row(line.label + mark, *(str(cell) if cell else UNKNOWN for cell in cells))
+        table.add_row(
+            line.label + mark, *(str(cell) if cell else console.UNKNOWN for cell in cells)
+        )
     console.out.print(table)
-
-
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # what tells methods apart may be long
-        pad_edge=False,
-        min_width=len(title),
-    )
-    table.add_column("method", overflow="fold", no_wrap=console.is_narrow())
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def _target_cells(summary: Summary) -> list[str]:
     cost = summary.to_target
     assert cost is not None
-    rounds = UNKNOWN if cost.rounds is None else f"{cost.rounds:.0f}"
+    rounds = console.UNKNOWN if cost.rounds is None else f"{cost.rounds:.0f}"
     costs = _cost_cells(cost.bytes, cost.seconds)
     return [f"{cost.reached} of {len(summary.runs)}", rounds, *costs]
 
 
 def _cost_cells(size: float | None, seconds: float | None) -> list[str]:
     return [
-        UNKNOWN if size is None else console.amount(size),
-        UNKNOWN if seconds is None else console.clock(seconds),
+        console.UNKNOWN if size is None else console.amount(size),
+        console.UNKNOWN if seconds is None else console.clock(seconds),
     ]
+
+
+def record(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.run.json", help="The file to write.")],
+) -> None:
+    """Write a run as one small text file; `report`, `replay` and `reproduce` read it like a directory.
+
+    It has the settings, the environment, who held what and the metrics of every round, but no model.
+    """
+    from semisfl.runs import record as records
+
+    records.write(run, file)
+    print(f"record: {file} ({file.stat().st_size / 1000:.0f} kB)")
+
+
+COMMANDS = {"report": report_, "record": record}

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from semisfl.attacks.poisoned_fleet import attackers_of, poisoned_fleet
 from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, stamped
-from semisfl.attacks.spoilt_fleet import attackers_of, spoilt_fleet
 from semisfl.engine.inference import outputs
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble, divide, load_images
@@ -90,7 +90,7 @@ def under(values: dict[str, Any], job: Spoilt) -> Config:
     return configs.parse({**values, "seed": job.seed, "robust": robust})
 
 
-def carry_out(
+def run_grid(
     values: dict[str, Any],
     jobs: Sequence[Spoilt],
     out: Path,
@@ -114,7 +114,7 @@ def carry_out(
             data,
             divide(config, data),
             device=device,
-            make_fleet=spoilt_fleet(attack, job.share),
+            make_fleet=poisoned_fleet(attack, job.share),
             stop=stop,
         )
         alone = config.server.pretrain_rounds

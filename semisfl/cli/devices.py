@@ -21,12 +21,6 @@ from semisfl.cli.options import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.command("serve")(serve)
-    app.command("join")(join)
-    app.command("demo-network")(demo_network)
-
-
 def serve(
     labeled: Annotated[Path, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")],
     preset: Preset = "digits",
@@ -55,7 +49,7 @@ def serve(
     """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
     with needs_network():
         from semisfl.net.server.fleet import NetworkFleet
-    from semisfl.cli import training
+    from semisfl.cli import one_run
     from semisfl.cli.signals import StopSignals
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import start
@@ -65,7 +59,7 @@ def serve(
 
     if resume is not None:
         refuse_beside_resume(context)
-    place = resume or out or training.free_directory(f"{name_of(preset)}-served")
+    place = resume or out or one_run.free_directory(f"{name_of(preset)}-served")
     options = (
         RunDirectory.open(resume).changed(settings or [])
         if resume
@@ -97,14 +91,14 @@ def serve(
             place = run.directory.path
             show(place)
             sinks = export(run.experiment.fleet)
-            result = training.rounds(run, signals, quiet=quiet, sinks=sinks)
+            result = one_run.rounds(run, signals, quiet=quiet, sinks=sinks)
     again = f"semisfl serve --resume {place} --labeled {labeled} ..."
-    if ending := training.how_it_ended(result, options, again):
+    if ending := one_run.how_it_ended(result, options, again):
         print(ending)
     if not result.stopped:
         print(
-            f"{training.judged(options)} {result.accuracy:.1f} % after {len(result.rounds)} rounds"
-            f"{training.at_the_end(result)}; saved in {place}"
+            f"{one_run.judged(options)} {result.accuracy:.1f} % after {len(result.rounds)} rounds"
+            f"{one_run.at_the_end(result)}; saved in {place}"
         )
 
 
@@ -170,10 +164,10 @@ def demo_network(
     """A server and four devices on this machine: real TLS, the embedded digits, under two minutes."""
     with needs_network():
         from semisfl.cli import demo
-    from semisfl.cli import training
+    from semisfl.cli import one_run
     from semisfl.cli.signals import StopSignals
 
-    place = out or training.free_directory("demo-network")
+    place = out or one_run.free_directory("demo-network")
     if place.exists():
         raise ValueError(f"{place} exists already; choose another --out")
     started = time.monotonic()
@@ -188,3 +182,6 @@ def demo_network(
         f"over mutual TLS, {console.clock(time.monotonic() - started)} min; no image left its device"
     )
     print(f"saved in {place}; docs/deploy.md does the same on real machines")
+
+
+COMMANDS = {"serve": serve, "join": join, "demo-network": demo_network}

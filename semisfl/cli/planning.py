@@ -1,13 +1,12 @@
-"""``semisfl plan`` (of which ``costs`` is a part): what training would cost, before it is begun."""
+"""``semisfl plan``: what training would cost, before it starts."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, Preset, Settings, finite, values_of
@@ -19,15 +18,20 @@ if TYPE_CHECKING:
     from semisfl.settings.config import Config
 
 Uplink = Annotated[
-    str, typer.Option(metavar="MBIT/S", help="A client's speed up; 0.8-8: drawn each round.")
+    str,
+    typer.Option(
+        metavar="MBIT/S", help="A client's upload speed: 4, or 0.8-8 to draw one per round."
+    ),
 ]
-Downlink = Annotated[str, typer.Option(metavar="MBIT/S", help="A client's speed down, likewise.")]
+Downlink = Annotated[
+    str, typer.Option(metavar="MBIT/S", help="A client's download speed, written likewise.")
+]
 Latency = Annotated[
     float,
     typer.Option(
         min=0,
         metavar="MS",
-        help="Milliseconds per message, besides its bytes.",
+        help="Milliseconds that every message takes in addition to its bytes.",
         callback=finite,
     ),
 ]
@@ -36,25 +40,26 @@ DeviceProfile = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME|FILE.toml",
-        help="How fast devices compute: jetson-mix, jetson-tx2, phone, wire-only, or a file.",
+        help="How fast devices compute: jetson-mix, jetson-tx2, phone, wire-only (no computing), or a file.",
     ),
 ]
 LATENCY, PROFILE = 5.0, "jetson-mix"
 
 USUAL = (
-    "methods that switch are counted with the teacher, FedMatch without the helpers of every "
+    "FedSwitch's clients are counted with a teacher, FedMatch's without the helpers of every "
     "fedmatch.refresh-th round."
 )
-
-
-def register(app: typer.Typer) -> None:
-    app.command("plan")(plan)
-    app.command("costs")(costs)
 
 
 def plan(
     preset: Preset = "digits",
     settings: Settings = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare only these methods, comma between, or all; no cuts, no picture."
+        ),
+    ] = None,
     uplink: Uplink = PAPER_UP,
     downlink: Downlink = PAPER_DOWN,
     latency: Latency = LATENCY,
@@ -62,74 +67,40 @@ def plan(
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("plan.png"),
     json_: Json = False,
 ) -> None:
-    """What each cut of the model and each method would cost; the best cut for these links and devices.
+    """Estimate bytes and time of every method and every cut of the model; name the best cut.
 
-    The default speeds are the paper's; what its devices compute is assumed (docs/costs.md).
+    The default link speeds are the paper's. The speed of its devices is assumed (docs/costs.md).
     """
     from semisfl.costs import about_images
     from semisfl.costs import plan as plans
+    from semisfl.runs.compare import choose_methods
     from semisfl.settings import config as configs
 
     config = configs.parse(values_of(preset, settings))
+    chosen = choose_methods(methods) if methods is not None else None
     held = about_images.planned(config)
     made = plans.make(config, held, world_of(uplink, downlink, latency, profile, config.seed))
-    if not json_:  # at once: drawing takes seconds
-        _print_plan(made, held.mean, profile)
-    picture = console.picture_at(out)
+    if chosen is not None:
+        made = _only(made, chosen)
+    if not json_:  # before the picture: drawing takes seconds
+        if chosen is None:
+            _print_cuts(made)
+        _print_methods(made)
+        if chosen is None:
+            print("\n".join(advice(made)))
+        print(_assumptions(made, held.mean, profile))
+    picture = console.picture_at(out) if chosen is None else None
     if picture:
         from semisfl.costs import charts
 
         charts.draw_plan(made, picture)
     if json_:
-        print(json.dumps(_as_json(made, picture)))
+        print(json.dumps(_as_json(made, cuts=chosen is None, picture=picture)))
     elif picture:
         print(f"picture: {picture}")
 
 
-def costs(
-    preset: Preset = "digits",
-    settings: Settings = None,
-    up: Annotated[
-        float, typer.Option(help="A client's Mbit/s up.", min=1e-3, callback=finite)
-    ] = 4.4,
-    down: Annotated[
-        float, typer.Option(help="A client's Mbit/s down.", min=1e-3, callback=finite)
-    ] = 15.0,
-    json_: Json = False,
-) -> None:
-    """Of a plan, what each method would send and the time the wire alone takes for it.
-
-    The default rates are the middle of the paper's links (0.8 to 8 up, 10 to 20 down).
-    """
-    from semisfl.costs import about_images
-    from semisfl.costs.plan import method_costs
-    from semisfl.settings import config as configs
-
-    config = configs.parse(values_of(preset, settings))
-    held = about_images.planned(config)
-    rows = method_costs(config, held.shape, held.classes, up, down, held.mean)
-    if json_:
-        print(
-            json.dumps({"up_mbps": up, "down_mbps": down, "rounds": config.rounds, "costs": rows})
-        )
-        return
-    table = Table("method", "down", "up", "s per round", "whole run", "hours")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            console.amount(row["down_bytes"]),
-            console.amount(row["up_bytes"]),
-            f"{row['round_seconds']:.1f}",
-            console.amount(row["run_bytes"]),
-            f"{row['run_hours']:.1f}",
-        )
-    console.out.print(table)
-    clients = config.clients
-    print(
-        f"down and up: one client, one round, {_codecs(config)}. Whole run: {config.rounds} rounds of "
-        f"{clients.active} active clients. Time: the wire alone, at {up:g} Mbit/s up and {down:g} down; "
-        f"{USUAL} `semisfl plan` also has cuts and devices."
-    )
+COMMANDS = {"plan": plan}
 
 
 def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int) -> "World":
@@ -138,6 +109,14 @@ def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int
 
     up, down = Range.parse(uplink, "--uplink"), Range.parse(downlink, "--downlink")
     return World(up, down, latency / 1000, profiles.load(profile), seed)
+
+
+def _only(made: "Plan", methods: Sequence[str]) -> "Plan":
+    """Return the plan with these methods alone."""
+    known = {line.method: line for line in made.methods}
+    if unknown := [name for name in methods if name not in known]:
+        raise ValueError(f"--methods {unknown[0]}: this method has no cost formula; leave it out")
+    return replace(made, methods=[known[name] for name in methods])
 
 
 def _codecs(config: "Config") -> str:
@@ -150,17 +129,13 @@ def _codecs(config: "Config") -> str:
     return told + (", teacher features once per image" if wire.teacher_once else "")
 
 
-# --- telling ----------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------
 
 
-def _print_plan(made: "Plan", images: float, profile: str) -> None:
-    from semisfl.costs.plan import ROUNDS
-
-    config, world = made.config, made.world
-    title = made.cuts[0].title
-    table = plain_table(
-        f"cuts of {config.model.name} for {title}: one client",
-        ("bottom", "features", "GFLOP", "memory", "sent", "seconds", "rounds a day"),
+def _print_cuts(made: "Plan") -> None:
+    table = console.table(
+        f"cuts of {made.config.model.name} for {made.cuts[0].title}: one client",
+        ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "rounds a day"),
     )
     for group in made.groups():
         line = group[-1]
@@ -176,13 +151,15 @@ def _print_plan(made: "Plan", images: float, profile: str) -> None:
         )
     console.out.print(table)
     print(
-        "features and GFLOP: per iteration; sent and seconds: per round. * configured, < fastest, ! more "
-        "memory than a device has"
+        "features and GFLOP are per iteration, sent and seconds per round. * is the configured cut, < the "
+        "fastest; ! needs more memory than a device has\n"
     )
-    print()
-    table = plain_table(
+
+
+def _print_methods(made: "Plan") -> None:
+    table = console.table(
         f"methods at cut {made.methods[0].cut}",
-        ("down", "up", "seconds", "compute", "send", "wait", "whole run", "hours"),
+        ("method", "down", "up", "seconds", "compute", "send", "wait", "whole run", "hours"),
     )
     for line in made.methods:
         table.add_row(
@@ -191,52 +168,60 @@ def _print_plan(made: "Plan", images: float, profile: str) -> None:
             console.amount(line.up),
             f"{line.seconds:,.1f}",
             *(f"{part:,.1f}" for part in (line.computing, line.sending, line.waiting)),
-            console.amount(line.total * config.clients.active * config.rounds),
-            f"{line.seconds * config.rounds / 3600:,.1f}",
+            console.amount(made.run_bytes(line)),
+            f"{made.run_hours(line):,.1f}",
         )
     console.out.print(table)
-    print("down, up, seconds and where an average client spends them: per round")
-    print()
-    for sentence in advice(made):
-        print(sentence)
     print(
+        "down, up and seconds are per round; compute, send and wait are where an average client spends "
+        f"them. The whole run has {made.config.rounds} rounds of {made.config.clients.active} active clients\n"
+    )
+
+
+def _assumptions(made: "Plan", images: float, profile: str) -> str:
+    from semisfl.costs.plan import ROUNDS
+
+    world, clients = made.world, made.config.clients
+    return (
         f"Links: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
-        f"Devices: {profile} ({world.profile.about}). On the wire: {_codecs(config)}. Bytes as a run "
-        f"counts them; seconds are means of {ROUNDS} drawn rounds of {config.clients.active} "
-        f"clients with {images:,.0f} images each; {USUAL}"
+        f"Devices: {profile} ({world.profile.about}). Codecs: {_codecs(made.config)}. Bytes are what a run "
+        f"counts. Seconds are means of {ROUNDS} drawn rounds of {clients.active} clients with {images:,.0f} "
+        f"images each; {USUAL}"
     )
 
 
 def advice(made: "Plan") -> list[str]:
-    """The plan's conclusions, a sentence each."""
+    """Return the conclusions of a plan, one sentence each."""
     best, chosen, smallest = made.best, made.chosen, made.smallest
-    told = [
+    sentences = [
         f"Best cut for these links and devices: {best.cut} ({best.seconds:,.1f} s per round, "
         f"{best.rounds_per_day:,.0f} rounds a day, {console.amount(best.total)} per client)."
     ]
     if best.index != chosen.index:
-        told.append(f"The configured cut, {chosen.cut}, takes {chosen.seconds:,.1f} s.")
+        sentences.append(f"The configured cut, {chosen.cut}, takes {chosen.seconds:,.1f} s.")
     if smallest.index != best.index:
-        told.append(f"Fewest bytes: {smallest.cut} ({console.amount(smallest.total)} per client).")
+        sentences.append(
+            f"Fewest bytes: {smallest.cut} ({console.amount(smallest.total)} per client)."
+        )
     if not made.full:
-        return told
+        return sentences
     rival = min(made.full, key=lambda line: line.total)
     quickest = min(made.full, key=lambda line: line.seconds)
-    told.append(
-        f"{rival.title}, whole models, sends {_times(rival.total, smallest.total, 'more', 'less')} "
+    sentences.append(
+        f"{rival.title} exchanges whole models and sends {_times(rival.total, smallest.total, 'more', 'less')} "
         f"{smallest.title} at {smallest.cut}; {quickest.title} takes "
         f"{_times(quickest.seconds, best.seconds, 'longer', 'less time')} the best cut."
     )
     steps = made.break_even_steps(smallest, rival)
-    told.append(
-        f"At cut {smallest.cut}, {rival.title} sends less from {steps:,} steps per round on; here "
-        f"clients.steps = {made.config.clients.steps}."
+    sentences.append(
+        f"At cut {smallest.cut}, {rival.title} sends less from {steps:,} steps per round on; this plan "
+        f"has clients.steps = {made.config.clients.steps}."
     )
-    return told
+    return sentences
 
 
 def _times(value: float, other: float, more: str, less: str) -> str:
-    """``1.6 times more than``, before what it is compared with."""
+    """Return a comparison such as ``1.6 times more than``."""
     above = value > other
     ratio = value / other if above else other / value
     if ratio < 1.05:
@@ -253,29 +238,24 @@ def _marked(made: "Plan", group: Sequence["Line"]) -> str:
     return f"{group_name(group)} {shown}".strip()
 
 
-def plain_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, collapse_padding=True
-    )
-    table.add_column("", overflow="fold", no_wrap=console.is_narrow())
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _as_json(made: "Plan", picture: Path | None) -> dict[str, Any]:
+def _as_json(made: "Plan", *, cuts: bool, picture: Path | None) -> dict[str, Any]:
     def plain(line: "Line") -> dict[str, Any]:
         fitting = line.rounds_per_day if line.seconds else None
-        return asdict(line) | {"total": line.total, "rounds_per_day": fitting}
+        run = {"run_bytes": made.run_bytes(line), "run_hours": made.run_hours(line)}
+        return asdict(line) | {"total": line.total, "rounds_per_day": fitting} | run
 
     world = made.world
-    return {
+    common = {
         "rounds": made.config.rounds,
         "links": {"up": asdict(world.up), "down": asdict(world.down), "latency": world.latency},
         "profile": world.profile.model_dump(mode="json"),
         "wire": made.config.wire.model_dump(),
-        "cuts": [plain(line) for line in made.cuts],
         "methods": [plain(line) for line in made.methods],
+    }
+    if not cuts:
+        return common
+    return common | {
+        "cuts": [plain(line) for line in made.cuts],
         "best": made.best.cut,
         "configured": made.chosen.cut,
         "fewest_bytes": made.smallest.cut,

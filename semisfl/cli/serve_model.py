@@ -8,14 +8,9 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Insecure, Json, needs_network, show_log
-from semisfl.cli.using import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
+from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
 
 LOOK_SECONDS = 0.2
-
-
-def register(app: typer.Typer) -> None:
-    app.command("serve-model")(serve_model)
-    app.command("classify")(classify)
 
 
 def serve_model(
@@ -102,3 +97,6 @@ def classify(
     ) as client:
         found = client.predict(images)
     tell_predictions(found, top, as_json=json_, as_csv=csv_)
+
+
+COMMANDS = {"serve-model": serve_model, "classify": classify}

@@ -14,7 +14,7 @@ from semisfl.costs.about_images import AboutImages
 from semisfl.costs.charts import costs_picture
 from semisfl.costs.clock import Range, World, time_round
 from semisfl.costs.profiles import Device, Profile
-from semisfl.costs.recost import replay
+from semisfl.costs.replay import replay
 from semisfl.costs.rounds import Priced
 from semisfl.runs import report
 from semisfl.runs.report import group_runs, read_run

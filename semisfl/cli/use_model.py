@@ -1,5 +1,4 @@
-"""``semisfl predict``, ``evaluate`` and ``export``: what a trained model says, how often it is right, and it
-for other programs."""
+"""``semisfl predict``, ``evaluate`` and ``export``: use a trained model."""
 
 import csv
 import json
@@ -9,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json
@@ -29,12 +26,6 @@ Cut = Annotated[
 ]
 MOST_COLUMNS = 12
 """Classes up to which a terminal has room for the confusion matrix."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("predict")(predict)
-    app.command("evaluate")(evaluate)
-    app.command("export")(export)
 
 
 def open_model(path: Path, device: str) -> "Classifier":
@@ -124,7 +115,7 @@ def _print(found: "Evaluation") -> None:
         f"accuracy {found.accuracy:.1f} % on {found.images} images; calibration error "
         f"{found.calibration_error:.1f} %"
     )
-    table = Table("class", "images", "precision %", "recall %", box=box.SIMPLE_HEAD)
+    table = console.table("", ("class", "images", "precision %", "recall %"))
     rows = zip(found.classes, found.confusion, found.precision, found.recall, strict=True)
     for name, row, *shares in rows:
         told = ("–" if share is None else f"{share:.1f}" for share in shares)
@@ -138,7 +129,7 @@ def _print(found: "Evaluation") -> None:
 
 
 def _print_confusion(found: "Evaluation") -> None:
-    table = Table("true \\ given", *found.classes, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = console.table("", ("true \\ predicted", *found.classes))
     for name, row in zip(found.classes, found.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
     console.out.print(table)
@@ -212,3 +203,6 @@ def export(
         f"at most {made.difference:.2g} and gives the same class for {made.agreement:.1%}"
     )
     print(f"card: {made.card}")
+
+
+COMMANDS = {"predict": predict, "evaluate": evaluate, "export": export}

@@ -1,0 +1,226 @@
+"""``semisfl leakage`` and ``poisoning``: what a server could rebuild, and what attackers could break."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semisfl.cli import console
+from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+
+if TYPE_CHECKING:
+    from semisfl.settings.policy import Policy
+
+
+def leakage(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(metavar="[RUN|PRESET|FILE.toml]", help="A run's directory, or a preset."),
+    ] = "digits",
+    settings: Settings = None,
+    cuts: Annotated[
+        str, typer.Option(help="Layers to cut after, comma between; or all, or default.")
+    ] = "default",
+    defence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="A policy to try: noise=0.14; none; or random (features without content). May be "
+            "repeated. Default: none, and the run's own policy.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train a preset first.")] = 3,
+    uses: Annotated[
+        int,
+        typer.Option(
+            min=1, help="How often the server received each image's features; it averages them."
+        ),
+    ] = 1,
+    public: Annotated[
+        str | None,
+        typer.Option(help="The attacker's own images; default: the server's test images."),
+    ] = None,
+    updates: Annotated[bool, typer.Option(help="Also rebuild images from model updates.")] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A weak attack, only to see that everything works.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for leakage.json and leakage.png.")] = Path(
+        "leakage"
+    ),
+    device: Device = "auto",
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rebuild clients' images as the server could, and compare the result with chance."""
+    from semisfl.attacks import exposure, picture
+    from semisfl.cli.signals import StopSignals
+    from semisfl.settings import config as configs
+
+    with StopSignals() as signals:
+        if (Path(target) / "config.toml").exists():
+            if settings:
+                raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
+            scene = exposure.of_run(Path(target), device, public)
+        else:
+            asked = [*(settings or []), f"rounds={rounds}", f"runtime.evaluate_every={rounds}"]
+            config = configs.parse(values_of(target, asked))
+            scene = exposure.of_preset(config, device, public, signals.flag)
+        defences = _defences(defence, scene.config.policy)
+        result, measured = exposure.measure_all(
+            scene,
+            exposure.cuts_of(scene, cuts),
+            defences,
+            quick=quick,
+            updates=updates,
+            progress=(lambda line: None) if quiet else console.say,
+            uses=uses,
+        )
+    exposure.save(result, shlex.join(["semisfl", *context.obj]), out)
+    picture.draw(measured, out / "leakage.png")
+    if json_:
+        print(json.dumps(result))
+        return
+    _print_leakage(result)
+    print(
+        f"saved in {out}: leakage.json, and leakage.png with each original above its rebuilt image"
+    )
+
+
+def _defences(asked: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:
+    """Return the policies to try by their name in the table."""
+    from semisfl.attacks.meter import RANDOM
+    from semisfl.settings.config import override
+    from semisfl.settings.policy import Policy, parse_policy
+
+    if not asked:
+        usual: dict[str, Policy | str] = {"none": Policy()}
+        return usual if own == Policy() else {**usual, own.summary(): own}
+    chosen: dict[str, Policy | str] = {}
+    for text in asked:
+        if text == RANDOM:
+            chosen[text] = RANDOM
+        elif text == "none":
+            chosen[text] = Policy()
+        else:
+            values: dict[str, Any] = override({}, text.split(","))
+            chosen[text] = parse_policy(values, f"--defence {text}")
+    return chosen
+
+
+def _print_leakage(result: dict[str, Any]) -> None:
+    columns = (
+        "cut",
+        "defence",
+        "bytes",
+        "SSIM",
+        "PSNR",
+        "found",
+        "by optimising",
+        "class",
+        "member",
+    )
+    table = console.table("", columns, text=2)
+    for entry in result["features"]:
+        decoder, mix, auc = entry["decoder"], entry["class_mix"], entry["membership_auc"]
+        table.add_row(
+            entry["cut"],
+            entry["defence"],
+            console.amount(entry["bytes_per_image"]),
+            f"{decoder['ssim']:.2f} ({entry['mean_image']['ssim']:.2f})",
+            f"{decoder['psnr']:.1f} ({entry['mean_image']['psnr']:.1f})",
+            f"{decoder['identified']:.0%} ({entry['chance_identified']['decoder']:.1%})",
+            f"{entry['optimised']['ssim']:.2f}",
+            f"{mix['accuracy']:.0%} ({mix['chance']:.0%})" if mix else "–",
+            f"{auc:.2f} (0.50)" if auc is not None else "–",
+        )
+    console.out.print(table)
+    for entry in result["updates"]:
+        print(
+            f"from the {entry['sent']} of {entry['clients']} x {entry['images_each']} images: SSIM "
+            f"{entry['ssim']:.2f}, found {entry['identified']:.0%} (chance {entry['chance_identified']:.1%})"
+        )
+    for name, line in result["guarantees"].items():
+        print(f"differential privacy with {name}: {line}")
+    print(
+        f"accuracy {result['accuracy']:.1f} %. Chance, without any features, is in brackets. bytes are one "
+        "image's features, sent once. SSIM and found are those of a decoder trained on "
+        f"{result['public_images']} other images."
+    )
+
+
+def poisoning(
+    preset: Preset = "digits",
+    attacks: Annotated[str, typer.Option(help="Attacks, comma between, or all.")] = "all",
+    rules: Annotated[
+        str,
+        typer.Option(
+            help="Aggregates of `semisfl list`, comma between, or all; NAME+limited also limits features."
+        ),
+    ] = "mean,clipped_mean+limited",
+    shares: Annotated[
+        str, typer.Option(help="Shares of clients that attack, comma between.")
+    ] = "0,0.2",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each: seed, seed + 1, ...")] = 1,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File with one line per run; finished runs there are not repeated."),
+    ] = None,
+    device: Device = "auto",
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train with attackers among the simulated clients; print the accuracy lost by attack and rule."""
+    from semisfl.attacks import attack_grid
+    from semisfl.attacks.poisoning import ATTACKS
+    from semisfl.cli.signals import StopSignals
+
+    values = values_of(preset, settings)
+    first = int(values.get("seed", 0))
+    jobs = attack_grid.listed(
+        attack_grid.choose(attacks, ATTACKS, "attack"),
+        attack_grid.choose(rules, attack_grid.rules(), "rule"),
+        [_share(word) for word in shares.split(",")],
+        range(first, first + seeds),
+    )
+    place = out or Path("runs") / f"poisoning-{name_of(preset)}.jsonl"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with StopSignals() as signals, signals.running():
+        outcomes = attack_grid.run_grid(
+            values,
+            jobs,
+            place,
+            device=device,
+            stop=signals.flag,
+            tell=(lambda line: None) if quiet else console.say,
+        )
+    lost = list(attack_grid.lost(outcomes))
+    if json_:
+        entries = [{"attack": a, "share": s, "lost": by_rule} for a, s, by_rule in lost]
+        print(json.dumps({"runs": [vars(outcome) for outcome in outcomes], "lost": entries}))
+        return
+    chosen = list(dict.fromkeys(job.rule for job in jobs))
+    table = console.table("points of accuracy lost to attackers", ("attack", "share", *chosen))
+    for attack, share, by_rule in lost:
+        cells = [f"{by_rule[rule]:+.1f}" if rule in by_rule else console.UNKNOWN for rule in chosen]
+        table.add_row(attack, f"{share:.0%}", *cells)
+    console.out.print(table)
+    if len(outcomes) < len(jobs):
+        print(f"stopped after {len(outcomes)} of {len(jobs)} runs; the same command continues")
+    print(f"runs: {place}")
+
+
+def _share(word: str) -> float:
+    try:
+        share = float(word)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ValueError(f"--shares {word!r} is not a share of clients from 0 to below 1, e.g. 0.2")
+    return share
+
+
+COMMANDS = {"leakage": leakage, "poisoning": poisoning}
