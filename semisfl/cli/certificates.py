@@ -27,15 +27,16 @@ def init(directory: Directory = Path("certs")) -> None:
 
 @certificates.command("server")
 def server(
-    names: Annotated[
-        list[str], typer.Option("--name", help="A host name or address clients use; repeatable.")
+    hosts: Annotated[
+        list[str],
+        typer.Option("--host", help="A host name or address that clients use; may be repeated."),
     ],
     directory: Directory = Path("certs"),
 ) -> None:
     """Make the server's certificate."""
     with needs_network():
         from semisfl.net.tls import certs
-    _made(certs.make_server(directory, names), directory / "server.crt")
+    _made(certs.make_server(directory, hosts), directory / "server.crt")
 
 
 @certificates.command("client")

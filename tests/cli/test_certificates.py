@@ -144,7 +144,7 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     status, said = semisfl(capsys, "certs", "renew", "--dir", server, "--server")
     assert status == 2 and "authority.key is not there" in said
     (home / "server.crt").unlink()
-    with pytest.raises(CertError, match=r"server.crt is not there.*certs server --name"):
+    with pytest.raises(CertError, match=r"server.crt is not there.*certs server --host"):
         certs.renew_server(home)
 
 

@@ -40,7 +40,8 @@ def semisfl_seconds(batch: int, steps: int, supervised: int, server_batch: int) 
     features = 4 * batch * 1024
     bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
     top, head = 2 * (1024 * 512 + 512 * 10), 2 * (1024 * 1024 + 1024 * 128)
-    alone = supervised * server_batch * 4 * (bottom + top + head) / 2e9
+    # The teacher gives keys: its bottom and head run, its top does not.
+    alone = supervised * server_batch * (4 * (bottom + head) + 3 * top) / 2e9
     server = 2 * batch * 4 * (top + head) / 2e9
     forward = backward = 2 * batch * bottom / 0.5e9
     first = 2 * bottom_bytes / 2e6 + forward + 2 * features / 1e6 + 0.2

@@ -163,7 +163,7 @@ def renew_server(directory: str | Path, more_hosts: Sequence[str] = ()) -> Issue
     if is_missing(path):
         raise CertError(
             f"{path} is not there to tell the hosts: copy it here,"
-            " or name them with `semisfl certs server --name HOST`"
+            " or name them with `semisfl certs server --host HOST`"
         )
     names = dict.fromkeys([*hosts(read_certificate(path)), *more_hosts])
     return make_server(directory, list(names), overwrite=True)
