@@ -17,7 +17,7 @@ from semisfl.paper.document import filled
 from semisfl.runs.report import Spread
 from semisfl.settings import config as configs
 
-LEAKAGE, SPOILERS = Path("results/leakage"), Path("results/spoilers/digits.jsonl")
+LEAKAGE, POISONING = Path("results/leakage"), Path("results/spoilers/digits.jsonl")
 DOCUMENT, PICTURE = Path("docs/security.md"), Path("docs/leakage-tradeoff.png")
 POINTS = {
     "plain": "nothing",
@@ -133,7 +133,7 @@ def updates(folder: str) -> str:
 
 def points_lost() -> Losses:
     """In the order of seeds."""
-    return losses(sorted(read(SPOILERS), key=lambda outcome: outcome.seed))
+    return losses(sorted(read(POISONING), key=lambda outcome: outcome.seed))
 
 
 def rules() -> str:
@@ -167,8 +167,8 @@ def shares() -> str:
 
 def held_back() -> str:
     """Backdoors, and who was held back how often."""
-    outcomes = list(read(SPOILERS))
-    config = configs.parse(configs.read(SPOILERS.with_suffix(".toml")))
+    outcomes = list(read(POISONING))
+    config = configs.parse(configs.read(POISONING.with_suffix(".toml")))
     rounds = config.rounds - config.server.pretrain_rounds
     everybody = range(config.clients.total)
     rows = []

@@ -170,7 +170,8 @@ def test_the_list_shows_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [row["days_left"] for row in rows[2:]] == [50, 40] and rows[1]["days_left"] < 0
     assert [int(row["serial_hex"], 16) for row in rows] == [row["serial"] for row in rows]
     status, table = semisfl(capsys, "certs", "list", "--dir", tmp_path)
-    assert status == 0 and f"40 valid {rows[3]['serial_hex'][:16]}" in table
+    until = f"{NOW + timedelta(days=40, hours=1):%Y-%m-%d}"
+    assert status == 0 and f"new valid {rows[3]['serial_hex'][:16]} {until} 40" in table
 
 
 @pytest.mark.parametrize("closed", ["file", "folder"])

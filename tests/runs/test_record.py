@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from semisfl.costs.recost import replay
 
 from semisfl import train
 from semisfl.cli.main import main
-from semisfl.costs.recost import replay
 from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
 from semisfl.paper.records import Records
