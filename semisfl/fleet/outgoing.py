@@ -144,7 +144,10 @@ class Outgoing:
             noise = torch.zeros_like(move)
             if self.policy.update_noise:
                 noise.normal_(0, self.policy.update_noise * clip, generator=self._generators[slot])
-            limited[name] = (sent[name].float() + move * share + noise).to(trained[name].dtype)
+            value = sent[name].float() + move * share + noise
+            # Noise may take a variance below zero, where no server believes it.
+            value = value.clamp(min=0) if name.endswith("running_var") else value
+            limited[name] = value.to(trained[name].dtype)
         return limited
 
     # --- what a device sends ---------------------------------------------------------------------

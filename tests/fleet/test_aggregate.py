@@ -46,6 +46,15 @@ def test_long_updates_are_shortened_and_short_ones_are_not() -> None:
     assert result("clipped_mean", updates, limit=100.0).tolist() == pytest.approx([31 / 3, 14.0])
 
 
+@pytest.mark.parametrize(("lengths", "usual"), [((2.0, 4.0), 3.0), ((1.0, 2.0, 4.0, 8.0), 3.0)])
+def test_the_usual_length_of_an_even_number_of_updates_is_between_the_middle_two(
+    lengths: tuple[float, ...], usual: float
+) -> None:
+    updates = torch.diag(torch.tensor(lengths))
+    expected = [min(length, usual) / len(lengths) for length in lengths]
+    assert result("clipped_mean", updates, limit=1.0).tolist() == pytest.approx(expected)
+
+
 def test_krum_leaves_out_the_farthest() -> None:
     updates = torch.cat([HONEST[:5] * 0.1, torch.full((1, 40), 5.0), HONEST[5:7] * 0.1])
     found = rule_named("krum")(updates, settings("krum", attackers=0.1))
@@ -102,6 +111,15 @@ def test_states_keep_their_form_and_who_is_held_back_is_said(
     said = held.take()
     assert said is not None and list(said) == ["4"] and said["4"] in caplog.text
     assert "client 4 is held back" in caplog.text and held.take() is None
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_updates_to_a_negative_variance_leave_none(name: str) -> None:
+    reference = {"bn.running_var": torch.tensor([0.2, 0.3]), "bn.running_mean": torch.zeros(2)}
+    sent = {"bn.running_var": torch.tensor([-0.4, 0.5]), "bn.running_mean": torch.full((2,), -1.0)}
+    found = combine(settings(name), dict.fromkeys(range(3), sent), reference, HeldBack())
+    assert found["bn.running_var"].tolist() == pytest.approx([0.0, 0.5])
+    assert found["bn.running_mean"].tolist() == pytest.approx([-1.0, -1.0])
 
 
 @pytest.mark.parametrize("name", ROBUST)

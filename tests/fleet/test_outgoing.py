@@ -105,6 +105,28 @@ def test_a_bottoms_change_is_limited_and_noised() -> None:
     assert outgoing.bottom(sent, trained)["w"].std().item() == pytest.approx(100.0, rel=0.3)
 
 
+def test_the_limit_of_a_bottoms_change_is_for_all_its_tensors_together() -> None:
+    outgoing = Outgoing()
+    outgoing.agree(tiny(1, policy={"update_clip": 2.0}))
+    sent = {"w": torch.zeros(3, 3), "b": torch.ones(16)}
+    trained = {"w": torch.ones(3, 3), "b": torch.full((16,), 2.0)}  # moves of norm 3 and 4: 5
+    leaving = outgoing.bottom(sent, trained)
+    for name, norm in {"w": 3, "b": 4}.items():
+        assert (leaving[name] - sent[name]).norm().item() == pytest.approx(2.0 * norm / 5), name
+
+
+def test_noise_leaves_no_variance_negative() -> None:
+    """A server refuses such a state, and would shut out a client that only protects its images."""
+    outgoing = Outgoing()
+    outgoing.agree(tiny(1, policy={"update_clip": 1.0, "update_noise": 10.0}))
+    outgoing.start_round(0, (0,), simulated().hardware)
+    names = ("bn.running_var", "bn.running_mean")
+    sent = {name: torch.full((50,), 0.1) for name in names}
+    leaving = outgoing.bottom(sent, sent)
+    assert (leaving["bn.running_var"] >= 0).all() and leaving["bn.running_var"].max() > 1
+    assert leaving["bn.running_mean"].min() < -1
+
+
 def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:
     experiment = simulated(policy={"rounds": 1}, clients={"active": 2}, rounds=3)
     fleet = experiment.fleet

@@ -108,6 +108,19 @@ def test_a_round_is_repeated_as_if_who_stood_out_had_not_been_there(
     assert repeated in caplog.text
 
 
+def test_a_client_on_trial_is_not_drawn_until_a_round_was_good() -> None:
+    with network(tiny(3)) as net:
+        net.join_all()
+        fleet, screen = net.fleet, net.fleet._questions.screen
+        for client, size in enumerate((1.0, 5.0, 1.0)):
+            screen.takes(client, {"student": size})
+        assert screen.outliers() == {}
+        assert fleet.settle(good=False) == "plaintext:client-1"
+        assert fleet.present() == [0, 2] and not fleet.wait_for(3, seconds=0)
+        assert fleet.settle(good=True) is None
+        assert fleet.present() == [0, 1, 2] and strikes(net) == {"plaintext:client-1": 1}
+
+
 @pytest.mark.parametrize("factor", [60.0, 1e5])
 @pytest.mark.parametrize("method", ["fedswitch", "fedmatch", "semifl"])
 def test_whole_models_are_held_against_each_other_too(

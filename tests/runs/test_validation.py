@@ -74,6 +74,13 @@ def test_a_servers_images_over_a_network_are_its_own() -> None:
     assert (len(partition.validation), partition.clients) == (40, ())
 
 
+def test_a_share_below_one_image_per_class_still_takes_one_of_each() -> None:
+    data = toy.dataset()
+    assert np.bincount(data.labels[set_aside(data, 0.005, 0)]).tolist() == [1, 1, 1, 1]
+    three = replace(data, labels=torch.where(data.labels == 3, 0, data.labels))
+    assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
+
+
 def test_what_leaves_nothing_to_train_on_is_refused() -> None:
     data = toy.dataset()
     few = replace(
