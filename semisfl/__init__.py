@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from semisfl.settings.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from semisfl.data.dataset import Dataset as Dataset
     from semisfl.data.partition import Partition as Partition
-    from semisfl.data.sources import Dataset as Dataset
     from semisfl.data.sources import load_data as load_data
     from semisfl.models.layers import Residual as Residual
     from semisfl.models.modules import layers_of as layers_of
@@ -29,7 +29,7 @@ _HOMES = {
     "Classifier": "semisfl.use.classifier",
     "Config": "semisfl.settings.config",
     "ConfigError": "semisfl.settings.config",
-    "Dataset": "semisfl.data.sources",
+    "Dataset": "semisfl.data.dataset",
     "Partition": "semisfl.data.partition",
     "Residual": "semisfl.models.layers",
     "Result": "semisfl.runs.loop",

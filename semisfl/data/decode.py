@@ -1,7 +1,7 @@
-"""Encoded images to one uint8 array.
+"""Decode images to one uint8 array.
 
-Decoding is shared by every source: formats are allow-listed, sizes are known from the headers
-before anything is decoded, and images that cannot be read are left out, counted and named.
+Every source shares this code. Formats are allow-listed. Sizes are read from the headers before
+anything is decoded. Images that cannot be read are left out, counted and named.
 """
 
 import io
@@ -17,37 +17,38 @@ from typing import TypeVar
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-# TIFF and the rarer formats are left out on purpose: their decoders are Pillow's weak spot.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAX_PIXELS = 64 * 2**20  # in one image: a small file can claim to be enormous
-MAX_DECODED = 32 * 2**30  # bytes of the whole set
 MAX_UNREADABLE = 0.05
-GREY_MODES = {"1", "L", "LA", "I;16", "I;16B", "I;16L"}
+SIXTEEN_BIT_MODES = {"I;16", "I;16B", "I;16L"}
+GREY_MODES = {"1", "L", "LA", *SIXTEEN_BIT_MODES}
 CHUNK = 256
 
 T = TypeVar("T")
 Size = tuple[int, int]
 """Height and width."""
+Allocate = Callable[[tuple[int, int, int, int]], np.ndarray]
+"""Makes the uint8 array of a shape that images are decoded into."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Images as a source lists them before any is decoded: training ones first, then test."""
+class Listing:
+    """Images as a source lists them before any is decoded: training images first, then test images."""
 
     names: Sequence[str]
     open: Callable[[int], Image.Image]  # reads the header only
     labels: np.ndarray  # int64; -1 unknown
-    trains: int  # rows before this one are for training
+    trains: int  # images before this one are for training
     classes: tuple[str, ...]
     holders: tuple[str, ...] = ()  # client folders
-    holder: np.ndarray | None = None  # int64 row -> holders; -1 nobody
+    holder: np.ndarray | None = None  # int64, for each image its place in holders; -1 nobody
     notes: tuple[str, ...] = ()
     pixels: np.ndarray | None = None  # uint8 [n, C, H, W] where nothing needs decoding
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The rows that could be read, as they are cached."""
+    """The images that could be read, as they are cached."""
 
     images: np.ndarray  # uint8 [n, C, H, W]
     labels: np.ndarray
@@ -60,123 +61,144 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Source:
-    """Where images are: the files that make a cached copy stale, and how to list them."""
+    """Where images are: the files whose change makes a cached copy stale, and how to list the images."""
 
     name: str
     files: tuple[Path, ...]  # none: reading them is as fast as reading a cache
-    rows: Callable[[], Rows]
+    listing: Callable[[], Listing]
 
 
 def open_image(data: bytes | Path) -> Image.Image:
-    """The header, checked; pixels are decoded on use."""
+    """Open an image and check its header; pixels are decoded on use."""
     image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
     # 32-bit pixels (modes I and F) have no defined range to bring to 0..255.
-    if image.width * image.height > MAX_PIXELS or image.mode in ("I", "F"):
+    readable = image.mode not in ("I", "F") or _is_sixteen_bit(image)
+    if image.width * image.height > MAX_PIXELS or not readable:
         image.close()
         raise ValueError(f"a {image.width}x{image.height} image of mode {image.mode} is not read")
     return image
 
 
-def decode(rows: Rows, size: Size | None, channels: int | None) -> Decoded:
-    """All readable rows at one ``size``, height and width, or at the most common size of the set.
+def _is_sixteen_bit(image: Image.Image) -> bool:
+    """Tell whether grey values run to 65,535. Older versions of Pillow open such a PNG in mode I."""
+    return image.mode in SIXTEEN_BIT_MODES or (image.mode == "I" and image.format == "PNG")
 
-    ``channels`` is 1 or 3; None means 1 where every image is grey.
+
+def decode(
+    listing: Listing, size: Size | None, channels: int | None, allocate: Allocate | None = None
+) -> Decoded:
+    """Return all readable images at one ``size`` (height, width), or at their most common size.
+
+    ``channels`` is 1 or 3; None means 1 if every image is grey, else 3.
     """
-    if not len(rows.labels):
+    if not len(listing.labels):
         raise ValueError("there are no images")
-    fits = rows.pixels is not None and size in (None, rows.pixels.shape[2:])
-    if rows.pixels is not None and fits and channels in (None, rows.pixels.shape[1]):
-        images, kept = rows.pixels, np.ones(len(rows.labels), bool)
+    fits = listing.pixels is not None and size in (None, listing.pixels.shape[2:])
+    if listing.pixels is not None and fits and channels in (None, listing.pixels.shape[1]):
+        images, kept = listing.pixels, np.ones(len(listing.labels), bool)
         notes: tuple[str, ...] = ()
     else:
-        images, kept, notes = _render(rows, size, channels)
-    holder = rows.holder if rows.holder is not None else np.full(len(kept), -1, np.int64)
+        images, kept, notes = _render(listing, size, channels, allocate or _in_memory)
+    holder = listing.holder if listing.holder is not None else np.full(len(kept), -1, np.int64)
     return Decoded(
-        images=images if kept.all() else images[kept],
-        labels=rows.labels[kept],
-        trains=int(kept[: rows.trains].sum()),
-        classes=rows.classes,
-        holders=rows.holders,
+        images=images,
+        labels=listing.labels[kept],
+        trains=int(kept[: listing.trains].sum()),
+        classes=listing.classes,
+        holders=listing.holders,
         holder=holder[kept],
-        notes=(*rows.notes, *notes),
+        notes=(*listing.notes, *notes),
     )
 
 
+def _in_memory(shape: tuple[int, int, int, int]) -> np.ndarray:
+    return np.empty(shape, np.uint8)
+
+
 def _render(
-    rows: Rows, size: Size | None, channels: int | None
+    listing: Listing, size: Size | None, channels: int | None, allocate: Allocate
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """(images, which of them were readable, notes)."""
-    count = len(rows.labels)
-    headers = _parallel(lambda row: _header(rows, row), count)
+    """Return the readable images, which of all images these are, and notes."""
+    count = len(listing.labels)
+    headers = _parallel(lambda place: _header(listing, place), count)
     known = [header for header in headers if header]
-    _check_readable(rows, np.array([header is not None for header in headers]))
+    _check_readable(listing, np.array([header is not None for header in headers]))
     sizes = Counter(shape for shape, _ in known)
     # Ties go to the larger image, so that the outcome does not depend on the order of files.
     width, height = size[::-1] if size else max(sizes, key=lambda s: (sizes[s], s))
     channels = channels or (1 if all(mode in GREY_MODES for _, mode in known) else 3)
-    needed = count * channels * width * height
-    if needed > MAX_DECODED:
-        raise ValueError(
-            f"{count} images of {width}x{height} take {needed / 2**30:.0f} GiB decoded, above the "
-            f"limit of {MAX_DECODED >> 30} GiB; give a smaller size, e.g. size = 96"
-        )
-    images = np.empty((count, channels, height, width), np.uint8)
+    images = allocate((count, channels, height, width))
 
-    def fill(row: int) -> bool:
-        pixels = decoded(rows, row, (width, height), channels) if headers[row] else None
+    def fill(place: int) -> bool:
+        pixels = decoded(listing, place, (width, height), channels) if headers[place] else None
         if pixels is not None:
-            images[row] = pixels
+            images[place] = pixels
         return pixels is not None
 
     kept = np.array(_parallel(fill, count), bool)
-    notes = _check_readable(rows, kept)
+    notes = _check_readable(listing, kept)
     other = len(known) - sizes[width, height]
     if other:
         notes += (
             f"{other} of {count} images had another size and were resized to {width}x{height}",
         )
-    return images, kept, notes
+    return _without_gaps(images, kept), kept, notes
+
+
+def _without_gaps(images: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Move the ``kept`` images to the front, in place, and return them."""
+    places = np.flatnonzero(kept)
+    if len(places) < len(images):
+        for first in range(0, len(places), CHUNK):
+            images[first : first + CHUNK][: len(places) - first] = images[
+                places[first : first + CHUNK]
+            ]
+    return images[: len(places)]
 
 
 def _parallel(job: Callable[[int], T], count: int) -> list[T]:
-    """``job`` of every row, in order; Pillow releases the GIL while it decodes."""
+    """Return ``job`` of every image, in order. Pillow releases the GIL while it decodes."""
 
     def chunk(start: int) -> list[T]:
-        return [job(row) for row in range(start, min(start + CHUNK, count))]
+        return [job(place) for place in range(start, min(start + CHUNK, count))]
 
     with (
         warnings.catch_warnings(),
         ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool,
     ):
-        # Stricter limits and our own notes stand in for what Pillow warns of.
+        # Stricter limits and our own notes replace what Pillow warns of.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         warnings.simplefilter("ignore", UserWarning)
         return [done for part in pool.map(chunk, range(0, count, CHUNK)) for done in part]
 
 
-def _header(rows: Rows, row: int) -> tuple[tuple[int, int], str] | None:
-    """(size as seen upright, mode), or None where the image cannot be opened."""
+def _header(listing: Listing, place: int) -> tuple[tuple[int, int], str] | None:
+    """Return the size as seen upright and the mode, or None if the image cannot be opened."""
     try:
-        with rows.open(row) as image:
+        with listing.open(place) as image:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-            return (image.height, image.width) if turned else image.size, image.mode
+            mode = "I;16" if _is_sixteen_bit(image) else image.mode
+            return (image.height, image.width) if turned else image.size, mode
     except Exception:  # a damaged file can raise nearly anything inside a decoder
         return None
 
 
-def decoded(rows: Rows, row: int, size: tuple[int, int], channels: int) -> np.ndarray | None:
-    """uint8 [C, H, W], or None where the image cannot be decoded."""
+def decoded(
+    listing: Listing, place: int, size: tuple[int, int], channels: int
+) -> np.ndarray | None:
+    """Return uint8 [C, H, W], or None if the image cannot be decoded."""
     try:
-        with rows.open(row) as image:
+        with listing.open(place) as image:
             return pixels_of(image, size, channels)
     except Exception:  # as above
         return None
 
 
 def pixels_of(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
-    """uint8 [C, H, W]: upright, in 1 or 3 channels, at ``size``."""
+    """Return uint8 [C, H, W]: upright, in 1 or 3 channels, at ``size`` (width, height)."""
+    sixteen_bit = _is_sixteen_bit(image)
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):
+    if sixteen_bit:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != size:
@@ -185,16 +207,17 @@ def pixels_of(image: Image.Image, size: tuple[int, int], channels: int) -> np.nd
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _check_readable(rows: Rows, kept: np.ndarray) -> tuple[str, ...]:
-    """A note that counts and names what could not be read; an error above the limit."""
+def _check_readable(listing: Listing, kept: np.ndarray) -> tuple[str, ...]:
+    """Return a note that counts and names unreadable images; raise above the limit."""
     lost = np.flatnonzero(~kept)
     if not lost.size:
         return ()
-    first = ", ".join(rows.names[row] for row in lost[:5]) + (", ..." if lost.size > 5 else "")
-    found = f"{lost.size} of {kept.size} images could not be read"
+    first = ", ".join(listing.names[place] for place in lost[:5])
+    first += ", ..." if lost.size > 5 else ""
+    unreadable = f"{lost.size} of {kept.size} images could not be read"
     if lost.size > MAX_UNREADABLE * kept.size:
         raise ValueError(
-            f"{found}, above the limit of {MAX_UNREADABLE:.0%}: {first}; remove or replace them "
+            f"{unreadable}, above the limit of {MAX_UNREADABLE:.0%}: {first}; remove or replace them "
             f"(formats read: {', '.join(FORMATS)})"
         )
-    return (f"{found} and were left out: {first}",)
+    return (f"{unreadable} and were left out: {first}",)

@@ -1,6 +1,6 @@
-"""Folders of images.
+"""Read folders of images.
 
-Two forms, told apart by whether the root has a ``train`` or ``test`` folder:
+There are two forms. A root with a ``train`` or ``test`` folder has the first:
 
 - classes: ``train/<class>/*`` and ``test/<class>/*``, and beside them either ``unlabeled/*``
   (images of unknown label, to be dealt to clients), or ``unlabeled/<client>/*`` or
@@ -8,10 +8,9 @@ Two forms, told apart by whether the root has a ``train`` or ``test`` folder:
 - clients: ``<client>/*``, every label unknown, no test images; images straight in the root make
   one client.
 
-Class and client folders may hold folders of their own. Images are regular files told by their
-suffix; hidden files are passed over, other files are counted in a note. Links are followed here.
-A device (`semisfl join`) has no forms: it takes `everything` below its folder, and no image that a
-link leads to outside of it.
+Class and client folders may hold folders of their own. Images are regular files with a known
+suffix; hidden files are skipped, other files are counted in a note. Links are followed. A device
+(`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
 """
 
 import os
@@ -20,34 +19,34 @@ from pathlib import Path
 
 import numpy as np
 
-from semisfl.data.decode import Rows, Source, open_image
+from semisfl.data.decode import Listing, Source, open_image
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 
 
 def source(root: Path) -> Source:
-    """The images under a folder; which form it has is decided here, before any is read."""
+    """Return the images under a folder. The form is decided here, before any image is read."""
     folders = {folder.name for folder in _folders(root)}
-    listing = _Listing(root)
+    collected = _Collected(root)
     if folders & {"train", "test"}:
-        classes = _by_class(listing, folders)
+        classes = _by_class(collected, folders)
     else:
         classes = ()
-        _by_client(listing, root)
-    if not listing.files:
+        _by_client(collected, root)
+    if not collected.files:
         raise ValueError(f"{root} holds no images ({_suffixes()})")
-    return Source(root.name, tuple(listing.files), lambda: listing.rows(classes))
+    return Source(root.name, tuple(collected.files), lambda: collected.listing(classes))
 
 
 def everything(root: Path) -> Source:
-    """Every image below a folder, whatever folders they lie in: what a device holds."""
-    listing = _Listing(root)
-    listing.add(root)
-    return Source(root.name, tuple(listing.files), lambda: listing.rows(()))
+    """Return every image below a folder, in whatever subfolders: what a device holds."""
+    collected = _Collected(root)
+    collected.add(root)
+    return Source(root.name, tuple(collected.files), lambda: collected.listing(()))
 
 
-class _Listing:
-    """Image files as they are found, with what their folders say of them."""
+class _Collected:
+    """Image files with the label, split and holder that their folders give them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,13 +58,13 @@ class _Listing:
         self.others: list[Path] = []
 
     def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
-        found = list(_files(folder))
-        # Regular files only: to read from a pipe or a device may take for ever.
-        images = [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
+        files = list(_files(folder))
+        # Regular files only: reading from a pipe or a device may never end.
+        images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
         if not images:
             raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
         self.files += images
-        self.others += sorted(set(found) - set(images))
+        self.others += sorted(set(files) - set(images))
         self.labels += [label] * len(images)
         self.holder += [holder] * len(images)
         self.trains += 0 if test else len(images)
@@ -75,14 +74,14 @@ class _Listing:
             self.holders.append(folder.name)
             self.add(folder, holder=len(self.holders) - 1)
 
-    def rows(self, classes: tuple[str, ...]) -> Rows:
+    def listing(self, classes: tuple[str, ...]) -> Listing:
         notes = []
         if self.others:
             first = ", ".join(str(file.relative_to(self.root)) for file in self.others[:5])
-            notes.append(f"{len(self.others)} files are no images and were passed over: {first}")
-        return Rows(
+            notes.append(f"{len(self.others)} files are no images and were skipped: {first}")
+        return Listing(
             names=[file.relative_to(self.root).as_posix() for file in self.files],
-            open=lambda row: open_image(self.files[row]),
+            open=lambda place: open_image(self.files[place]),
             labels=np.array(self.labels, np.int64),
             trains=self.trains,
             classes=classes,
@@ -92,8 +91,8 @@ class _Listing:
         )
 
 
-def _by_class(listing: _Listing, folders: set[str]) -> tuple[str, ...]:
-    root = listing.root
+def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
+    root = collected.root
     for name in ("train", "test"):
         if name not in folders:
             raise ValueError(f"{root} has no folder {name!r}; it needs train/ and test/ by class")
@@ -104,31 +103,33 @@ def _by_class(listing: _Listing, folders: set[str]) -> tuple[str, ...]:
             "at least 2 are needed, one folder per class"
         )
     for label, name in enumerate(classes):
-        listing.add(root / "train" / name, label=label)
-    _unlabeled(listing, folders)
+        collected.add(root / "train" / name, label=label)
+    _unlabeled(collected, folders)
     tested = _folders(root / "test")
     if not tested:
-        raise ValueError(f"{root / 'test'} has no class folders; put test images in one a class")
+        raise ValueError(
+            f"{root / 'test'} has no class folders; put test images into one folder per class"
+        )
     for folder in tested:
         if folder.name not in classes:
             raise ValueError(
                 f"{folder} is a class without training images; add train/{folder.name}"
             )
-        listing.add(folder, label=classes.index(folder.name), test=True)
+        collected.add(folder, label=classes.index(folder.name), test=True)
     return tuple(classes)
 
 
-def _unlabeled(listing: _Listing, folders: set[str]) -> None:
-    found = sorted(folders & {"unlabeled", "clients"})
-    if len(found) == 2:
-        raise ValueError(f"{listing.root} has both clients/ and unlabeled/; keep one of them")
-    if found == ["unlabeled"] and not _folders(listing.root / "unlabeled"):
-        listing.add(listing.root / "unlabeled")
-    elif found:
-        _by_client(listing, listing.root / found[0])
+def _unlabeled(collected: _Collected, folders: set[str]) -> None:
+    names = sorted(folders & {"unlabeled", "clients"})
+    if len(names) == 2:
+        raise ValueError(f"{collected.root} has both clients/ and unlabeled/; keep one of them")
+    if names == ["unlabeled"] and not _folders(collected.root / "unlabeled"):
+        collected.add(collected.root / "unlabeled")
+    elif names:
+        _by_client(collected, collected.root / names[0])
 
 
-def _by_client(listing: _Listing, parent: Path) -> None:
+def _by_client(collected: _Collected, parent: Path) -> None:
     folders = _folders(parent)
     loose = [file for file in parent.iterdir() if file.suffix.lower() in SUFFIXES]
     if loose and folders:
@@ -136,7 +137,7 @@ def _by_client(listing: _Listing, parent: Path) -> None:
             f"{parent} mixes images ({loose[0].name}) and folders ({folders[0].name}); "
             "put every image into a client's folder"
         )
-    listing.add_clients(folders or [parent])
+    collected.add_clients(folders or [parent])
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -146,7 +147,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder that is not hidden, in an order that any machine repeats."""
+    """Yield every file below a folder that is not hidden, in the same order on every machine."""
     for place, below, names in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
         yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))

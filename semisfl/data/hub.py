@@ -1,4 +1,4 @@
-"""Named data sets from the Hugging Face hub, or from a local copy with no network.
+"""Read named data sets from the Hugging Face hub, or from a local copy without a network.
 
 A local copy is a ``save_to_disk`` directory, or a directory of parquet files named by their split
 (``train-00000-of-00001.parquet``), as the hub's repositories hold them. The package ``datasets``
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image as PILImage
 
-from semisfl.data.decode import Rows, Source, open_image
+from semisfl.data.decode import Listing, Source, open_image
 from semisfl.settings.catalog import NamedData
 
 IMAGE_COLUMNS = ("image", "img")
@@ -22,44 +22,44 @@ TEST_SPLITS = ("test", "validation")
 
 
 def is_copy(path: Path) -> bool:
-    """Whether a directory is a ``save_to_disk`` copy or holds parquet files."""
+    """Tell whether a directory is a ``save_to_disk`` copy or holds parquet files."""
     return path.is_dir() and ((path / "dataset_dict.json").exists() or bool(_parquet(path)))
 
 
 def copy(path: Path, subset: str | None = None) -> Source:
-    """The set in a local copy; ``subset`` chooses where a copy holds several."""
+    """Return the set in a local copy; ``subset`` chooses one where a copy holds several."""
     if subset and (path / subset).is_dir():
         return copy(path / subset)
     if (path / "dataset_dict.json").exists():
         files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
-        return Source(path.name, files, lambda: _rows(_library().load_from_disk(str(path))))
+        return Source(path.name, files, lambda: listing(_library().load_from_disk(str(path))))
     files = _parquet(path)
     splits: dict[str, list[str]] = {}
     for file in files:
         splits.setdefault(file.stem.split("-")[0], []).append(str(file))
     return Source(
-        path.name, files, lambda: _rows(_library().load_dataset("parquet", data_files=splits))
+        path.name, files, lambda: listing(_library().load_dataset("parquet", data_files=splits))
     )
 
 
 def _parquet(path: Path) -> tuple[Path, ...]:
-    """Parquet files here or one folder down, as in the hub's repositories."""
+    """Return the parquet files here or one folder down, as in the hub's repositories."""
     return tuple(sorted([*path.glob("*.parquet"), *path.glob("*/*.parquet")]))
 
 
-def download(row: NamedData) -> Source:
-    """A named set from the hub, kept in the library's own cache."""
+def download(entry: NamedData) -> Source:
+    """Fetch a named set from the hub; it is kept in the library's own cache."""
     library = _library()
     try:
-        splits = library.load_dataset(row.repository, row.subset)
+        splits = library.load_dataset(entry.repository, entry.subset)
     except Exception as error:  # the network fails in the ways of three libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{row.name} could not be fetched from the hub ({row.repository}: {reason}); "
+            f"{entry.name} could not be fetched from the hub ({entry.repository}: {reason}); "
             "point SEMISFL_DATA at a local copy"
         ) from error
     files = {Path(part["filename"]) for held in splits.values() for part in held.cache_files}
-    return Source(row.name, tuple(sorted(files)), lambda: _rows(splits))
+    return Source(entry.name, tuple(sorted(files)), lambda: listing(splits))
 
 
 def _library() -> ModuleType:
@@ -74,16 +74,19 @@ def _library() -> ModuleType:
     return library
 
 
-def _rows(splits: Any) -> Rows:
-    """The splits of a set (name -> table) as rows: train, unlabelled, then test."""
+def listing(splits: Any, image: str | None = None, label: str | None = None) -> Listing:
+    """List the images of a set's splits (name -> table): train, unlabelled, then test.
+
+    ``image`` and ``label`` name the columns; None: the usual names are looked for.
+    """
     test = next((name for name in TEST_SPLITS if name in splits), None)
     if "train" not in splits or test is None:
         raise ValueError(
             f"the splits {', '.join(splits)} lack 'train', or one of {', '.join(TEST_SPLITS)}"
         )
     order = ["train", *(["unlabeled"] if "unlabeled" in splits else []), test]
-    image = _column(splits["train"], IMAGE_COLUMNS)
-    label = _column(splits["train"], LABEL_COLUMNS)
+    image = _column(splits["train"], (image,) if image else IMAGE_COLUMNS)
+    label = _column(splits["train"], (label,) if label else LABEL_COLUMNS)
     bytes_only = _library().Image(decode=False)  # so that our own allow-list of formats holds
     tables = [splits[name].cast_column(image, bytes_only) for name in order]
     labels = [
@@ -92,23 +95,23 @@ def _rows(splits: Any) -> Rows:
     ]
     starts = np.cumsum([0, *(len(table) for table in tables)])
 
-    def place(row: int) -> tuple[int, int]:
-        table = int(np.searchsorted(starts, row, side="right")) - 1
-        return table, row - int(starts[table])
+    def where(place: int) -> tuple[int, int]:
+        table = int(np.searchsorted(starts, place, side="right")) - 1
+        return table, place - int(starts[table])
 
-    def open_row(row: int) -> PILImage.Image:
-        table, within = place(row)
+    def open_at(place: int) -> PILImage.Image:
+        table, within = where(place)
         cell = tables[table][within][image]
         return open_image(cell["bytes"] or Path(cell["path"]))
 
     known = getattr(splits["train"].features[label], "names", None)
-    return Rows(
+    return Listing(
         names=[
             f"{name} image {n}"
             for name, t in zip(order, tables, strict=True)
             for n in range(len(t))
         ],
-        open=open_row,
+        open=open_at,
         labels=np.concatenate(labels),
         trains=int(starts[-2]),
         classes=tuple(known or map(str, range(int(labels[0].max()) + 1))),

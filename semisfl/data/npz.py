@@ -1,4 +1,4 @@
-"""Packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards."""
+"""Read packed ``.npz`` files: encoded images or plain arrays, with labels and split, in shards."""
 
 import re
 from collections.abc import Sequence
@@ -7,24 +7,24 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from semisfl.data.decode import Rows, Source, open_image
+from semisfl.data.decode import Listing, Source, open_image
 
 SHARD = re.compile(r"_(\d+)of(\d+)$")
 
 
 def group(path: Path) -> tuple[str, int]:
-    """The set a file belongs to and its number of shards: ``a_0of2.npz`` -> ``("a", 2)``."""
+    """Return the set a file belongs to and its number of shards: ``a_0of2.npz`` -> ``("a", 2)``."""
     match = SHARD.search(path.stem)
     return (path.stem[: match.start()], int(match[2])) if match else (path.stem, 0)
 
 
 def is_called(path: Path, prefix: str) -> bool:
-    """Whether a name begins with a prefix that ends where a word ends: cifar10, not cifar100."""
+    """Tell whether a file name starts with a prefix as a whole word: cifar10, not cifar100."""
     return re.match(re.escape(prefix) + r"(?![A-Za-z0-9])", path.name) is not None
 
 
 def find(path: Path) -> list[Path]:
-    """The ``.npz`` files meant by a file (with its sister shards), a directory or a prefix."""
+    """Return the ``.npz`` files meant by a file (with its other shards), a directory or a prefix."""
     if path.is_file() and path.suffix != ".npz":
         return []
     folder = path if path.is_dir() else path.parent
@@ -40,17 +40,17 @@ def find(path: Path) -> list[Path]:
 
 
 def source(files: Sequence[Path]) -> Source:
-    """Encoded images (``bytes``, ``offsets``) or plain arrays (``x``), with labels and split."""
+    """Return the set of encoded images (``bytes``, ``offsets``) or plain arrays (``x``) in files."""
     encoded = "bytes" in _arrays(files[0])
     return Source(
         name=group(files[0])[0],
         files=tuple(files) if encoded else (),
-        rows=lambda: _read(files, ("bytes", "offsets") if encoded else ("x",)),
+        listing=lambda: _read(files, ("bytes", "offsets") if encoded else ("x",)),
     )
 
 
 def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The wanted arrays of a file, or with none wanted an empty one for each that it has."""
+    """Return the wanted arrays of a file; if none are wanted, an empty one for each that it has."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             if not wanted:
@@ -67,7 +67,7 @@ def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
 
 
 def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
-    """One file's arrays, checked: images i of n have a label, a split and their bytes."""
+    """Return one file's arrays, checked: every image has a label, a split and its bytes."""
     shard = _arrays(file, (*payload, "labels", "split", "classes"))
     shard.setdefault("index", np.arange(shard["labels"].size))
     for name in shard.keys() - {"x", "bytes"}:
@@ -90,8 +90,8 @@ def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
     return shard
 
 
-def _read(files: Sequence[Path], payload: Sequence[str]) -> Rows:
-    """All shards as one set, each split in the order of ``index``."""
+def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
+    """List all shards as one set, each split in the order of ``index``."""
     shards = [_shard(file, payload) for file in files]
     classes = tuple(str(name) for name in shards[0]["classes"])
     for file, shard in zip(files, shards, strict=True):
@@ -105,22 +105,24 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Rows:
     within = np.concatenate([np.arange(len(shard["labels"])) for shard in shards])
     order = np.lexsort((joined["index"], joined["split"]))
 
-    def encoded(row: int) -> Image.Image:
-        shard, place = shards[which[order[row]]], within[order[row]]
+    def encoded(place: int) -> Image.Image:
+        shard, place = shards[which[order[place]]], within[order[place]]
         start, end = shard["offsets"][place : place + 2]
         return open_image(shard["bytes"][start:end].tobytes())
 
     pixels = None
     if "x" in shards[0]:
-        pixels = _planes(files[0], np.concatenate([shard["x"] for shard in shards])[order])
+        pixels = with_channels(
+            np.concatenate([shard["x"] for shard in shards])[order], f"{files[0]}: x"
+        )
     total = group(files[0])[1]
     missing = f"{len(files)} of {total} shards are here: {', '.join(f.name for f in files)}"
-    return Rows(
+    return Listing(
         names=[
-            f"{('train', 'test')[joined['split'][row]]} image {joined['index'][row]}"
-            for row in order
+            f"{('train', 'test')[joined['split'][place]]} image {joined['index'][place]}"
+            for place in order
         ],
-        open=encoded if pixels is None else lambda row: _picture(pixels[row]),
+        open=encoded if pixels is None else lambda place: picture(pixels[place]),
         labels=joined["labels"][order].astype(np.int64),
         trains=int((joined["split"] == 0).sum()),
         classes=classes,
@@ -129,8 +131,8 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Rows:
     )
 
 
-def _planes(file: Path, x: np.ndarray) -> np.ndarray:
-    """Plain images as [n, C, H, W], from [n, H, W] or with 1 or 3 channels first or last."""
+def with_channels(x: np.ndarray, what: str) -> np.ndarray:
+    """Return uint8 images as [n, C, H, W], from [n, H, W] or with 1 or 3 channels first or last."""
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in (1, 3):
@@ -138,10 +140,11 @@ def _planes(file: Path, x: np.ndarray) -> np.ndarray:
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3):
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     raise ValueError(
-        f"{file} has x of {x.dtype} {list(x.shape)}; it must be uint8 [n, H, W], or have 1 or 3 "
+        f"{what} is {x.dtype} {list(x.shape)}; it must be uint8 [n, H, W], or have 1 or 3 "
         "channels first or last"
     )
 
 
-def _picture(planes: np.ndarray) -> Image.Image:
+def picture(planes: np.ndarray) -> Image.Image:
+    """Return uint8 [C, H, W] as a Pillow image."""
     return Image.fromarray(planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0))

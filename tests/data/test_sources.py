@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl.data import decode
+from semisfl.data import cached, decode
 from semisfl.data.sources import Dataset, load
 from semisfl.settings import catalog
 
@@ -147,7 +148,7 @@ def test_bad_packed_files(tmp_path):
     bad("names", "has classes of int64 .*list of names", classes=np.arange(2))
     zeros = [0] * 4
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 4, 4)), labels=zeros, split=zeros, classes=["a"])
-    refuses(r"x of float64 \[4, 4, 4\]; it must be uint8", tmp_path / "x.npz")
+    refuses(r"x is float64 \[4, 4, 4\]; it must be uint8", tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
     refuses("lacks the arrays x, labels, split, classes", tmp_path / "y.npz")
     (tmp_path / "z.npz").write_bytes(b"not a zip")
@@ -256,11 +257,15 @@ def test_different_sizes_are_resized_to_the_most_common_and_said_so(tmp_path):
     refuses("size = 0 is below 1", tmp_path, size=0)
 
 
-def test_a_set_too_large_to_decode_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "MAX_DECODED", 1000)
+def test_a_set_too_large_for_the_disk_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=500))
     refuses(
-        "12 images of 8x8 take .* above the limit .* give a smaller size", class_folder(tmp_path)
+        "has 0.0 GiB free; 12 images of 8x8 take .* give a smaller data.size",
+        class_folder(tmp_path / "set"),
     )
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def claims(width: int, height: int) -> bytes:
@@ -280,7 +285,7 @@ def test_unreadable_images_are_left_out_counted_and_named(tmp_path, recwarn):
     (cats / "5.png").write_bytes(whole[: len(whole) // 2])
     (cats / "7.png").write_bytes(claims(100_000, 100_000))
     (cats / "9.png").write_bytes(claims(10_000, 10_000))
-    Image.fromarray(noise(1)).save(cats / "1.png", "TIFF")  # a format that is not allowed
+    Image.fromarray(noise(1)).save(cats / "1.png", "TGA")  # a format that is not allowed
     (tests / "8.png").write_text("no image")
     found = load(str(tmp_path))
     assert found.notes == (
@@ -316,12 +321,12 @@ def test_damaged_packed_images_are_named_too(tmp_path):
     assert torch.equal(found.test_images, planes(30, *range(32, 40)))
 
 
-def test_other_files_are_passed_over_and_said_so(tmp_path):
+def test_other_files_are_skipped_and_counted(tmp_path):
     class_folder(tmp_path)
     (tmp_path / "train" / "cat" / ".DS_Store").write_text("")
     (tmp_path / "train" / "cat" / "notes.txt").write_text("")
     assert load(str(tmp_path)).notes == (
-        "1 files are no images and were passed over: train/cat/notes.txt",
+        "1 files are no images and were skipped: train/cat/notes.txt",
     )
 
 
@@ -360,9 +365,9 @@ def decodes(monkeypatch) -> list[int]:
     calls: list[int] = []
     really = decode.decode
 
-    def counted(rows: decode.Rows, size: int | None, channels: int | None) -> decode.Decoded:
-        calls.append(len(rows.labels))
-        return really(rows, size, channels)
+    def counted(listing: decode.Listing, *how: Any) -> decode.Decoded:
+        calls.append(len(listing.labels))
+        return really(listing, *how)
 
     monkeypatch.setattr(decode, "decode", counted)
     return calls

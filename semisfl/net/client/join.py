@@ -75,7 +75,7 @@ def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple
     Links that lead out of ``root`` are not followed: who may put one into a device's folder could
     otherwise have it train on images that are none of theirs to give.
     """
-    rows = folder.everything(root).rows()
+    rows = folder.everything(root).listing()
     home = root.resolve()
     inside = [
         row for row, name in enumerate(rows.names) if (root / name).resolve().is_relative_to(home)

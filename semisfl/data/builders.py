@@ -1,0 +1,161 @@
+"""Check and convert what people have for `Dataset`: arrays, torch and Hugging Face data sets."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from semisfl.data import hub, npz
+from semisfl.data.decode import Listing
+
+
+def array_fields(
+    images: Any,
+    labels: Any,
+    test_images: Any,
+    test_labels: Any,
+    unlabeled: Any = None,
+    classes: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a `Dataset` that arrays give, statistics aside."""
+    pixels = _pixels(images, "images")
+    numbers, names = _numbers(labels, "labels", classes)
+    tested, names = _numbers(test_labels, "test_labels", names)
+    if unlabeled is not None:
+        more = _pixels(unlabeled, "unlabeled")
+        if more.shape[1:] != pixels.shape[1:]:
+            raise ValueError(
+                f"unlabeled images are {list(more.shape[1:])} but images are "
+                f"{list(pixels.shape[1:])} (channels, height, width); resize one of them"
+            )
+        pixels = torch.cat([pixels, more])
+        numbers = torch.cat([numbers, torch.full((len(more),), -1)])
+    if names is None:
+        highest = int(max([-1, *numbers.tolist(), *tested.tolist()]))
+        names = tuple(str(number) for number in range(highest + 1))
+    return {
+        "classes": names,
+        "images": pixels,
+        "labels": numbers,
+        "test_images": _pixels(test_images, "test_images"),
+        "test_labels": tested,
+    }
+
+
+def _pixels(values: Any, what: str) -> torch.Tensor:
+    """Return uint8 images [n, C, H, W]."""
+    array = _array(values, what)
+    if array.dtype.kind == "f":
+        if array.size and not (array.min() >= 0 and array.max() <= 1):  # NaN fails too
+            raise ValueError(
+                f"{what} holds floats from {array.min():g} to {array.max():g}; give uint8 values, or "
+                "floats from 0 to 1 (not normalised)"
+            )
+        array = np.round(array * 255).astype(np.uint8)
+    return torch.from_numpy(npz.with_channels(array, what))
+
+
+def _array(values: Any, what: str) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        return values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray):
+        return values
+    if isinstance(values, list | tuple):
+        try:
+            return np.asarray(values)
+        except ValueError as error:  # pieces of different shapes
+            raise ValueError(f"{what} is a list whose parts differ in shape; {error}") from error
+    raise TypeError(
+        f"{what} is a {type(values).__name__}; it must be a numpy array or a torch tensor"
+    )
+
+
+def _numbers(
+    values: Any, what: str, classes: Sequence[str] | None
+) -> tuple[torch.Tensor, tuple[str, ...] | None]:
+    """Return labels as numbers, and the class names if they are known."""
+    array = _array(values, what)
+    known = tuple(classes) if classes is not None else None
+    if array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64)), known
+    if array.dtype.kind in "UST":
+        words = [str(word) for word in array.tolist()]
+        known = known or tuple(sorted(set(words)))
+        place = {name: number for number, name in enumerate(known)}
+        if other := sorted(set(words) - set(place)):
+            raise ValueError(f"{what} names the class {other[0]!r}; known are {', '.join(known)}")
+        return torch.tensor([place[word] for word in words], dtype=torch.int64), known
+    raise ValueError(
+        f"{what} is {array.dtype} {list(array.shape)}; it must hold whole numbers or class names"
+    )
+
+
+def torch_listing(
+    train: Any, test: Any, unlabeled: Any = None, classes: Sequence[str] | None = None
+) -> Listing:
+    """List the images of torch data sets, whose items are (image, label)."""
+    parts = [("train", train), *([("unlabeled", unlabeled)] if unlabeled is not None else [])]
+    parts.append(("test", test))
+    for what, part in parts:
+        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+            raise TypeError(
+                f"{what} is a {type(part).__name__}; it must be a torch data set with a length and "
+                "items (image, label)"
+            )
+    items = [(what, part, place) for what, part in parts for place in range(len(part))]
+    labels = np.array([_label(*item) for item in items], np.int64)
+    names = classes if classes is not None else getattr(train, "classes", None)
+    if names is None:
+        names = [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    return Listing(
+        names=[f"{what} image {place}" for what, _, place in items],
+        open=lambda number: _picture(*items[number]),
+        labels=labels,
+        trains=len(items) - len(test),
+        classes=tuple(map(str, names)),
+    )
+
+
+def _item(what: str, part: Any, place: int) -> tuple[Any, Any]:
+    item = part[place]
+    if isinstance(item, tuple | list) and len(item) >= 2:
+        return item[0], item[1]
+    if what == "unlabeled":
+        return item, -1
+    raise TypeError(
+        f"item {place} of {what} is a {type(item).__name__}; it must be a pair (image, label)"
+    )
+
+
+def _label(what: str, part: Any, place: int) -> int:
+    label = _item(what, part, place)[1]
+    if what == "unlabeled":
+        return -1
+    try:
+        return int(label)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the label of item {place} of {what} is {label!r}; it must be a whole number"
+        ) from None
+
+
+def _picture(what: str, part: Any, place: int) -> Image.Image:
+    image = _item(what, part, place)[0]
+    if isinstance(image, Image.Image):
+        return image.copy()
+    array = _array(image, f"the image of item {place} of {what}")
+    return npz.picture(_pixels(array[None], f"the image of item {place} of {what}")[0].numpy())
+
+
+def hf_listing(dataset: Any, image: str | None = None, label: str | None = None) -> Listing:
+    """List the images of a Hugging Face ``DatasetDict``."""
+    if not isinstance(dataset, Mapping) or not all(
+        hasattr(part, "cast_column") for part in dataset.values()
+    ):
+        raise TypeError(
+            f"dataset is a {type(dataset).__name__}; it must be a Hugging Face DatasetDict with the "
+            "splits train and test, e.g. of datasets.load_dataset(...)"
+        )
+    return hub.listing(dataset, image, label)

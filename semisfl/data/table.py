@@ -1,0 +1,77 @@
+"""Read a CSV file that lists images: ``path,label`` with a header line, and if wanted ``split,client``.
+
+Paths are relative to the file's own folder. An empty label means unknown. ``split`` is train (also if
+empty) or test. ``client`` names the client that holds an image without a label.
+"""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from semisfl.data.decode import Listing, Source, open_image
+
+COLUMNS = ("path", "label", "split", "client")
+
+
+def source(file: Path) -> Source:
+    """Return the images that a CSV file lists; every line is checked before any image is read."""
+    lines = _lines(file)
+    # Training images first, then test images; within each the file's order.
+    lines.sort(key=lambda line: line["split"] == "test")
+    paths = [file.parent / line["path"] for line in lines]
+    return Source(file.stem, (file, *paths), lambda: _listing(file, lines, paths))
+
+
+def _lines(file: Path) -> list[dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.DictReader(text)
+            columns = reader.fieldnames or ()
+            if missing := {"path", "label"} - set(columns):
+                raise ValueError(
+                    f"{file} has the columns {', '.join(columns) or '(none)'}; it lacks "
+                    f"{', '.join(sorted(missing))}"
+                )
+            lines = [_line(file, reader.line_num, line) for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{file} cannot be read as CSV: {error}") from error
+    if not lines:
+        raise ValueError(f"{file} lists no image")
+    return lines
+
+
+def _line(file: Path, number: int, values: Mapping[str | None, str | None]) -> dict[str, str]:
+    line = {column: (values.get(column) or "").strip() for column in COLUMNS}
+    where = f"{file}, line {number}"
+    if not line["path"] or not (file.parent / line["path"]).is_file():
+        raise ValueError(
+            f"{where}: {line['path']!r} is no file; paths are relative to {file.parent}"
+        )
+    if line["split"] not in ("", "train", "test"):
+        raise ValueError(f"{where}: split = {line['split']!r}; use train or test")
+    if line["split"] == "test" and not line["label"]:
+        raise ValueError(f"{where}: a test image needs a label")
+    if line["client"] and (line["label"] or line["split"] == "test"):
+        raise ValueError(
+            f"{where}: client = {line['client']!r} holds an image without a label, for training; "
+            "empty label and split, or client"
+        )
+    return line
+
+
+def _listing(file: Path, lines: list[dict[str, str]], paths: list[Path]) -> Listing:
+    classes = sorted({line["label"] for line in lines if line["label"]})
+    holders = sorted({line["client"] for line in lines if line["client"]})
+    number = {name: place for place, name in enumerate(classes)}
+    holder = {name: place for place, name in enumerate(holders)}
+    return Listing(
+        names=[line["path"] for line in lines],
+        open=lambda place: open_image(paths[place]),
+        labels=np.array([number.get(line["label"], -1) for line in lines], np.int64),
+        trains=sum(line["split"] != "test" for line in lines),
+        classes=tuple(classes),
+        holders=tuple(holders),
+        holder=np.array([holder.get(line["client"], -1) for line in lines], np.int64),
+    )

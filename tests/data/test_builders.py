@@ -1,0 +1,291 @@
+"""Data sets made of what people have: arrays, torch and Hugging Face data sets, CSV files, TIFF."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from semisfl import Dataset, train
+from semisfl.data import cached, decode
+from semisfl.data.sources import load
+from tests import toy
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SEMISFL_DATA", raising=False)
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+LABELS, TEST_LABELS = np.arange(6) % 2, np.arange(4) % 2
+CHW, TEST_CHW = noise(6, 3, 8, 8), noise(4, 3, 8, 8, seed=1)
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_arrays_with_channels_first_or_last(kind: str, channels_last: bool) -> None:
+    arrays = [CHW, LABELS, TEST_CHW, TEST_LABELS]
+    if channels_last:
+        arrays[0], arrays[2] = (arrays[i].transpose(0, 2, 3, 1) for i in (0, 2))
+    if kind == "torch":
+        arrays = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    data = Dataset.from_arrays(*arrays, classes=("a", "b"))
+    assert torch.equal(data.images, torch.from_numpy(CHW))
+    assert torch.equal(data.test_images, torch.from_numpy(TEST_CHW))
+    assert data.labels.tolist() == LABELS.tolist() and data.classes == ("a", "b")
+    assert data.mean == (0.5, 0.5, 0.5)
+
+
+def test_grey_floats_names_and_unlabelled_images() -> None:
+    grey, words = noise(6, 8, 8), np.array(["dog", "cat"] * 3)
+    data = Dataset.from_arrays(
+        grey / 255, words, noise(4, 8, 8), np.array(["cat"] * 4), unlabeled=noise(3, 8, 8)
+    )
+    assert torch.equal(data.images[:6, 0], torch.from_numpy(grey))
+    assert data.classes == ("cat", "dog")
+    assert data.labels.tolist() == [1, 0] * 3 + [-1] * 3
+    assert data.test_labels.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({0: "photos"}, TypeError, "images is a str; it must be a numpy array or a torch tensor"),
+        ({0: None}, TypeError, "images is a NoneType"),
+        ({0: CHW.astype(np.float32)}, ValueError, "floats from .* to 255; give uint8"),
+        ({0: noise(6, 4, 8, 8)}, ValueError, r"images is uint8 \[6, 4, 8, 8\]; it must be"),
+        (
+            {1: LABELS.astype(float)},
+            ValueError,
+            "labels is float64 .* whole numbers or class names",
+        ),
+        ({1: LABELS[:3]}, ValueError, r"labels is torch.int64 \[3\]; it must be torch.int64 \[6\]"),
+        ({3: np.array(["owl"] * 4), 1: np.array(["a", "b"] * 3)}, ValueError, "class 'owl'; known"),
+    ],
+)
+def test_wrong_arrays_get_one_line(change: dict[int, Any], error: type, message: str) -> None:
+    arrays: list[Any] = [CHW, LABELS, TEST_CHW, TEST_LABELS]
+    for place, value in change.items():
+        arrays[place] = value
+    with pytest.raises(error, match=message) as raised:
+        Dataset.from_arrays(*arrays)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_constructor_names_what_it_was_given() -> None:
+    with pytest.raises(TypeError, match=r"images is a ndarray; it must be a torch\.Tensor"):
+        Dataset("x", ("a", "b"), CHW, *[torch.zeros(1)] * 3, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def test_arrays_can_be_trained_on() -> None:
+    config = toy.values("semisfl", "rounds=1")
+    images = noise(80, 16, 16)
+    data = Dataset.from_arrays(images, np.arange(80) % 4, noise(8, 16, 16), np.arange(8) % 4)
+    assert 0 <= train(config, data=data).accuracy <= 100
+
+
+# --- torch and Hugging Face -----------------------------------------------------------------------
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.items[place]
+
+
+def picture(number: int, side: int = 8) -> Image.Image:
+    return Image.fromarray(noise(side, side, 3, seed=number))
+
+
+def test_torch_data_sets_of_pictures_and_of_tensors() -> None:
+    pictures = Pairs([(picture(n), n % 2) for n in range(4)])
+    tensors = Pairs([(torch.from_numpy(TEST_CHW[n]) / 255, n % 2) for n in range(4)])
+    data = Dataset.from_torch(pictures, tensors, unlabeled=Pairs([picture(9), picture(8)]))
+    assert torch.equal(data.images[1], torch.from_numpy(np.array(picture(1)).transpose(2, 0, 1)))
+    assert torch.equal(data.test_images, torch.from_numpy(TEST_CHW))
+    assert data.labels.tolist() == [0, 1, 0, 1, -1, -1] and data.classes == ("0", "1")
+
+
+def test_torch_pictures_are_resized() -> None:
+    sides = Pairs([(picture(n, 8 + 4 * (n == 2)), n % 2) for n in range(4)])
+    data = Dataset.from_torch(sides, sides, classes=("a", "b"))
+    assert data.shape == (3, 8, 8) and "2 of 8 images had another size" in data.notes[0]
+    assert Dataset.from_torch(sides, sides, size=16).shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (object(), "train is a object; it must be a torch data set"),
+        (Pairs([picture(0)]), r"item 0 of train is a Image; it must be a pair \(image, label\)"),
+        (Pairs([(picture(0), "cat")]), "label of item 0 of train is 'cat'; it must be a whole"),
+    ],
+)
+def test_wrong_torch_data_sets_get_one_line(one: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Dataset.from_torch(one, Pairs([(picture(0), 0)]))
+
+
+def test_hugging_face_columns_by_name() -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"scan": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    split = datasets.Dataset.from_dict(
+        {"scan": [picture(n) for n in range(4)], "kind": [0, 1, 0, 1]}, features=features
+    )
+    both = datasets.DatasetDict({"train": split, "test": split})
+    data = Dataset.from_hf(both, image="scan", label="kind")
+    assert data.classes == ("cat", "dog") and data.test_labels.tolist() == [0, 1, 0, 1]
+    assert torch.equal(data.images[2], torch.from_numpy(np.array(picture(2)).transpose(2, 0, 1)))
+    with pytest.raises(ValueError, match="none of the columns photo is among scan, kind"):
+        Dataset.from_hf(both, image="photo", label="kind")
+    with pytest.raises(TypeError, match="dataset is a list; it must be a Hugging Face DatasetDict"):
+        Dataset.from_hf([split])
+
+
+# --- folders, CSV files, TIFF ---------------------------------------------------------------------
+
+
+def save(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def listed(root: Path, *lines: str, header: str = "path,label,split,client") -> Path:
+    for number in range(8):
+        save(root / "all" / f"{number}.png", noise(8, 8, seed=number))
+    file = root / "photos.csv"
+    file.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return file
+
+
+def test_a_csv_file_lists_images(tmp_path) -> None:
+    file = listed(
+        tmp_path,
+        *("all/4.png,dog,test,", "all/0.png,cat,train,", "all/1.png,dog,,", "all/5.png,cat,test,"),
+        *("all/2.png,,,camera-b", "all/3.png,,,camera-a"),
+    )
+    data = Dataset.from_folder(file)
+    assert data.classes == ("cat", "dog") and data.name == "photos"
+    expected = [noise(8, 8, seed=number) for number in (0, 1, 2, 3)]
+    assert torch.equal(data.images[:, 0], torch.from_numpy(np.stack(expected)))
+    assert data.labels.tolist() == [0, 1, -1, -1] and data.test_labels.tolist() == [1, 0]
+    assert data.clients is not None
+    assert {name: held.tolist() for name, held in data.clients.items()} == {
+        "camera-a": [3],
+        "camera-b": [2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("all/99.png,cat,,", "line 2: 'all/99.png' is no file; paths are relative to"),
+        ("all/1.png,cat,later,", "line 2: split = 'later'; use train or test"),
+        ("all/1.png,,test,", "line 2: a test image needs a label"),
+        ("all/1.png,cat,,camera", "client = 'camera' holds an image without a label"),
+    ],
+)
+def test_wrong_lines_of_a_csv_file_are_named(tmp_path, line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(str(listed(tmp_path, line)))
+
+
+def test_a_csv_file_without_the_columns(tmp_path) -> None:
+    with pytest.raises(ValueError, match="has the columns file, class; it lacks label, path"):
+        load(str(listed(tmp_path, header="file,class")))
+    with pytest.raises(ValueError, match="lists no image"):
+        load(str(listed(tmp_path)))
+
+
+@pytest.mark.parametrize("suffix", ["tif", "tiff", "png"])
+def test_sixteen_bit_grey(tmp_path, suffix: str) -> None:
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            save(tmp_path / "set" / split / name / f"0.{suffix}", deep)
+    data = Dataset.from_folder(tmp_path / "set")
+    assert data.shape == (1, 8, 8) and data.notes == ()
+    assert torch.equal(data.images[0, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
+
+
+def test_a_folder_that_is_not_there(tmp_path) -> None:
+    with pytest.raises(ValueError, match="none does not exist; give a folder"):
+        Dataset.from_folder(tmp_path / "none")
+    with pytest.raises(TypeError, match="path is a int; it must be a str or a Path"):
+        Dataset.from_folder(3)  # type: ignore[arg-type]
+
+
+# --- sets that stay on disk -----------------------------------------------------------------------
+
+
+def folder_of(root: Path, each: int = 30) -> Path:
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            for number in range(each):
+                save(root / split / name / f"{number:03}.png", noise(8, 8, 3, seed=number))
+    return root
+
+
+def test_a_large_set_is_decoded_once_and_mapped_from_disk(tmp_path, monkeypatch) -> None:
+    root = folder_of(tmp_path / "set")
+    (root / "train" / "cat" / "004.png").write_bytes(b"damaged")
+    small = load(str(root), cache=tmp_path / "in-memory")
+    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
+    monkeypatch.setattr(decode, "CHUNK", 7)  # so that closing the gap takes several copies
+    mapped = load(str(root))
+    (pixels,) = (tmp_path / "cache").glob("*.npy")
+    assert pixels.stat().st_size >= 120 * 3 * 8 * 8
+    for field in ("images", "labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(mapped, field), getattr(small, field)), field
+    assert mapped.notes == small.notes and "1 of 120 images could not be read" in mapped.notes[0]
+    monkeypatch.setattr(decode, "decode", lambda *_: pytest.fail("decoded again"))
+    again = load(str(root))
+    assert torch.equal(again.images, small.images)
+    mapped_files = Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert pixels.name in mapped_files, "the images were read into memory"
+
+
+def test_a_mapped_set_that_lost_its_images_is_decoded_again(tmp_path, monkeypatch) -> None:
+    root = folder_of(tmp_path / "set", each=2)
+    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
+    first = load(str(root)).images.clone()
+    (pixels,) = (tmp_path / "cache").glob("*.npy")
+    pixels.write_bytes(pixels.read_bytes()[:500])
+    assert torch.equal(load(str(root)).images, first)
+
+
+def test_decoding_that_is_stopped_leaves_nothing(tmp_path, monkeypatch) -> None:
+    root = folder_of(tmp_path / "set", each=2)
+    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decode, "decoded", stop)
+    with pytest.raises(KeyboardInterrupt):
+        load(str(root))
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_mapped_set_can_be_trained_on(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
+    data = load(str(folder_of(tmp_path / "set")), size=16)
+    config = toy.values("semisfl", "rounds=1", "data.labeled=10")
+    assert 0 <= train(config, data=data).accuracy <= 100
