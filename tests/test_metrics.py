@@ -1,4 +1,4 @@
-"""A round's row: what it is in a file, and that docs/metrics.md says of each key what is so."""
+"""Round metrics: how a file holds them, and that docs/metrics.md is right about every key."""
 
 import json
 import re
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import KEYS, DeviceStatus, FleetEvent, MethodMetrics, RoundMetrics
+from semisfl.metrics import KEYS, MethodMetrics, RoundMetrics
+from semisfl.net.server.diary import DeviceStatus, FleetEvent
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.metrics_page import renewed
 from semisfl.settings.catalog import METHODS
 from tests import toy
 
@@ -43,7 +45,9 @@ def test_what_is_none_is_not_in_the_file_and_comes_back_as_none() -> None:
 
 
 def test_a_file_may_be_older_or_newer() -> None:
-    assert RoundMetrics.from_dict({"round": 1, "of_tomorrow": 2}) == RoundMetrics(round=1)
+    newer = RoundMetrics.from_dict({"round": 1, "of_tomorrow": 2, "nested": {}, "text": "a"})
+    assert newer == RoundMetrics(round=1, own={"of_tomorrow": 2})
+    assert newer.as_dict() == {"round": 1, "of_tomorrow": 2}
     for damaged in ({"accuracy": 1.0}, [1], {"round": "one"}):
         with pytest.raises(ValueError, match="no round"):
             RoundMetrics.from_dict(damaged)
@@ -57,10 +61,16 @@ def test_a_method_cannot_report_what_is_not_defined() -> None:
 # --- docs/metrics.md ---------------------------------------------------------------------------------
 
 
+def test_the_tables_are_those_of_the_declarations() -> None:
+    assert renewed(PAGE) == PAGE, "run python -m semisfl.runs.metrics_page docs/metrics.md"
+    with pytest.raises(ValueError, match="no heading '## Cost'"):
+        renewed(PAGE.replace("## Cost", "## Price"))
+
+
 def test_every_key_is_defined_once_and_nothing_else() -> None:
     keys = [key for key, _ in LINES]
     assert sorted(keys) == sorted({"round", "accuracy_<model>", *KEYS})
-    assert all(len(cells) == 4 and cells[0] and cells[2] and cells[3] for cells in CELLS.values())
+    assert all(len(cells) == 5 and cells[0] and cells[2] and cells[3] for cells in CELLS.values())
 
 
 def documented(method: str) -> set[str]:

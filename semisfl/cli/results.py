@@ -42,14 +42,14 @@ def report_(
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
-    tell(results, target, place, plots.ACCURACY + plots.TRAINING, keys, json_)
+    tell(results, target, place, plots.all_charts(groups), keys, json_)
 
 
 def tell(
     results: Sequence[tuple[Group, Summary]],
     target: float | None,
     place: Path,
-    panels: Sequence[plots.Panel],
+    charts: Sequence[plots.Chart],
     keys: Sequence[str],
     as_json: bool,
 ) -> None:
@@ -64,7 +64,7 @@ def tell(
     picture = console.picture_at(place)
     over = picture.with_name(f"{picture.stem}-sweep.png") if picture and swept else None
     if picture:
-        plots.draw([group for group, _ in results], picture, panels)
+        plots.draw([group for group, _ in results], picture, charts)
     if swept and over:
         sweeps.draw(swept, over)
     if as_json:

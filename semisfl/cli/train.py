@@ -166,7 +166,7 @@ def compare(
         return
     summaries = comparison.results(jobs, target)
     keys = [one.key for one in swept]
-    results.tell(summaries, target, folder / "compare.png", plots.ACCURACY, keys, json_)
+    results.tell(summaries, target, folder / "compare.png", plots.ACCURACIES, keys, json_)
 
 
 COMMANDS = {"run": run, "compare": compare}

@@ -128,8 +128,8 @@ class _Rounds:
             self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
             return None
         # 4. Test, also where the round's cost makes it the last.
-        row = RoundMetrics(
-            **vars(reported),
+        row = RoundMetrics.of(
+            reported,
             round=self.next,
             held_back=fleet.held_back.take(),
             bytes=fleet.traffic.by_kind(),

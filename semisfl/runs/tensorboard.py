@@ -1,7 +1,4 @@
-"""A run's rows as TensorBoard shows them. Needs the package ``tensorboard``, and no TensorFlow."""
-
-from collections.abc import Iterator, Mapping
-from typing import Any
+"""Write a run's metrics for TensorBoard. Needs the package ``tensorboard``, and no TensorFlow."""
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -15,7 +12,7 @@ GROUPS = ("loss", "accuracy", "seconds", "bytes")
 
 
 class TensorBoard:
-    """Every number of a row, with its round as the step; a resumed run replaces what it repeats."""
+    """A sink that writes every number of a round; a resumed run replaces the rounds it repeats."""
 
     def start(self, run: RunInfo) -> None:
         if run.directory is None:
@@ -23,19 +20,15 @@ class TensorBoard:
         self._writer = SummaryWriter(str(run.directory / FOLDER), purge_step=run.first)
 
     def write(self, metrics: RoundMetrics) -> None:
-        for tag, value in _scalars(metrics.as_dict()):
-            self._writer.add_scalar(tag, value, metrics.round)
+        sent = {f"bytes_{kind}": size for kind, size in (metrics.bytes or {}).items()}
+        for key, value in (metrics.numbers() | sent).items():
+            self._writer.add_scalar(_tag(key), value, metrics.round)
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
 
-def _scalars(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            if key == "bytes":
-                yield from _scalars(value, "bytes/")
-        elif isinstance(value, int | float) and key != "round":
-            group, _, rest = key.partition("_")
-            yield f"{group}/{rest or 'all'}" if group in GROUPS else prefix + key, float(value)
+def _tag(key: str) -> str:
+    group, _, rest = key.partition("_")
+    return f"{group}/{rest or 'all'}" if group in GROUPS else key

@@ -27,6 +27,8 @@ class NamedMethod:
     """Their class, a `semisfl.settings.sections.Section`, in a module that loads no torch."""
     ignores: tuple[str, ...] = ()
     """Settings of the sections of every run that it does not read: runs that differ in one are alike."""
+    metrics: str | None = None
+    """A class derived from `semisfl.metrics.MethodMetrics`, in a module that loads no torch: what only this method reports."""
     works: tuple[str, ...] = ()
     """Classes of its client halves, for clients that live in processes of their own."""
     cost: str | None = None

@@ -96,6 +96,12 @@ def note_of(name: str) -> str:
     return row.note if row else ""
 
 
+def metrics_class(name: str) -> Any:
+    """Return the class of a method's own metrics; None if it has none, or is not known here by its name."""
+    entry = _by_name(name)
+    return load(entry.metrics) if entry and entry.metrics else None
+
+
 def _by_name(name: str) -> NamedMethod | None:
     """Nothing is imported because a run's file says so: only rows with a name are looked at."""
     try:

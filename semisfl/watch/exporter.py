@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semisfl.metrics import RoundMetrics
+from semisfl.metrics import ACCURACY_OF, LOSS, RoundMetrics
+from semisfl.metrics import Metric as Declared
+from semisfl.runs.declared import metrics_of, undeclared
 
 if TYPE_CHECKING:
     from semisfl.runs.sinks import RunInfo
 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
-LOSSES = ("supervised", "semi", "consistency", "clustering")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Exporter:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._row: RoundMetrics | None = None
+        self._metrics: RoundMetrics | None = None
+        self._declared: dict[str, Declared] = {}
         self._accuracy: dict[str, float] = {}
         self._ended_at = time.time()
         self._planned = self._done = 0
@@ -48,9 +50,10 @@ class Exporter:
 
     def start(self, run: "RunInfo") -> None:
         self._planned, self._done = run.config.rounds, run.first
+        self._declared = metrics_of([run.config.method])
 
     def write(self, metrics: RoundMetrics) -> None:
-        self._row, self._done, self._ended_at = metrics, metrics.round + 1, time.time()
+        self._metrics, self._done, self._ended_at = metrics, metrics.round + 1, time.time()
         self._seconds += metrics.seconds or 0.0
         self._accuracy.update(metrics.accuracies)
 
@@ -67,7 +70,7 @@ class Exporter:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, once per scrape."""
-        row, events = self._row, self._gate.events()
+        metrics, events = self._metrics, self._gate.events()
         yield _gauge("semisfl_rounds_done", "rounds that are done, of all restarts", self._done)
         yield _gauge("semisfl_rounds_planned", "rounds that the run has", self._planned)
         yield _gauge(
@@ -86,11 +89,8 @@ class Exporter:
         yield CounterMetricFamily(
             "semisfl_round_seconds", "time of all rounds since the start", value=self._seconds
         )
-        if row is None:
+        if metrics is None:
             return
-        yield _gauge("semisfl_last_round_seconds", "time of the last round", row.seconds)
-        yield _gauge("semisfl_contributing", "devices in the last round", row.contributing)
-        yield _gauge("semisfl_mask_ratio", "pseudo-labels not kept", row.mask_rate)
         accuracy = GaugeMetricFamily(
             "semisfl_accuracy_ratio",
             "accuracy of the last test; of validation images with data.validation",
@@ -100,21 +100,24 @@ class Exporter:
             accuracy.add_metric([model], percent / 100)
         yield accuracy
         loss = GaugeMetricFamily("semisfl_loss", "mean of the last round", labels=["term"])
-        for term in LOSSES:
-            if (value := getattr(row, f"loss_{term}")) is not None:
-                loss.add_metric([term], value)
+        for key, value in metrics.numbers().items():
+            about = self._declared.get(key) or undeclared(key)
+            if key.startswith(LOSS):
+                loss.add_metric([key.removeprefix(LOSS)], value)
+            elif about.prometheus is not None and not key.startswith(ACCURACY_OF):
+                yield _gauge(about.prometheus, f"last round: {about.meaning}", value)
         yield loss
         sent = CounterMetricFamily(
             "semisfl_sent_bytes",
             "bytes that crossed since the run began",
             labels=["kind", "direction"],
         )
-        for name, size in (row.bytes or {}).items():
+        for name, size in (metrics.bytes or {}).items():
             kind, _, direction = name.rpartition("_")
             sent.add_metric([kind, direction], size)
         yield sent
 
 
 def _gauge(name: str, what: str, value: Any) -> GaugeMetricFamily:
-    """Without a sample where there is no value."""
+    """Return a gauge, without a sample where there is no value."""
     return GaugeMetricFamily(name, what, value=value)

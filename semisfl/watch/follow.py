@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.metrics import ACCURACY_OF, KEYS, RoundMetrics
+from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.reading import read_config
@@ -24,7 +24,6 @@ LATEST_EVENTS = 300
 """Of a fleet, kept to be shown; the others are counted."""
 ELSEWHERE_SECONDS = 600.0
 """A run of another machine that wrote nothing for so long is not taken for running."""
-NESTED = {"coverage_by_client", "coverage_by_class", "bytes", "held_back", "stopped_by"}
 
 
 class Followed:
@@ -86,18 +85,15 @@ class Followed:
         except ValueError as error:
             self.problem = str(error)
 
-    def _add(self, row: RoundMetrics) -> None:
+    def _add(self, metrics: RoundMetrics) -> None:
         done = len(self.columns["round"])
-        values = {key: getattr(row, key) for key in KEYS if key not in NESTED}
-        values |= {ACCURACY_OF + name: one for name, one in row.accuracies.items()}
-        values |= {f"bytes.{kind}": size for kind, size in (row.bytes or {}).items()}
-        values["round"] = row.round
+        values = metrics.numbers() | {"round": metrics.round}
         for key in values.keys() | self.columns.keys():
             value = values.get(key)
-            known = isinstance(value, int | float) and math.isfinite(value)
+            known = value is not None and math.isfinite(value)
             self.columns.setdefault(key, [None] * done).append(value if known else None)
-        self.standing = self.standing.then(row)
-        self.coverage.add(row.round, row.coverage_by_client or {})
+        self.standing = self.standing.then(metrics)
+        self.coverage.add(metrics.round, metrics.coverage_by_client or {})
 
     def _add_event(self, line: bytes) -> None:
         try:

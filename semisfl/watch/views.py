@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from semisfl.metrics import ACCURACY_OF, AXES, panels_of
+from semisfl.runs.declared import metrics_of
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.reading import runs_inside
 from semisfl.runs.report import judged_on
@@ -44,7 +46,23 @@ class Runs:
             for place in places:
                 with_settings[place]["label"] = label
         folders = [str(path) for path in self._named.values()]
-        return {"time": time.time(), "folders": folders, "runs": runs}
+        return {
+            "time": time.time(),
+            "folders": folders,
+            "runs": runs,
+            "axes": [vars(axis) for axis in AXES],
+            "panels": self._panels({run["method"] for run in with_settings}),
+        }
+
+    def _panels(self, methods: set[str]) -> list[Plain]:
+        """Return every chart of the view Training, with the keys of its lines."""
+        keys = {key for followed in self._followed.values() for key in followed.columns}
+        other = {key for key in keys if key == "round" or key.startswith(ACCURACY_OF)}
+        metrics = metrics_of(sorted(methods), sorted(keys - other))
+        return [
+            {**vars(panel), "lines": [{"key": one.key, "name": one.line} for one in lines]}
+            for panel, lines in panels_of(metrics.values()).items()
+        ]
 
     def rounds(self, have: Mapping[str, tuple[int, int]]) -> Plain:
         """Of each run asked for the rounds beyond those that are had, of which epoch."""

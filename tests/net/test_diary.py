@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.metrics import DeviceStatus
-from semisfl.net.server.diary import Diary, remembered
+from semisfl.net.server.diary import DeviceStatus, Diary, remembered
 from semisfl.runs.loop import run_rounds
 from tests.disk import largest_file
 from tests.net.harness import Client, network, tiny, until

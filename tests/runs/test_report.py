@@ -95,7 +95,7 @@ def test_an_unfinished_seed_is_left_out_of_the_mean_and_that_is_said(tmp_path: P
     assert summary.left_out == [late]
     assert summary.to_target is not None and summary.to_target.reached == 2
     assert summary.remark == f"1 of 3 runs left out as unfinished: {late} (round 2 of 3)"
-    assert plots._curve(group, "round", "accuracy")[1] == [50.0, 75.0, 85.0]
+    assert plots._curve(group, plots.Chart(), "accuracy")[1] == [50.0, 75.0, 85.0]
     assert plots._legend(group) == "SemiSFL (2 seeds)"
 
 
@@ -154,8 +154,8 @@ def test_what_an_older_file_does_not_say_is_unknown(
     summary = report.summarise(group, target=65.0)
     assert (summary.accuracy.mean, summary.bytes, summary.seconds) == (70.0, None, None)
     assert summary.to_target == report.ToTarget(1, 2.0, None, None)
-    assert plots._curve(group, "seconds", "accuracy") == ([], [], [])
-    assert plots._curve(group, "GB sent", "accuracy") == ([], [], [])
+    assert plots._curve(group, plots.Chart(plots.MINUTES), "accuracy") == ([], [], [])
+    assert plots._curve(group, plots.Chart(plots.GIGABYTES), "accuracy") == ([], [], [])
     words = ["report", str(old), "--target", "65", "--out", str(tmp_path / "out.png")]
     assert main(words) == 0
     cells = [line.split() for line in capsys.readouterr().out.splitlines() if "SemiSFL" in line]
@@ -260,8 +260,9 @@ def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [10.0, 20.0], rounds=2)
     write_run(tmp_path / "b", [30.0, 40.0], rounds=2, seed=1)
     (group,) = report.group_runs(report.find_runs([tmp_path]))
-    x, mean, error = plots._curve(group, "seconds", "accuracy")
-    assert (x, mean) == ([2.0, 4.0], [20.0, 30.0])
+    x, mean, error = plots._curve(group, plots.Chart(plots.MINUTES), "accuracy")
+    assert x == pytest.approx([2 / 60, 4 / 60])
+    assert mean == [20.0, 30.0]
     assert error == pytest.approx([10.0, 10.0])
 
 
@@ -271,7 +272,7 @@ def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> No
     rows = [replace(row, bytes_total=0) for row in group.runs[0].rounds]
     group = replace(group, runs=[replace(group.runs[0], rounds=rows)])
     plots.draw([group], tmp_path / "all.png")
-    plots.draw([group], tmp_path / "some.png", plots.ACCURACY)
+    plots.draw([group], tmp_path / "some.png", plots.ACCURACIES)
     assert (tmp_path / "all.png").read_bytes().startswith(PNG)
     assert (tmp_path / "some.png").read_bytes().startswith(PNG)
 

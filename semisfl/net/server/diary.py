@@ -10,12 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from semisfl.files import append_whole, write_whole
-from semisfl.metrics import DeviceStatus, FleetEvent
 from semisfl.net.server.admission import audit, audit_held_back
 from semisfl.net.server.refusals import Refusals
 
@@ -23,6 +23,41 @@ log = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS = 5.0
 LONGEST_REASON = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetEvent:
+    """Something that happened to one device: one line of ``fleet.jsonl``."""
+
+    time: str
+    event: str
+    """``here``, ``gone``, ``left_out``, ``held_back`` or ``refused``."""
+    name: str
+    client: int | None = None
+    images: int | None = None
+    peer: str | None = None
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """A device that has a place, as it stands: one entry of ``fleet.json``."""
+
+    client: int
+    name: str
+    images: int | None = None
+    since: str | None = None
+    """When it came; None: it is not here."""
+    seen: str | None = None
+    """When it was last heard of."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 def timestamp(seconds: float | None = None) -> str:

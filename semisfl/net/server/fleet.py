@@ -30,12 +30,11 @@ from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.teacher_once import check
-from semisfl.metrics import DeviceStatus
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas, Terms, joined, separated
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
-from semisfl.net.server.diary import Diary, remembered, timestamp
+from semisfl.net.server.diary import DeviceStatus, Diary, remembered, timestamp
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.plausible import ranges, sizes

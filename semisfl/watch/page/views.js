@@ -3,16 +3,15 @@
 Watch.severalRuns = (() => {
   const { el, words, charts, table, data } = Watch;
   const { card, badge, tiles, fill, hidden, signature } = Watch.parts;
-  const AXES = {
-    round: { title: "rounds", x: (columns) => columns.round.map((round) => round + 1) },
-    gigabytes: { title: "GB sent", x: (columns) => columns.bytes_total.map((size) => (size == null ? null : size / 1e9)) },
-    seconds: { title: "minutes", x: (columns) => summed(columns.seconds).map((time) => (time == null ? null : time / 60)) },
-  };
 
-  // Older files may not say how long a round took: from there on nobody knows.
-  function summed(values) {
+  // Positions on an axis, null where a file does not say: the sum of a metric is unknown from there on.
+  function positions({ key, scale, first, summed }, columns) {
     let total = 0;
-    return values.map((value) => (total = value == null || total == null ? null : total + value));
+    const add = (value) => (total = value == null || total == null ? null : total + value);
+    return (columns[key] || []).map((value) => {
+      const place = summed ? add(value) : value;
+      return place == null ? null : place * scale + first;
+    });
   }
 
   // --- which runs are drawn, and how ---------------------------------------------------------------
@@ -30,7 +29,7 @@ Watch.severalRuns = (() => {
     const seeds = data.listing.runs.filter((other) => other.label === run.label).length;
     return {
       name: run.label + (seeds > 1 ? ` seed ${run.seed}` : "") + suffix, series, dash,
-      x: AXES[axis].x(columns), y: (columns[key] || []).map((value) => (value == null ? null : value * scale)),
+      x: positions(axis, columns), y: (columns[key] || []).map((value) => (value == null ? null : value * scale)),
     };
   }
 
@@ -43,20 +42,21 @@ Watch.severalRuns = (() => {
   // --- overview -------------------------------------------------------------------------------------
 
   function overview(panel) {
-    let axis = "round";
+    const { axes } = data.listing;
+    let axis = axes[0];
     const numbers = tiles();
     const chart = el("div", { class: "chart tall" });
     const legend = el("ul", { class: "legend" });
-    const choices = Object.entries(AXES).map(([key, { title }]) => el("button", {
-      type: "button", "aria-pressed": String(key === axis),
+    const choices = axes.map((one) => el("button", {
+      type: "button", "aria-pressed": String(one === axis),
       onclick(event) {
-        axis = key;
+        axis = one;
         choices.forEach((one) => one.setAttribute("aria-pressed", String(one === event.target)));
         draw();
       },
-    }, title));
+    }, one.title));
     const runs = table({
-      caption: "A run's name leads to its clients.", sort: ["name", 1],
+      caption: "Click a run to see its clients.", sort: ["name", 1],
       columns: [
         { key: "drawn", title: "Drawn", sort: (run) => Number(!hidden.has(run.id)), show: tick },
         { key: "name", title: "Run", wrap: true, show: (run) => el("a", { href: `#clients/${run.id}`, title: run.path }, run.name) },
@@ -88,12 +88,12 @@ Watch.severalRuns = (() => {
 
     let before = "";
     function draw() {
-      if (before === (before = signature(axis))) return;
+      if (before === (before = signature(axis.title))) return;
       const lines = drawable().map((one) => lineOf(one, "accuracy", axis));
       const kinds = [...new Set(data.listing.runs.map((run) => run.judged_on))];
       const title = kinds.length > 1 ? "Accuracy" : kinds[0] === "validation" ? "Validation accuracy" : "Test accuracy";
       accuracy.querySelector("h2").textContent = title;
-      charts.lines(chart, lines, AXES[axis].title, "accuracy, %", { title });
+      charts.lines(chart, lines, axis.title, "accuracy, %", { title });
       legendOf(legend);
     }
 
@@ -135,36 +135,37 @@ Watch.severalRuns = (() => {
 
   // --- training -------------------------------------------------------------------------------------
 
-  const PANELS = [
-    ["Loss on labelled images", "nats", [["loss_supervised", ""], ["loss_supervised_contrast", ", contrastive part"]]],
-    ["Loss on unlabelled images", "nats", [["loss_semi", ""], ["loss_consistency", ", consistency"], ["loss_clustering", ", clustering"]]],
-    ["Supervised steps per round, Kₛ", "steps", [["supervised_steps", ""]]],
-    ["Mask rate: pseudo-labels not kept", "%", [["mask_rate", "", 100]]],
-    ["Impurity: kept labels that are wrong", "%", [["impurity", "", 100]]],
-    ["Clients that contributed", "clients", [["contributing", ""]]],
-    ["Sent since the start", "GB", [["bytes_total", "", 1e-9]]],
-    ["Seconds per round", "s", [["seconds", ""], ["seconds_training", ", training"], ["seconds_testing", ", test"]]],
-    ["Learning rate", "", [["learning_rate", ""]]],
-  ];
+  const DASHES = ["solid", "dotted", "dashed", "dash-dotted"];
 
+  // Which panels there are comes with the runs: a method may have metrics of its own.
   function training(panel) {
     const legend = el("ul", { class: "legend" });
-    const panels = PANELS.map(([title, unit, keys]) => {
-      const chart = el("div", { class: "chart" });
-      const parts = keys.length > 1 ? keys.map(([, name], place) => `${["solid", "dotted", "dashed"][place]}: ${name ? name.slice(2) : "all"}`).join(" · ") : null;
-      return { title, unit, keys, chart, node: card(title, parts, chart) };
-    });
-    panel.append(el("div", { class: "stack" }, legend, el("div", { class: "grid" }, panels.map((one) => one.node))));
+    const grid = el("div", { class: "grid" });
+    panel.append(el("div", { class: "stack" }, legend, grid));
+    let panels = [];
+    let made = "";
+
+    function make() {
+      panels = data.listing.panels.map((one) => {
+        const chart = el("div", { class: "chart" });
+        const about = one.lines.length > 1
+          ? one.lines.map(({ name }, place) => `${DASHES[place % 4]}: ${name || "all"}`).join(" · ") : null;
+        return { ...one, chart, node: card(one.title, about, chart) };
+      });
+      grid.replaceChildren(...panels.map((one) => one.node));
+    }
+
     let before = "";
     return () => {
-      if (before === (before = signature())) return;
+      if (made !== (made = JSON.stringify(data.listing.panels))) make();
+      if (before === (before = signature(made))) return;
       legendOf(legend);
-      for (const { title, unit, keys, chart, node } of panels) {
-        node.hidden = !drawable().some(({ columns }) => keys.some(([key]) => (columns[key] || []).some((value) => value != null)));
+      for (const { title, unit, scale, lines, chart, node } of panels) {
+        node.hidden = !drawable().some(({ columns }) => lines.some(({ key }) => (columns[key] || []).some((value) => value != null)));
         if (node.hidden) continue;
-        const lines = keys.flatMap(([key, name, scale], dash) =>
-          drawable().map((one) => lineOf(one, key, "round", scale || 1, dash, name)));
-        charts.lines(chart, lines, "rounds", unit || title.toLowerCase(), { title, zero: true });
+        const drawn = lines.flatMap(({ key, name }, dash) =>
+          drawable().map((one) => lineOf(one, key, data.listing.axes[0], scale, dash % 4, name && `, ${name}`)));
+        charts.lines(chart, drawn, data.listing.axes[0].title, unit || title.toLowerCase(), { title, zero: true });
       }
     };
   }
