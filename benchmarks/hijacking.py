@@ -91,7 +91,7 @@ def hijacked(steps: int) -> dict[str, Any]:
     forward = fleet.forward
 
     def watched() -> Features:
-        shown[:] = [fleet.batches.get("strong")]
+        shown[:] = [fleet.block.batches.get("strong")]
         return forward()
 
     fleet.forward = watched  # type: ignore[method-assign]

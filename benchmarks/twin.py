@@ -56,7 +56,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     method: Any = experiment.method
     twin = PlainTwin(options, method.student, data, divide(options, data))
     # All views of a round are made at its start, so that steps hold no augmentation.
-    experiment.fleet.batches.whole = True  # type: ignore[attr-defined]
+    experiment.fleet.block.batches.whole = True  # type: ignore[attr-defined]
     method.labeled._batches.whole = True
     fleet: dict[str, list[float]] = {"supervised": [], "cross_entity": []}
     method.supervised_step = timed(method.supervised_step, fleet["supervised"])

@@ -1,4 +1,4 @@
-"""Clients in this process, some of whom attack. A device is a fleet of one, so there it is the same."""
+"""Clients in this process, some of whom attack: in a simulation, and on a device, which is a block of one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,8 +9,12 @@ from semisfl import seeds
 from semisfl.attacks.poisoning import Attack, Sight, poisoned_state, stamped
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.block import ClientBlock, StepFeatures
 from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.simulation import as_states
+from semisfl.settings.policy import Policy
 
 
 def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
@@ -25,25 +29,41 @@ def poisoned_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "Pois
 
 
 class PoisonedFleet(LocalFleet):
-    """Clients in this process, some of whom send something else."""
+    """A simulation in which some clients send something else."""
+
+    def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
+        super().__init__(setup, lambda setup: PoisonedBlock(setup, attack, share))
+        self.capturable = False  # the attackers change from round to round
+        self._attack = attack
+        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
+
+    def present(self) -> Sequence[int]:
+        everybody = super().present()
+        if self._attack.name == "absent":
+            return [client for client in everybody if client not in self.attackers]
+        return everybody
+
+    def finish_round(self) -> State:
+        bottoms = as_states(self.block.bottoms())
+        return combine(self.config.robust, bottoms, self._plan.bottom, self.held_back)
+
+
+class PoisonedBlock(ClientBlock):
+    """Clients of one process, in a simulation or on a device, some of whom send something else."""
 
     def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
         super().__init__(setup)
-        self.capturable = False  # who attacks changes from round to round
-        total, seed = setup.config.clients.total, setup.config.seed
-        self.attack, self.attackers = attack, attackers_of(seed, total, share)
+        self.attack = attack
+        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
+        # Attackers keep to no policy.
+        self._unguarded = Outgoing()
+        self._unguarded.agree(setup.config.model_copy(update={"policy": Policy()}))
         self._generator = torch.Generator(setup.hardware.device)
         white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
         self._white = float(setup.normalizer(white, torch.float32).max())
 
-    def present(self) -> Sequence[int]:
-        everybody = super().present()
-        if self.attack.name == "absent":
-            return [client for client in everybody if client not in self.attackers]
-        return everybody
-
     def _spoils(self, clients: Sequence[int]) -> list[tuple[int, int]]:
-        """Places and numbers of those among ``clients`` who are attackers."""
+        """Return places and numbers of the attackers among ``clients``."""
         return [(place, c) for place, c in enumerate(clients) if c in self.attackers]
 
     def start_round(self, plan: SplitRound) -> None:
@@ -51,26 +71,28 @@ class PoisonedFleet(LocalFleet):
         self._first: Features | None = None
         self._generator.manual_seed(seeds.derive(self.config.seed, "attack", plan.index))
 
-    def forward(self) -> Features:
-        honest = super().forward()
+    def forward(self) -> StepFeatures:
+        own = super().forward()
         if self.attack.features is None:
-            return honest
+            return own
+        student = own.cleared.tensors["student"]
+        honest = Features(student, own.teacher, self._plan.active, own.truth)
         if self.attack.stamps:
             honest = self._with_pattern(honest)
         self._first = self._first or honest
-        student, teacher = honest.student.detach().clone(), honest.teacher.clone()
+        student, teacher = honest.student.clone(), honest.teacher.clone()
         for place, _ in self._spoils(honest.clients):
             rows = slice(place * honest.batch, (place + 1) * honest.batch)
             sight = Sight(honest, self._first, rows, self._generator)
             student[rows], teacher[rows] = self.attack.features(sight)
-        self.leaving_teacher = teacher[self.batches.extra("new")] if self._teacher_once else teacher
-        return replace(honest, student=student.requires_grad_(), teacher=teacher)
+        cleared, _ = self._unguarded.features(student, teacher, len(honest.clients))
+        return replace(own, cleared=cleared, teacher=cleared.tensors["teacher"])
 
     @torch.no_grad()
     def _with_pattern(self, honest: Features) -> Features:
-        """Attackers' students have seen every other image with the pattern."""
+        """Show every other image with the pattern to attackers' students."""
         assert self._students is not None
-        student = honest.student.detach().clone()
+        student = honest.student.clone()
         shares = self.batches.get("strong").chunk(len(honest.clients))
         for place, _ in self._spoils(honest.clients):
             seen = self._students.modules[place](stamped(shares[place], self._white))
@@ -78,15 +100,12 @@ class PoisonedFleet(LocalFleet):
             student[rows] = seen[::2].float()
         return replace(honest, student=student)
 
-    def bottoms(self) -> dict[int, State]:
+    def bottoms(self) -> dict[int, Cleared]:
         bottoms = super().bottoms()
         for place, client in self._spoils(self._plan.active):
-            spoilt = poisoned_state(self.attack, bottoms[client], self._plan.bottom)
+            spoilt = poisoned_state(self.attack, bottoms[client].tensors, self._plan.bottom)
             bottoms[client] = self.outgoing.bottom(self._sent, spoilt, place)
         return bottoms
-
-    def finish_round(self) -> State:
-        return combine(self.config.robust, self.bottoms(), self._plan.bottom, self.held_back)
 
     def train(
         self,

@@ -1,289 +1,45 @@
-"""Every client in this process: the simulation engine."""
+"""The simulation: every client in this process."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from semisfl import seeds
-from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
-from semisfl.engine.sgd import SGD
-from semisfl.engine.weights import batchnorms, clone
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
-from semisfl.fleet.byte_counts import Traffic
-from semisfl.fleet.caps import Spent, most_uses
-from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
-from semisfl.fleet.counting import count_steps
-from semisfl.fleet.held_back import HeldBack
-from semisfl.fleet.local_full import FullModelClients
-from semisfl.fleet.outgoing import Outgoing
+from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.setup import FleetSetup
-from semisfl.fleet.teacher_once import KeptRows, check, places
-from semisfl.models.layers import use_generator
-from semisfl.models.stack import Stack
+from semisfl.fleet.simulation import Simulation, as_states
 
 
-class LocalFleet:
-    """Clients as index lists into one data set on the device; the active ones' weights stacked."""
+class LocalFleet(Simulation):
+    """All active clients are one `ClientBlock`."""
 
-    def __init__(self, setup: FleetSetup) -> None:
-        assert setup.images is not None and setup.labels is not None, "clients' images are here"
-        config, model, hardware = setup.config, setup.model, setup.hardware
-        self.config = config
-        self.hardware = hardware
-        self.traffic = Traffic()
-        self.held_back = HeldBack()
-        self.outgoing = setup.outgoing or Outgoing()
-        self.outgoing.agree(config)
-        check(config.wire)
-        # Clients that have used up their caps leave, and a captured step is made for so many slots.
-        self.capturable = not self.outgoing.policy.capped
-        self._spent = [Spent() for _ in setup.shards]
-        self.shards = [np.asarray(shard) for shard in setup.shards]
-        self.labels = setup.labels
-        self.batches = RoundBatches(
-            setup.images,
-            setup.augmentation,
-            setup.normalizer,
-            hardware.dtype,
-            whole=hardware.capture,
-        )
-        self._size = setup.shape[1:]
-        self._bottom = clone(model.bottom)
-        self._teacher_per_client = (
-            any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
-        )
-        self._students: Stack | None = None
-        self._teachers: Stack | None = None
-        self._features = model.features
-        self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
-
-    def open(self, directory: Path | None) -> None:
-        """Everybody is here from the start."""
-
-    def close(self, finished: bool) -> None:
-        """Clients end with this process."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What of their caps clients have used up; whatever a round draws follows from its number."""
-        if not self.outgoing.policy.capped:
-            return {}
-        return {"spent": [[spent.rounds, spent.uses] for spent in self._spent]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert state.keys() <= {"spent"}, "the state of another kind of fleet"
-        self._spent = [Spent(*item) for item in state.get("spent", ())] or self._spent
-
-    def image_counts(self) -> Mapping[int, int]:
-        return {client: len(shard) for client, shard in enumerate(self.shards)}
-
-    def present(self) -> Sequence[int]:
-        clients = range(len(self.shards))
-        return [c for c in clients if self._refusal(c) is None] if self._capped else clients
-
-    @property
-    def _capped(self) -> bool:
-        """Whether caps are counted here; a device, which may be restarted, counts its own."""
-        return self.outgoing.policy.capped and not self.outgoing.sends
-
-    def _uses(self, client: int) -> int:
-        clients = self.config.clients
-        return most_uses(clients.steps, clients.batch, len(self.shards[client]))
-
-    def _refusal(self, client: int) -> str | None:
-        return self._spent[client].refusal(self.outgoing.policy, self._uses(client))
-
-    def _spend(self, clients: Sequence[int]) -> None:
-        for client in clients if self._capped else ():
-            self._spent[client].take(self._uses(client))
-
-    def settle(self, good: bool) -> str | None:
-        """Nobody is under suspicion here."""
-        return None
-
-    def wait_ready(self) -> None:
-        """Nobody is ever missing here, unless policies end their part."""
-        if not self.present():
-            raise ValueError(f"no client is left: {self._refusal(0)}; ask for fewer rounds")
-
-    # --- a split round ---------------------------------------------------------------------------
+    def __init__(
+        self, setup: FleetSetup, make_block: Callable[[FleetSetup], ClientBlock] = ClientBlock
+    ) -> None:
+        super().__init__(make_block(setup))
+        # Clients whose caps are used up leave, and a captured step has a fixed number of slots.
+        self.capturable = not self._policy.capped
 
     def start_round(self, plan: SplitRound) -> None:
+        self.spend(plan.active)
         self._plan = plan
-        self._make_slots(len(plan.active))
-        assert self._students is not None and self._teachers is not None
-        wire = self.config.wire
-        self._spend(plan.active)
-        self.outgoing.start_round(plan.index, plan.active, self.hardware)
-        self._sent = bottom = roundtrip_state(plan.bottom, wire.models)
-        self._students.load(bottom)
-        self._teachers.load(roundtrip_state(plan.teacher_bottom, wire.models))
-        self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
-        teacher_bytes = state_bytes(plan.teacher_bottom, wire.models)
-        for slot, client in enumerate(plan.active):
-            self._generators[slot].manual_seed(
-                seeds.derive(self.config.seed, "dropout", plan.index, client)
-            )
-            self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
-            if plan.teacher_for is None or client in plan.teacher_for:
-                self.traffic.add("teacher", "down", client, teacher_bytes)
-            else:
-                # A labeller that follows the student with decay 0 is the student.
-                self._teachers.load(bottom, slot)
-                self._decay[slot] = 0.0
-        self._sgd.restart(plan.lr)
-        self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
-
-        if plan.next_active:
-            key = (plan.index + 1, plan.next_active, plan.steps)
-            self.hardware.streams.while_busy(lambda: self.batches.ahead(key, self._make_views))
-
-    def _make_views(self, index: int, active: tuple[int, ...], steps: int) -> Views:
-        """The strong and weak views of a round, the clients side by side, and the true labels."""
-        views = [
-            split_views(
-                self.batches.augmentation,
-                self.shards[client],
-                self._size,
-                steps,
-                self.config.clients.batch,
-                self.config.seed,
-                index,
-                client,
-            )
-            for client in active
-        ]
-        together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
-        truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
-        if not self.config.wire.teacher_once:
-            return together, {"truth": truth}
-        return together, {"truth": truth, **places([view["weak"].indices for view in views])}
-
-    def _make_slots(self, slots: int) -> None:
-        if self._students is not None and len(self._students.modules) == slots:
-            return
-        dtype = self.hardware.weights_dtype
-        self._students = Stack(self._bottom.train(), slots, dtype=dtype)
-        self._teachers = Stack(self._bottom, slots, trainable=False, dtype=dtype)
-        for module in self._teachers.modules:
-            module.eval()
-            for layer in batchnorms(module):
-                layer.train(self._teacher_per_client)
-        # A bottom may hold dropout if the cut lies behind it: each client draws its own.
-        self._generators = [self.hardware.graphs.generator(0) for _ in range(slots)]
-        for module, generator in zip(self._students.modules, self._generators, strict=True):
-            use_generator(module, generator)
-        self._decay = torch.ones(slots, device=self.hardware.device)
-        if self.config.wire.teacher_once:
-            shown = slots * self.config.clients.steps * self.config.clients.batch
-            self._kept = KeptRows(shown, self._features, self.hardware.device)
-        self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
-
-    @property
-    def _teachers_differ(self) -> bool:
-        """Whether clients' teachers can be anything but the one that was sent."""
-        return self._plan.teacher_decay is not None or self._plan.teacher_for is not None
+        self.block.start_round(plan)
 
     def forward(self) -> Features:
-        assert self._students is not None and self._teachers is not None
-        strong, weak = self.batches.get("strong"), self.batches.get("weak")
-        parallel = self.hardware.streams.side_by_side
-        if self.hardware.device.type == "cpu":
-            # One queue for the cores: none waits at the end of the students for the others.
-            calls = self._students.calls(strong)
-            with self.hardware.streams.a_core_each():
-                outputs = parallel([*calls, *self._teachers.calls(weak)])
-            self._outputs = self._students.joined(outputs[: len(calls)])
-            teacher = self._teachers.joined(outputs[len(calls) :])
-        else:
-            self._outputs = self._students(strong, parallel)
-            with torch.no_grad():
-                teacher = (
-                    self._teachers.modules[0](weak)
-                    if self._one_teacher
-                    else self._teachers(weak, parallel)
-                )
-        student, teacher = self.outgoing.features(
-            self._outputs.detach().float(), teacher.float(), len(self._plan.active)
-        )
-        self.leaving_teacher = teacher
-        if self._teacher_once:
-            place, new = self.batches.extra("place"), self.batches.extra("new")
-            if self.outgoing.sends:
-                self.leaving_teacher = self.outgoing.only(new)
-            teacher = self._kept.whole(place, new, teacher)
-        return Features(
-            student.requires_grad_(), teacher, self._plan.active, self.batches.extra("truth")
-        )
-
-    @property
-    def _teacher_once(self) -> bool:
-        return self.config.wire.teacher_once and not self._teachers_differ
-
-    @property
-    def _one_teacher(self) -> bool:
-        """Whether one large pass gives all clients' teacher features."""
-        return not self._teacher_per_client and not self._teachers_differ
+        return self.block.forward().features(self._plan.active)
 
     def backward(self, gradients: Tensor) -> None:
-        assert self._students is not None and self._teachers is not None
-        crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
-        received = self.outgoing.gradient(crossed).to(self._outputs.dtype)
-        if self.hardware.device.type == "cuda":
-            # One call: autograd itself takes every operation back to the stream it came from.
-            self._sgd.descend(self._outputs, gradient=received)
-        else:
-            streams = self.hardware.streams
-            with streams.a_core_each():
-                of_parameters = self._students.gradients(received, streams.side_by_side)
-            self._sgd.apply(of_parameters)
-        del self._outputs
-        if self._teachers_differ:
-            # Where the students are stepped, and after that.
-            with self.hardware.streams.side(), torch.no_grad():
-                self._teachers.follow(self._students, self._decay)
-        self.batches.advance()
+        self.block.backward(gradients)
 
     def finish_round(self) -> State:
         robust = self.config.robust
         plain = self.config.wire.models == "fp32" and robust.aggregate == "mean"
-        if plain and self.outgoing.policy.update_clip is None:
-            assert self._students is not None
-            self._count_round()
-            return self._students.mean()
-        return combine(robust, self.bottoms(), self._plan.bottom, self.held_back)
+        if plain and self._policy.update_clip is None:
+            return self.block.mean()
+        bottoms = as_states(self.block.bottoms())
+        return combine(robust, bottoms, self._plan.bottom, self.held_back)
 
-    def bottoms(self) -> dict[int, State]:
-        """Every active client's bottom as it arrives: a round's end for whoever combines them itself."""
-        assert self._students is not None
-        self._count_round()
-        return {
-            client: self.outgoing.bottom(self._sent, self._students.state(slot), slot)
-            for slot, client in enumerate(self._plan.active)
-        }
-
-    def _count_round(self) -> None:
-        """The round's features and gradients too: captured steps pass no Python on their way."""
-        count_steps(
-            self.traffic,
-            self.config,
-            self._plan,
-            self._features,
-            [len(shard) for shard in self.shards] if self._teacher_once else None,
-        )
-
-    # --- a full-model round ----------------------------------------------------------------------
-
-    def train(
-        self,
-        work: ClientWork,
-        plan: FullRound,
-        between: Callable[[], None] | None = None,
-    ) -> list[ClientResult]:
-        """``between`` is called on the host before every step, captured or not."""
-        self._spend(plan.active)
-        return self._full.train(work, plan, between)
+    def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        self.spend(plan.active)
+        return self.block.train(work, plan)

@@ -1,13 +1,13 @@
 """The one place where anything leaves a client, simulated or real.
 
-In a simulation it makes of features and bottoms what the other side would hold: clipped, with noise,
+In a simulation it turns features and bottoms into what the server will hold: clipped, with noise,
 as the codec leaves them. On a device it also makes every frame that is sent, the first hello
-included, and refuses those that the device's policy forbids: features and bottoms must have passed
-through here, and the caps must not be used up.
+included. A frame takes tensors only as `Cleared`, and only the policy makes that type.
 """
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +24,67 @@ from semisfl.settings.policy import Policy, PolicyBreach, stricter
 Parts = list[bytes | memoryview]
 Encode = Callable[[str, Mapping[str, Any], Mapping[str, Tensor], Mapping[str, str] | str], Parts]
 
+_POLICY = object()
+"""Known to this module alone, so that nothing else can make a `Cleared`."""
+
+
+class Cleared:
+    """Named tensors that passed a policy and may leave in one frame of one kind."""
+
+    def __init__(self, token: object, kind: str, policy: Policy, tensors: Mapping[str, Tensor]):
+        if token is not _POLICY:
+            raise TypeError("only a policy clears tensors: pass them through `Outgoing`")
+        self.kind, self.policy = kind, policy
+        self._tensors = dict(tensors)
+        self._sent = False
+
+    @property
+    def tensors(self) -> State:
+        """A dict of its own: to add to it clears nothing."""
+        return dict(self._tensors)
+
+    def only(self, name: str, rows: Tensor) -> "Cleared":
+        """Return the same with just these ``rows`` of one tensor."""
+        fewer = {**self._tensors, name: self._tensors[name][rows]}
+        return Cleared(_POLICY, self.kind, self.policy, fewer)
+
+    def under(self, prefix: str) -> "Cleared":
+        """Return the same with every name as ``prefix/name``."""
+        named = {f"{prefix}/{name}": tensor for name, tensor in self._tensors.items()}
+        return Cleared(_POLICY, self.kind, self.policy, named)
+
+    def taken(self, kind: str, policy: Policy) -> State:
+        """Return the tensors for one frame; raise `PolicyBreach` if they may not leave in it."""
+        if self._sent or (self.kind, self.policy) != (kind, policy):
+            raise PolicyBreach(f"{kind} did not pass through the policy and are not sent")
+        self._sent = True
+        return self._tensors
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A client's own features, and what clipping and noise made of them."""
+
+    own: Tensor
+    shaped: Tensor
+
+    def gradient(self, received: Tensor) -> Tensor:
+        """Back-propagate the received gradient through clipping and noise.
+
+        Without it, a clipped row would grow for ever: the loss cannot see its length.
+        """
+        if not self.shaped.requires_grad:
+            return received
+        (gradient,) = torch.autograd.grad(self.shaped, self.own, received)
+        return gradient
+
 
 class Outgoing:
-    """``encode`` makes frames, where there is a network; ``unpredictable``: draws that protect
-    images come from the operating system, not from the run's seed, which the server knows."""
+    """``encode`` makes frames on a device; None in a simulation.
+
+    ``unpredictable``: noise comes from the operating system, not from the run's seed, which the
+    server knows.
+    """
 
     def __init__(
         self,
@@ -43,28 +100,23 @@ class Outgoing:
         self._encode = encode
         self._unpredictable = unpredictable
         self._generators: list[torch.Generator] = []
-        self._passed: dict[str, int] = {}
-
-    @property
-    def sends(self) -> bool:
-        """Whether this is a device, on a network."""
-        return self._encode is not None
 
     def agree(self, config: Config) -> None:
-        """Take ``config`` as what is to be done; raises `PolicyBreach` for terms that cannot be."""
+        """Accept the run's ``config``; raise `PolicyBreach` if a policy forbids its terms."""
         self.policy = stricter(self.own, config.policy)
-        found = [*objections(self.own, config), *objections(config.policy, config)]
-        if found:
-            raise PolicyBreach("; ".join(dict.fromkeys(found)))
+        broken = [*objections(self.own, config), *objections(config.policy, config)]
+        if broken:
+            raise PolicyBreach("; ".join(dict.fromkeys(broken)))
         self._config = config
 
     def draw_from(self, config: Config, generators: Sequence[torch.Generator]) -> None:
-        """Without a round: for whoever measures what `guarded` leaves of features."""
+        """Set the config and generators directly; the leakage meter uses this."""
         self._config, self._generators = config, list(generators)
 
-    # --- what a split round sends ----------------------------------------------------------------
+    # --- what a round sends ----------------------------------------------------------------------
 
     def start_round(self, index: int, clients: Sequence[int], hardware: Hardware) -> None:
+        """Seed the generators of this round's noise."""
         if not self.policy.noise and not self.policy.update_noise:
             return
         while len(self._generators) < len(clients):
@@ -73,37 +125,23 @@ class Outgoing:
             own = seeds.derive(self._config.seed, "policy", index, client)
             generator.manual_seed(secrets.randbits(63) if self._unpredictable else own)
 
-    def features(self, student: Tensor, teacher: Tensor, clients: int) -> tuple[Tensor, Tensor]:
-        """Both views' features, rows of ``clients`` side by side, as the server will hold them."""
-        wire = self._config.wire
-        with torch.set_grad_enabled(self.policy.shapes_features):
-            self._own = student.detach().requires_grad_(self.policy.shapes_features)
-            self._guarded = self.guarded(self._own, clients)
-        with torch.no_grad():
-            student = codec_named(wire.student_features).roundtrip(self._guarded.detach())
-            teacher = codec_named(wire.teacher_features).roundtrip(self.guarded(teacher, clients))
-        self._teacher = teacher
-        self._passed = {"student": student.data_ptr(), "teacher": teacher.data_ptr()}
-        return student, teacher
+    def features(self, student: Tensor, teacher: Tensor, clients: int) -> tuple[Cleared, Guarded]:
+        """Clear both views' features, as the server will hold them; rows of ``clients`` side by side.
 
-    def only(self, rows: Tensor) -> Tensor:
-        """Of the teacher's features that just passed, these ``rows``, which alone are sent."""
-        self._teacher = self._teacher[rows]
-        self._passed["teacher"] = self._teacher.data_ptr()
-        return self._teacher
-
-    def gradient(self, received: Tensor) -> Tensor:
-        """By the bottom's own features, from the ``received`` one by what was sent of them.
-
-        Without it, a clipped row would be driven outwards for ever: the loss cannot see its length.
+        Also return what the student's gradients go back through.
         """
-        if not self.policy.shapes_features:
-            return received
-        (gradient,) = torch.autograd.grad(self._guarded, self._own, received)
-        return gradient
+        wire, shapes = self._config.wire, self.policy.shapes_features
+        with torch.set_grad_enabled(shapes):
+            own = student.detach().requires_grad_(shapes)
+            guarded = Guarded(own, self.guarded(own, clients))
+        with torch.no_grad():
+            student = codec_named(wire.student_features).roundtrip(guarded.shaped.detach())
+            teacher = codec_named(wire.teacher_features).roundtrip(self.guarded(teacher, clients))
+        both = {"student": student, "teacher": teacher}
+        return Cleared(_POLICY, "features", self.policy, both), guarded
 
     def guarded(self, rows: Tensor, clients: int) -> Tensor:
-        """Rows clipped, then with noise that every client draws for itself."""
+        """Return clipped rows with noise, which every client draws from its own generator."""
         if not self.policy.shapes_features:
             return rows
         norms = rows.norm(dim=1, keepdim=True)
@@ -123,14 +161,11 @@ class Outgoing:
         return torch.cat(draws)
 
     @torch.no_grad()
-    def bottom(self, sent: State, trained: State, slot: int = 0) -> State:
-        """The bottom that client ``slot`` uploads, having been ``sent`` one and ``trained`` it."""
+    def bottom(self, sent: State, trained: State, slot: int = 0) -> Cleared:
+        """Clear the bottom that client ``slot`` was ``sent`` and has ``trained``, as the server will hold it."""
         limited = self._limited(sent, trained, slot)
-        self.leaving_bottom = roundtrip_state(limited, self._config.wire.models)
-        self._passed = {
-            f"bottom/{name}": tensor.data_ptr() for name, tensor in self.leaving_bottom.items()
-        }
-        return self.leaving_bottom
+        bottom = roundtrip_state(limited, self._config.wire.models)
+        return Cleared(_POLICY, "bottom", self.policy, bottom)
 
     def _limited(self, sent: State, trained: State, slot: int) -> State:
         clip = self.policy.update_clip
@@ -150,33 +185,24 @@ class Outgoing:
             limited[name] = value.to(trained[name].dtype)
         return limited
 
+    def models(self, tensors: Mapping[str, Tensor]) -> Cleared:
+        """Clear whole models; raise `PolicyBreach` if the policy keeps them on the device."""
+        if not self.policy.full_models:
+            raise PolicyBreach("'states' holds whole models, the policy has full_models = false")
+        return Cleared(_POLICY, "states", self.policy, tensors)
+
     # --- what a device sends ---------------------------------------------------------------------
 
     def frame(
         self,
         kind: str,
         fields: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None = None,
+        cleared: Cleared | None = None,
         codecs: Mapping[str, str] | str = "fp32",
     ) -> Parts:
-        """The bytes of a frame that may leave; raises `PolicyBreach` for one that may not."""
+        """Return the bytes of a frame; raise `PolicyBreach` for tensors that may not leave in it."""
         assert self._encode is not None, "a simulation sends no frames"
-        tensors = tensors or {}
-        self._check(kind, tensors)
+        if cleared is not None and not isinstance(cleared, Cleared):
+            raise PolicyBreach(f"{kind} did not pass through the policy and are not sent")
+        tensors = {} if cleared is None else cleared.taken(kind, self.policy)
         return self._encode(kind, fields, tensors, codecs)
-
-    def _check(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        if not tensors:
-            return
-        policy = self.policy
-        protected = {
-            "features": policy.shapes_features,
-            "bottom": policy.update_clip is not None,
-        }
-        if protected.get(kind, False):
-            passed = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            if passed != self._passed:
-                raise PolicyBreach(f"{kind} did not pass through the policy and are not sent")
-            self._passed = {}
-        elif kind not in protected and not policy.full_models:
-            raise PolicyBreach(f"{kind!r} holds whole models, the policy has full_models = false")

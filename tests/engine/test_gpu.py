@@ -103,7 +103,7 @@ def test_captured_steps_equal_the_plain_twin(case: str, monkeypatch: pytest.Monk
 def test_two_replays_show_different_images() -> None:
     fast = assemble(settings("rounds=2"), toy_data(side=28), device="cuda")
     fast.method.round(0)
-    batches = fast.fleet.batches  # type: ignore[attr-defined]
+    batches = fast.fleet.block.batches  # type: ignore[attr-defined]
     seen = [batches._views["strong"][step].float().mean().item() for step in range(10)]
     assert len(set(seen)) == 10
     fast.method.round(1)

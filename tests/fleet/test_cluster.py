@@ -46,6 +46,16 @@ def test_states_travel_as_they_lie() -> None:
     assert torch.equal(arrived[1]["one"], state["last"][:1])
 
 
+def test_caps_are_counted_for_the_clients_of_every_rank() -> None:
+    with FLEETS["two ranks"](tiny(3, rounds=2, policy={"rounds": 1})) as fixture:
+        fleet = fixture.experiment.fleet
+        assert len(fleet.present()) == 3
+        fixture.experiment.method.round(0)
+        assert not fleet.present()
+        with pytest.raises(ValueError, match="no client is left: round 2"):
+            fleet.wait_ready()
+
+
 CASES: dict[str, dict[str, Any]] = {
     "semisfl": {"model": {"layers": BATCHNORM}, "teacher": {"client": "ema", "ema_decay": 0.5}},
     "semisfl, coded": {"wire": {"models": "int8", "student_features": "fp16", "gradients": "int8"}},

@@ -97,7 +97,7 @@ def do_round(
 def test_a_round_is_what_separate_clients_would_do(
     name: str, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semisfl.fleet.local.Stack", partial(Stack, together=together))
+    monkeypatch.setattr("semisfl.fleet.block.Stack", partial(Stack, together=together))
     model, chosen = split_model(name), settings()
     fleet = make_fleet(model, chosen)
     bottoms = [copy.deepcopy(model.bottom).train() for _ in ACTIVE]
@@ -111,7 +111,7 @@ def test_a_round_is_what_separate_clients_would_do(
     ]
     start(fleet, model)
     for step in range(STEPS):
-        strong = fleet.batches.get("strong").split(BATCH)
+        strong = fleet.block.batches.get("strong").split(BATCH)
         outputs = [bottom(images) for bottom, images in zip(bottoms, strong, strict=True)]
         features = fleet.forward()
         # BatchNorm of five rows enlarges what one large product rounds differently from small ones.
@@ -142,7 +142,14 @@ def test_features_say_whose_they_are_and_what_they_show() -> None:
     # Labels are the images' numbers modulo 3.
     views = [
         split_views(
-            fleet.batches.augmentation, fleet.shards[client], (16, 16), STEPS, BATCH, 2, 0, client
+            fleet.block.batches.augmentation,
+            fleet.block.shards[client],
+            (16, 16),
+            STEPS,
+            BATCH,
+            2,
+            0,
+            client,
         )
         for client in ACTIVE
     ]
@@ -156,7 +163,7 @@ def test_frozen_teacher_labels_with_what_was_sent() -> None:
     teacher = copy.deepcopy(model.bottom).eval()
     start(fleet, model)
     for step in range(STEPS):
-        expected = teacher(fleet.batches.get("weak"))
+        expected = teacher(fleet.block.batches.get("weak"))
         features = fleet.forward()
         torch.testing.assert_close(features.teacher, expected, atol=1e-5, rtol=0)
         fleet.backward(pull(*features.student.shape, step))
@@ -173,12 +180,12 @@ def test_clients_without_a_teacher_label_with_their_student() -> None:
     taught = copy.deepcopy(model.bottom)
     taught.load_state_dict(other)
     for step in range(STEPS):
-        weak = fleet.batches.get("weak").split(BATCH)
-        assert fleet._students is not None
+        weak = fleet.block.batches.get("weak").split(BATCH)
+        assert fleet.block._students is not None
         expected = [
-            fleet._students.modules[0](weak[0]),
+            fleet.block._students.modules[0](weak[0]),
             taught(weak[1]),
-            fleet._students.modules[2](weak[2]),
+            fleet.block._students.modules[2](weak[2]),
         ]
         features = fleet.forward()
         torch.testing.assert_close(features.teacher, torch.cat(expected), atol=1e-5, rtol=0)
@@ -196,7 +203,9 @@ def test_client_teachers_use_batch_statistics_or_running_ones_but_no_dropout() -
         teacher = copy.deepcopy(model.bottom).eval()
         for layer in batchnorms(teacher):
             layer.train(kind == "batch")
-        expected = torch.cat([teacher(images) for images in fleet.batches.get("weak").split(BATCH)])
+        expected = torch.cat(
+            [teacher(images) for images in fleet.block.batches.get("weak").split(BATCH)]
+        )
         torch.testing.assert_close(fleet.forward().teacher, expected, atol=1e-5, rtol=0)
 
 

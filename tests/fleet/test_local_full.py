@@ -34,7 +34,7 @@ def test_own_pace_gives_what_steps_side_by_side_give(
     settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
     apart, together = (assemble(method, *settings, dropout=True) for _ in range(2))
     assert isinstance(apart.fleet, LocalFleet)
-    apart.fleet.batches.budget = budget
+    apart.fleet.block.batches.budget = budget
     rows = [apart.method.round(index) for index in range(2)]
     monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
     assert rows == [together.method.round(index) for index in range(2)]
@@ -85,7 +85,7 @@ def test_layers_may_compute_on_copies_of_their_weights(
 def with_copies(experiment: Experiment) -> set[str]:
     """The clients' models whose layers compute on copies."""
     assert isinstance(experiment.fleet, LocalFleet)
-    slot = experiment.fleet._full._slots[0]
+    slot = experiment.fleet.block._full._slots[0]
     return {
         name
         for name, model in slot._models.items()
@@ -163,16 +163,17 @@ def test_between_is_called_before_every_step(
     work = Counting(lambda client, step: events.append("step"))
     fleet = assemble("semifl").fleet
     assert isinstance(fleet, LocalFleet)
-    fleet.train(work, FullRound(0, (1,), 4, 0.1, {}), lambda: events.append("between"))
+    fleet.block.train(work, FullRound(0, (1,), 4, 0.1, {}), lambda: events.append("between"))
     assert events == ["between", "step"] * 4
     events.clear()
-    fleet.train(work, FullRound(0, (0, 1, 2), 4, 0.1, {}), lambda: events.append("between"))
+    fleet.block.train(work, FullRound(0, (0, 1, 2), 4, 0.1, {}), lambda: events.append("between"))
     assert events.count("step") == 12 and events.count("between") == (4 if together else 12)
 
 
 def test_steps_taken_together_notice_the_stop_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FullModelClients, "_at_their_own_pace", in_step)
     experiment = assemble("semifl")
+    assert isinstance(experiment.fleet, LocalFleet)
     calls: list[None] = []
 
     def ask_to_stop() -> None:
@@ -181,5 +182,5 @@ def test_steps_taken_together_notice_the_stop_flag(monkeypatch: pytest.MonkeyPat
 
     work = Counting(lambda client, step: None)
     with pytest.raises(Stopped):
-        experiment.fleet.train(work, FullRound(0, (0, 1, 2), STEPS, 0.1, {}), ask_to_stop)
+        experiment.fleet.block.train(work, FullRound(0, (0, 1, 2), STEPS, 0.1, {}), ask_to_stop)
     assert set(work.taken.values()) == {3}, "the step after the call is the last one"

@@ -10,7 +10,7 @@ import torch
 
 import semisfl
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.outgoing import Outgoing, Parts
+from semisfl.fleet.outgoing import Cleared, Outgoing, Parts
 from semisfl.net.chunks import PREFIX
 from semisfl.net.client.connection import Connection
 from semisfl.runs.experiment import Experiment, assemble
@@ -77,18 +77,18 @@ def test_gradients_go_back_through_the_clip_and_the_noise() -> None:
     outgoing.start_round(0, (0,), simulated().hardware)
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 5
     given = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    outgoing.features(rows, rows, 1)
-    ours = outgoing.gradient(given)
+    _, guarded = outgoing.features(rows, rows, 1)
+    ours = guarded.gradient(given)
     unit = rows / rows.norm(dim=1, keepdim=True)
     across = given - (given * unit).sum(1, keepdim=True) * unit
     assert torch.allclose(ours, across * 2.0 / rows.norm(dim=1, keepdim=True), atol=1e-5)
     relative = Outgoing()
     relative.agree(tiny(1, policy={"noise": 0.3}))
     relative.start_round(0, (0,), simulated().hardware)
-    sent, _ = relative.features(rows, rows, 1)
-    noise = (sent - rows) / rows.norm(dim=1, keepdim=True)
+    cleared, guarded = relative.features(rows, rows, 1)
+    noise = (cleared.tensors["student"] - rows) / rows.norm(dim=1, keepdim=True)
     by_hand = given + (noise * given).sum(1, keepdim=True) * unit
-    assert torch.allclose(relative.gradient(given), by_hand, atol=1e-5)
+    assert torch.allclose(guarded.gradient(given), by_hand, atol=1e-5)
 
 
 def test_a_bottoms_change_is_limited_and_noised() -> None:
@@ -96,13 +96,14 @@ def test_a_bottoms_change_is_limited_and_noised() -> None:
     outgoing.agree(tiny(1, policy={"update_clip": 2.0}))
     sent = {"w": torch.zeros(10, 10), "n": torch.tensor(3)}
     trained = {"w": torch.ones(10, 10), "n": torch.tensor(4)}
-    leaving = outgoing.bottom(sent, trained)
+    leaving = outgoing.bottom(sent, trained).tensors
     assert leaving["w"].norm().item() == pytest.approx(2.0) and leaving["n"] == 4
     small = {"w": torch.full((10, 10), 0.1), "n": torch.tensor(4)}
-    assert torch.allclose(outgoing.bottom(sent, small)["w"], small["w"])
+    assert torch.allclose(outgoing.bottom(sent, small).tensors["w"], small["w"])
     outgoing.agree(tiny(1, policy={"update_clip": 2.0, "update_noise": 50.0}))
     outgoing.start_round(0, (0,), simulated().hardware)
-    assert outgoing.bottom(sent, trained)["w"].std().item() == pytest.approx(100.0, rel=0.3)
+    noisy = outgoing.bottom(sent, trained).tensors
+    assert noisy["w"].std().item() == pytest.approx(100.0, rel=0.3)
 
 
 def test_the_limit_of_a_bottoms_change_is_for_all_its_tensors_together() -> None:
@@ -200,30 +201,77 @@ def test_nothing_else_on_a_device_makes_frames_or_writes_to_the_stream() -> None
                 calls.setdefault(ast.unparse(node.func), []).append(file.name)
     assert "encode" not in calls and "frames.encode" not in calls
     assert calls["call.write"] == ["connection.py"]
-    assert sorted(calls["self.outgoing.frame"] + calls["self._outgoing.frame"]) == [
-        "connection.py",
-        "device.py",
-    ]
+    assert sorted(calls["self.outgoing.frame"]) == ["connection.py", "device.py"]
+    assert "Cleared" not in calls
 
 
-def test_features_that_did_not_pass_the_policy_are_not_sent() -> None:
-    sent: list[str] = []
+# --- tensors that may leave -------------------------------------------------------------------------
 
-    def encode(kind: str, *_: Any) -> Parts:
-        sent.append(kind)
+
+def device(policy: Policy, frames: list[tuple[str, set[str]]]) -> Outgoing:
+    def encode(kind: str, _: Any, tensors: Any, *more: Any) -> Parts:
+        frames.append((kind, set(tensors)))
         return []
 
-    outgoing = Outgoing(Policy(noise=0.1), encode)
+    outgoing = Outgoing(policy, encode)
     outgoing.agree(tiny(1))
     outgoing.start_round(0, (0,), simulated().hardware)
-    raw = torch.rand(4, 8)
-    student, teacher = outgoing.features(raw, raw, 1)
+    return outgoing
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(noise=0.1)])
+def test_a_frame_takes_only_tensors_that_a_policy_cleared(policy: Policy) -> None:
+    frames: list[tuple[str, set[str]]] = []
+    outgoing, raw = device(policy, frames), torch.rand(4, 8)
     with pytest.raises(PolicyBreach, match="did not pass through the policy"):
-        outgoing.frame("features", {}, {"student": raw, "teacher": teacher})
-    outgoing.frame("features", {}, {"student": student.detach(), "teacher": teacher})
-    with pytest.raises(PolicyBreach, match="did not pass"):  # the same once more
-        outgoing.frame("features", {}, {"student": student, "teacher": teacher})
-    assert sent == ["features"]
-    closed = Outgoing(Policy(full_models=False), encode)
+        outgoing.frame("features", {}, {"student": raw, "teacher": raw})  # type: ignore[arg-type]
+    assert not frames
+    cleared, _ = outgoing.features(raw, raw, 1)
+    outgoing.frame("features", {}, cleared)
+    outgoing.frame("bottom", {}, outgoing.bottom({"w": raw}, {"w": raw}).under("bottom"))
+    assert frames == [("features", {"student", "teacher"}), ("bottom", {"bottom/w"})]
+
+
+def test_only_a_policy_makes_cleared_tensors() -> None:
+    with pytest.raises(TypeError, match="only a policy clears tensors"):
+        Cleared(object(), "features", Policy(), {"student": torch.rand(4, 8)})
+
+
+def test_cleared_tensors_leave_once_in_their_own_kind_and_under_their_own_policy() -> None:
+    frames: list[tuple[str, set[str]]] = []
+    outgoing, raw = device(Policy(noise=0.1), frames), torch.rand(4, 8)
+    lax, _ = device(Policy(), []).features(raw, raw, 1)
+    cleared, _ = outgoing.features(raw, raw, 1)
+    for kind, wrong in (("features", lax), ("bottom", cleared)):
+        with pytest.raises(PolicyBreach, match="did not pass"):
+            outgoing.frame(kind, {}, wrong)
+    outgoing.frame("features", {}, cleared)
+    with pytest.raises(PolicyBreach, match="did not pass"):
+        outgoing.frame("features", {}, cleared)
+    assert len(frames) == 1
+
+
+def test_nothing_can_be_added_to_cleared_tensors() -> None:
+    frames: list[tuple[str, set[str]]] = []
+    outgoing, raw = device(Policy(), frames), torch.rand(4, 8)
+    cleared, _ = outgoing.features(raw, raw, 1)
+    cleared.tensors["images"] = raw
+    outgoing.frame("features", {}, cleared)
+    assert frames == [("features", {"student", "teacher"})]
+
+
+def test_fewer_rows_of_cleared_tensors_are_cleared() -> None:
+    raw = torch.rand(4, 8)
+    cleared, _ = device(Policy(), []).features(raw, raw, 1)
+    fewer = cleared.only("teacher", torch.tensor([True, False, False, True])).tensors
+    assert torch.equal(fewer["teacher"], raw[[0, 3]]) and torch.equal(fewer["student"], raw)
+
+
+def test_whole_models_leave_only_where_the_policy_says_so() -> None:
+    frames: list[tuple[str, set[str]]] = []
+    open_to_models = device(Policy(), frames)
+    models = {"model/w": torch.rand(2)}
+    open_to_models.frame("states", {}, open_to_models.models(models))
+    assert frames == [("states", {"model/w"})]
     with pytest.raises(PolicyBreach, match="whole models"):
-        closed.frame("states", {}, {"model/w": raw})
+        device(Policy(full_models=False), frames).models(models)

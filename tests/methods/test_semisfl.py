@@ -200,7 +200,7 @@ def test_batchnorm_statistics_are_averaged_with_the_weights() -> None:
     finish_round = experiment.fleet.finish_round
 
     def watch() -> dict[str, torch.Tensor]:
-        stacked = experiment.fleet._students.tensors  # type: ignore[attr-defined]
+        stacked = experiment.fleet.block._students.tensors  # type: ignore[attr-defined]
         finished.append({name: tensor.double().mean(0) for name, tensor in stacked.items()})
         return finish_round()
 

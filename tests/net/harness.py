@@ -24,10 +24,10 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
-from semisfl.net.client.connection import Connection
+from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
 from semisfl.net.client.member import Images, Member
-from semisfl.net.frames import Frame
+from semisfl.net.frames import Frame, encode
 from semisfl.net.messages import Terms
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.tls import certs
@@ -297,7 +297,7 @@ class Oracle:
                 bottom=snapshot(plan.bottom),
                 teacher_bottom=snapshot(plan.teacher_bottom),
             )
-            self._members[client].fleet.start_round(one)
+            self._members[client].block.start_round(one)
 
     def _here(self) -> tuple[int, ...]:
         late = {x.client for x in self._leaving if x.round == self._round and x.step <= self._step}
@@ -305,20 +305,18 @@ class Oracle:
 
     def forward(self) -> Features:
         clients = self._here()
-        each = [self._members[client].fleet.forward() for client in clients]
-        student = torch.cat([item.student.detach() for item in each]).requires_grad_()
+        each = [self._members[client].block.forward() for client in clients]
+        student = torch.cat([item.cleared.tensors["student"] for item in each]).requires_grad_()
         return Features(student, torch.cat([item.teacher for item in each]), clients)
 
     def backward(self, gradients: Tensor) -> None:
         clients = self._here()
         for client, share in zip(clients, gradients.chunk(len(clients)), strict=True):
-            self._members[client].fleet.backward(share)
+            self._members[client].block.backward(share)
         self._step += 1
 
     def finish_round(self) -> State:
-        mean = mean_state(
-            [snapshot(self._members[client].fleet.finish_round()) for client in self._here()]
-        )
+        mean = mean_state([snapshot(self._members[client].block.mean()) for client in self._here()])
         self._round += 1
         return mean
 
@@ -339,6 +337,14 @@ def assert_same(one: Experiment, other: Experiment) -> None:
     for key, value in ours.items():
         assert torch.equal(value, theirs[key]), key
         assert torch.isfinite(value.float()).all(), key
+
+
+def send_past_policy(
+    received: Received, kind: str, fields: Any, tensors: Mapping[str, Tensor], codecs: Any
+) -> None:
+    """Answer as a device whose program was changed: with tensors that no policy cleared."""
+    parts = encode(kind, fields, tensors, codecs)
+    received.stream.answer(received.ticket, [b"".join(parts)])
 
 
 class Proxy:

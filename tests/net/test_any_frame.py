@@ -209,11 +209,12 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
     device, original = client.device, client.device.answer
 
     def answer(
-        received: Any, kind: str, fields: Any, tensors: Any = None, codecs: Any = "fp32", **how: Any
+        received: Any, kind: str, fields: Any, cleared: Any = None, codecs: Any = "fp32", **how: Any
     ) -> None:
         if not lie.tells():
-            return original(received, kind, fields, tensors, codecs, **how)
-        said = Said(kind, sorted(fields.items()), dict(tensors or {}), codecs)
+            return original(received, kind, fields, cleared, codecs, **how)
+        tensors = cleared.tensors if cleared else {}
+        said = Said(kind, sorted(fields.items()), tensors, codecs)
         return received.stream.answer(received.ticket, lie.told(said))
 
     patch.setattr(device, "answer", answer)

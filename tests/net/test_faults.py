@@ -35,6 +35,7 @@ from tests.net.harness import (
     assert_same,
     network,
     oracle,
+    send_past_policy,
     tiny,
     toy_data,
     until,
@@ -53,14 +54,14 @@ def dying(phase: str, round_index: int, step: int) -> Callable[[Client, Frame], 
     def at(client: Client, frame: Frame) -> None:
         if frame.fields.get("round") != round_index or frame.kind not in ("split", "gradients"):
             return
-        fleet = client.device.member.fleet
+        block = client.device.member.block
         if phase == "broadcast" and frame.kind == "split":
             client.die()
         if phase == "upload" and frame.kind == "gradients":
-            fleet.bottoms = client.die  # type: ignore[method-assign]
+            block.bottoms = client.die  # type: ignore[method-assign]
         due = 0 if frame.kind == "split" else frame.fields["step"] + 1
         if phase == "forward" and due == step:
-            fleet.forward = client.die  # type: ignore[method-assign]
+            block.forward = client.die  # type: ignore[method-assign]
 
     return at
 
@@ -418,13 +419,16 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: in
     """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
     original, left = Device.answer, [times]
 
-    def answer(self, received, sent, fields, tensors=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        if sent == kind and self.member.client == 1 and left[0]:
-            left[0] -= 1
-            name = max(tensors, key=lambda name: tensors[name].numel())
-            tensors = {**tensors, name: tensors[name].clone(memory_format=torch.contiguous_format)}
-            tensors[name].view(-1)[3] = value
-        original(self, received, sent, fields, tensors, codecs, **how)
+    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        if sent != kind or self.member.client != 1 or not left[0]:
+            original(self, received, sent, fields, cleared, codecs, **how)
+            return
+        left[0] -= 1
+        tensors = cleared.tensors
+        name = max(tensors, key=lambda name: tensors[name].numel())
+        tensors[name] = tensors[name].clone(memory_format=torch.contiguous_format)
+        tensors[name].view(-1)[3] = value
+        send_past_policy(received, sent, fields, tensors, codecs)
 
     monkeypatch.setattr(Device, "answer", answer)
 

@@ -11,7 +11,17 @@ from semisfl.net.client.device import Device
 from semisfl.net.server.plausible import ABSURD, MOST_COUNTED, ranges, unbelievable
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Leaving, Network, assert_same, network, oracle, tiny, until, weights
+from tests.net.harness import (
+    Leaving,
+    Network,
+    assert_same,
+    network,
+    oracle,
+    send_past_policy,
+    tiny,
+    until,
+    weights,
+)
 
 JUST_BELOW = 0.9 * ABSURD
 
@@ -30,14 +40,15 @@ def poisoning(
     """From round ``first`` on, every ``kind`` of frame that client 1 sends has its values changed."""
     original = Device.answer
 
-    def answer(self, received, sent, fields, tensors=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        if sent == kind and self.member.client == 1 and fields["round"] >= first:
-            tensors = {
-                name: change(tensor) if tensor.is_floating_point() else tensor
-                for name, tensor in tensors.items()
-            }
-            how["copy"] = True
-        original(self, received, sent, fields, tensors, codecs, **how)
+    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        if sent != kind or self.member.client != 1 or fields["round"] < first:
+            original(self, received, sent, fields, cleared, codecs, **how)
+            return
+        tensors = {
+            name: change(tensor) if tensor.is_floating_point() else tensor
+            for name, tensor in cleared.tensors.items()
+        }
+        send_past_policy(received, sent, fields, tensors, codecs)
 
     monkeypatch.setattr(Device, "answer", answer)
 

@@ -4,12 +4,13 @@ import json
 import logging
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from semisfl.attacks.poisoned_fleet import attackers_of, poisoned_fleet
+from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of, poisoned_fleet
 from semisfl.attacks.poisoning import attack_named
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
@@ -40,7 +41,9 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     data, partition = toy_data(4)
     simulated = assemble(config, data, partition, device="cpu", make_fleet=make)
     rows = run_rounds(simulated).rounds
-    monkeypatch.setattr(member, "LocalFleet", make)
+    monkeypatch.setattr(
+        member, "ClientBlock", partial(PoisonedBlock, attack=attack_named(attack), share=0.25)
+    )
     with network(config) as net:
         net.join_all()
         over_network = run_rounds(net.experiment).rounds
@@ -62,7 +65,8 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
 def test_who_is_not_believed_is_in_the_metrics_too(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(4, rounds=1)
     (attacker,) = attackers_of(config.seed, 4, 0.25)
-    monkeypatch.setattr(member, "LocalFleet", poisoned_fleet(attack_named("scaled_features"), 0.25))
+    scaled = partial(PoisonedBlock, attack=attack_named("scaled_features"), share=0.25)
+    monkeypatch.setattr(member, "ClientBlock", scaled)
     with network(config) as net:
         net.join_all()
         (row,) = run_rounds(net.experiment).rounds

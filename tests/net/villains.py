@@ -160,17 +160,16 @@ class Trickster(Device):
         received: Received,
         kind: str,
         fields: Any,
-        tensors: Any = None,
+        cleared: Any = None,
         codecs: Any = "fp32",
         *,
         copy: bool = True,
     ) -> None:
         self._moment -= 1
         if self._moment == -1:
-            return self._trick(
-                Answer(received, kind, dict(fields), dict(tensors or {}), codecs), self._rng
-            )
-        return super().answer(received, kind, fields, tensors, codecs, copy=copy)
+            tensors = cleared.tensors if cleared else {}
+            return self._trick(Answer(received, kind, dict(fields), tensors, codecs), self._rng)
+        return super().answer(received, kind, fields, cleared, codecs, copy=copy)
 
 
 def misbehave(place: Path, name: str, port: int, seed: str, poisons: bool) -> None:

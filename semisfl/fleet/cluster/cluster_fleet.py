@@ -6,28 +6,27 @@ process: on CPUs to the last bit. A lost rank ends all of them; torchrun's resta
 last checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster import cluster_full, cluster_split
 from semisfl.fleet.cluster.ranks import Moving, RankLost, Ranks, launch
-from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.parcels import room_for, unpack
 from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.simulation import Simulation, as_states
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 
 
-class ClusterFleet:
+class ClusterFleet(Simulation):
     """The clients as rank 0 sees them."""
 
     # Messages are no part of a CUDA graph.
@@ -41,8 +40,7 @@ class ClusterFleet:
                 "torchrun --nproc-per-node N -m semisfl run ..., or use fleet.kind = local"
             )
         self._setup = setup
-        self._own = LocalFleet(setup)
-        self.traffic, self.held_back = self._own.traffic, self._own.held_back
+        super().__init__(ClientBlock(setup))
         self._joined = ranks is None
         self._ranks = ranks or Ranks.join(setup.hardware.device)
         assert self._ranks.rank == 0, "the other ranks answer this one"
@@ -85,36 +83,18 @@ class ClusterFleet:
         while self._answering:
             cluster_full.results_of(self._ranks, self._answering.pop(0), Traffic())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: whatever a round draws follows from its number."""
-        return self._own.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._own.load_state_dict(state)
-
-    def image_counts(self) -> Mapping[int, int]:
-        return self._own.image_counts()
-
-    def present(self) -> Sequence[int]:
-        return self._own.present()
-
-    def wait_ready(self) -> None:
-        """Ranks are all there, or the run ends."""
-
-    def settle(self, good: bool) -> str | None:
-        return self._own.settle(good)
-
     # --- a split round ---------------------------------------------------------------------------
 
     def start_round(self, plan: SplitRound) -> None:
         self._settle_debts()
+        self.spend(plan.active)
         self._plan, self._step = plan, 0
         self._blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
         cluster_split.tell(self._ranks, plan, self._blocks)
         self._expect_features()
         if self._blocks[0]:
             ahead = cluster_split.blocks_of(plan.next_active, self._ranks.count)[0]
-            self._own.start_round(replace(plan, active=self._blocks[0], next_active=ahead))
+            self.block.start_round(replace(plan, active=self._blocks[0], next_active=ahead))
 
     def _expect_features(self) -> None:
         """Room for the whole fleet's features, in which the others' rows arrive."""
@@ -152,11 +132,9 @@ class ClusterFleet:
         assert self._coming is not None, "one forward per backward"
         features = self._features
         if self._blocks[0]:
-            own = self._own.forward()
-            assert own.truth is not None
-            for room, tensor in zip(
-                self._rows(features, 0), (own.student.detach(), own.teacher, own.truth), strict=True
-            ):
+            own = self.block.forward()
+            tensors = own.cleared.tensors["student"], own.teacher, own.truth
+            for room, tensor in zip(self._rows(features, 0), tensors, strict=True):
                 room.copy_(tensor)
         self._coming.wait()
         self._coming = None
@@ -170,7 +148,7 @@ class ClusterFleet:
             {rank: [gradients[self._place(rank)]] for rank in self._ranks.others}
         )
         if self._blocks[0]:
-            self._own.backward(gradients[self._place(0)])
+            self.block.backward(gradients[self._place(0)])
         sent.wait()
         self._step += 1
         self._expect_features()
@@ -179,7 +157,7 @@ class ClusterFleet:
         plan = self._plan
         assert plan is not None
         self._ranks.say("finish")
-        bottoms = self._own.bottoms() if self._blocks[0] else {}
+        bottoms = as_states(self.block.bottoms()) if self._blocks[0] else {}
         for rank in self._ranks.others:
             said = self._ranks.answer_of(rank)
             outlines = said["outlines"]
@@ -195,10 +173,11 @@ class ClusterFleet:
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]:
         self._settle_debts()
+        self.spend(plan.active)
         blocks = cluster_split.blocks_of(plan.active, self._ranks.count)
         cluster_full.tell(self._ranks, work, plan, blocks)
         self._answering = list(self._ranks.others)
-        results = self._own.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
+        results = self.block.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
         stopped = False
         while self._answering:
             found = cluster_full.results_of(self._ranks, self._answering.pop(0), self.traffic)

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
+from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.cluster import cluster_full, cluster_split
 from semisfl.fleet.cluster.ranks import Ranks
-from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.parcels import outline, pack
 from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.simulation import as_states
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.stopping import Stopped
@@ -47,7 +48,7 @@ class RankWorker:
         except (ValueError, OSError, ImportError) as error:
             self._ranks.answer(problem=str(error))
             return
-        self._fleet = LocalFleet(self._setup)
+        self._block = ClientBlock(self._setup)
         self._ranks.answer()
 
     # --- a split round ---------------------------------------------------------------------------
@@ -56,16 +57,15 @@ class RankWorker:
         self._plan, self._step = cluster_split.hear(self._ranks, said), 0
         self._counts()  # of a round that was given up
         if self._plan.active:
-            self._fleet.start_round(self._plan)
+            self._block.start_round(self._plan)
             self._send_features()
 
     def _send_features(self) -> None:
         if self._step == self._plan.steps:
             return
         with self._setup.hardware.step():
-            features = self._fleet.forward()
-        assert features.truth is not None
-        tensors = [features.student.detach(), features.teacher, features.truth]
+            own = self._block.forward()
+        tensors = [own.cleared.tensors["student"], own.teacher, own.truth]
         self._ranks.send({0: [tensor.contiguous() for tensor in tensors]}).wait()
 
     def _backward(self, said: Mapping[str, Any]) -> None:
@@ -75,12 +75,12 @@ class RankWorker:
         gradients = torch.empty(rows, self._setup.model.features, device=self._ranks.device)
         self._ranks.receive({0: [gradients]}).wait()
         with self._setup.hardware.step():
-            self._fleet.backward(gradients)
+            self._block.backward(gradients)
         self._step += 1
         self._send_features()
 
     def _finish(self, said: Mapping[str, Any]) -> None:
-        bottoms = list(self._fleet.bottoms().values()) if self._plan.active else []
+        bottoms = list(as_states(self._block.bottoms()).values()) if self._plan.active else []
         self._ranks.answer(
             traffic=self._counts(),
             stop=self._setup.stop.requested,
@@ -90,8 +90,8 @@ class RankWorker:
 
     def _counts(self) -> dict[str, int]:
         """Bytes since the last call; rank 0 has the sums."""
-        counts = self._fleet.traffic.state_dict()
-        self._fleet.traffic.load_state_dict({})
+        counts = self._block.traffic.state_dict()
+        self._block.traffic.load_state_dict({})
         return counts
 
     # --- a full-model round ----------------------------------------------------------------------
@@ -101,7 +101,7 @@ class RankWorker:
         self._counts()
         try:
             work = self._works[said["work"]]
-            results = self._fleet.train(work, plan) if plan.active else []
+            results = self._block.train(work, plan) if plan.active else []
         except Stopped:
             self._ranks.answer(stopped=True)
             return

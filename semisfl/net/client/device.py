@@ -1,7 +1,7 @@
 """A client's process: does what its server asks, with images that never leave it.
 
-On the device the client is a fleet of one: the same engine that simulates a hundred clients
-carries out this one's part, so a run over the network and a simulated one do the same arithmetic.
+The client is a block of one: the engine that simulates a hundred clients computes this one's part,
+so a run over the network and a simulated one do the same arithmetic.
 """
 
 import logging
@@ -13,6 +13,7 @@ from torch import Tensor
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import most_uses
+from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.vigilance import Vigilance
 from semisfl.net import messages
 from semisfl.net.client.allowance import Allowance
@@ -20,7 +21,7 @@ from semisfl.net.client.connection import Connection, Received, Rejected, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
 from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame, Schema, WireError, decode
-from semisfl.net.messages import Terms, joined, separated
+from semisfl.net.messages import Terms, separated
 from semisfl.settings import lookup
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
@@ -42,7 +43,6 @@ class Device:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
         self._connection = connection
-        self._outgoing = connection.outgoing
         self._allowance = allowance or Allowance()
         self._vigilance, self._warned = Vigilance(), False
         self._images = images
@@ -60,6 +60,10 @@ class Device:
             "gradients": self._gradients,
             "full": self._full,
         }
+
+    @property
+    def outgoing(self) -> Outgoing:
+        return self._connection.outgoing
 
     @property
     def member(self) -> Member:
@@ -140,13 +144,13 @@ class Device:
         received: Received,
         kind: str,
         fields: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None = None,
+        cleared: Cleared | None = None,
         codecs: Mapping[str, str] | str = "fp32",
         *,
         copy: bool = True,
     ) -> None:
-        """``copy``: the tensors may change, by being trained on, before the last of them is sent."""
-        parts = self._outgoing.frame(kind, fields, tensors, codecs)
+        """Send an answer. ``copy``: training may change its tensors before the last byte is sent."""
+        parts = self.outgoing.frame(kind, fields, cleared, codecs)
         received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
 
     # --- joining ---------------------------------------------------------------------------------
@@ -154,12 +158,12 @@ class Device:
     def _welcome(self, received: Received, frame: Frame) -> None:
         if self._member is None or self._member.run != frame.fields["run"]:
             terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
-            self._outgoing.agree(terms.config)
+            self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
             self._connection.run = self._member.run
         member = self.member
-        self._allowance.check(self._outgoing.policy, self._next_uses())
+        self._allowance.check(self.outgoing.policy, self._next_uses())
         self._expect({"enrolled": messages.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
         received.stream.assembler.limit = member.schemas.split.limit
@@ -176,7 +180,7 @@ class Device:
         return 0 if self._works else most_uses(clients.steps, clients.batch, count)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
-        self.member.enrol(frame.fields["client"], self._stop, self._outgoing)
+        self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
         )
@@ -187,7 +191,7 @@ class Device:
     def _split(self, received: Received, frame: Frame) -> None:
         member, fields = self.member, frame.fields
         uses = most_uses(fields["steps"], member.config.clients.batch, len(member.images))
-        self._allowance.take(self._outgoing.policy, uses)
+        self._allowance.take(self.outgoing.policy, uses)
         states = separated(frame.tensors, ["bottom", "teacher"])
         member.plan = SplitRound(
             fields["round"],
@@ -200,19 +204,19 @@ class Device:
             teacher_decay=fields["decay"] if fields["ema"] else None,
         )
         member.step = 0
-        member.fleet.start_round(member.plan)
+        member.block.start_round(member.plan)
         self.expect_round(gradients=member.schemas.gradients)
         self._send_features(received)
 
     def _send_features(self, received: Received) -> None:
         member, wire = self.member, self.member.config.wire
         with member.hardware.step():
-            features = member.fleet.forward()
+            features = member.block.forward()
         self.answer(
             received,
             "features",
             {"round": member.plan.index, "step": member.step},
-            {"student": features.student.detach(), "teacher": member.fleet.leaving_teacher},
+            features.crossing(),
             {"student": wire.student_features, "teacher": wire.teacher_features},
             copy=False,
         )
@@ -225,20 +229,19 @@ class Device:
         gradients = frame.tensors["gradients"]
         self._be_wary(gradients)
         with member.hardware.step():
-            member.fleet.backward(gradients.to(member.hardware.device))
+            member.block.backward(gradients.to(member.hardware.device))
         member.step += 1
         if member.step < member.plan.steps:
             self._send_features(received)
             return
         self.expect_round()
         self.rounds += 1
-        member.fleet.bottoms()
-        bottom = joined({"bottom": self._outgoing.leaving_bottom})
-        codec = member.config.wire.models
-        self.answer(received, "bottom", {"round": member.plan.index}, bottom, codec)
+        (bottom,) = member.block.bottoms().values()
+        about, codec = {"round": member.plan.index}, member.config.wire.models
+        self.answer(received, "bottom", about, bottom.under("bottom"), codec)
 
     def _be_wary(self, gradients: Tensor) -> None:
-        answer = self._outgoing.policy.hijacking
+        answer = self.outgoing.policy.hijacking
         reason = self._vigilance.look(gradients) if answer != "ignore" else None
         if reason and answer == "refuse":
             raise PolicyBreach(reason)
@@ -259,7 +262,7 @@ class Device:
             )
             return
         # No features leave in it, but each round's model is made of every image.
-        self._allowance.take(self._outgoing.policy, uses=0)
+        self._allowance.take(self.outgoing.policy, uses=0)
         full_round = ClientFullRound(self, received, fields["round"])
         states = full_round.download("accept", {}, fields["states"])
         plan = FullRound(
@@ -272,7 +275,7 @@ class Device:
             settings=fields["settings"],
         )
         self.member.hold_whole_model()
-        (result,) = self.member.fleet.train(work, plan, between=full_round.beat)
+        (result,) = self.member.block.train(work, plan, between=full_round.beat)
         # A loss that is no number any more is said as the greatest there can be: the server must
         # hear of it, and frames carry finite numbers only.
         numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}

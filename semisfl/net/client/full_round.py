@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from semisfl.fleet.base import State
+from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.net import messages
 from semisfl.net.client.connection import Received
 from semisfl.net.client.member import Member
@@ -27,6 +26,9 @@ class Asking(Protocol):
     @property
     def member(self) -> Member: ...
 
+    @property
+    def outgoing(self) -> Outgoing: ...
+
     def expect_round(self, **more: Schema) -> None: ...
 
     def receive(self) -> Received: ...
@@ -40,7 +42,7 @@ class Asking(Protocol):
         received: Received,
         kind: str,
         fields: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None = None,
+        cleared: Cleared | None = None,
         codecs: Mapping[str, str] | str = "fp32",
     ) -> None: ...
 
@@ -84,7 +86,8 @@ class ClientFullRound:
             self._ask("done", done, "upload", messages.UPLOAD)
             device.expect_round()
             codec = device.member.config.wire.models
-            device.answer(self._last, "states", {"round": self._round}, joined(states), codec)
+            models = device.outgoing.models(joined(states))
+            device.answer(self._last, "states", {"round": self._round}, models, codec)
         else:
             device.expect_round()
             device.answer(self._last, "done", {"round": self._round, **done})

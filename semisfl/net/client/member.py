@@ -1,4 +1,4 @@
-"""What a client holds while it belongs to a run: its images, its model, and itself as a fleet of one."""
+"""What a client holds while it belongs to a run: its images, its model and itself as a block of one."""
 
 import logging
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
-from semisfl.fleet.local import LocalFleet
+from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models.split import Shape, build_model
@@ -23,7 +23,7 @@ Images = Callable[[Shape], tuple[Tensor, int]]
 
 
 class Member:
-    fleet: LocalFleet
+    block: ClientBlock
     plan: SplitRound
 
     def __init__(self, terms: Terms, load: Images, hardware: Hardware) -> None:
@@ -62,7 +62,7 @@ class Member:
             self.model.top.to_empty(device=self.hardware.device)
 
     def enrol(self, client: int, stop: StopFlag, outgoing: Outgoing | None = None) -> None:
-        """Make the fleet of one; a client keeps its index for the whole run."""
+        """Make the block of one; a client keeps its index for the whole run."""
         if client == self.client:
             return
         self.client = client
@@ -82,4 +82,4 @@ class Member:
             outgoing=outgoing,
             stop=stop,
         )
-        self.fleet = LocalFleet(setup)
+        self.block = ClientBlock(setup)

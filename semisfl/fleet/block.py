@@ -1,0 +1,251 @@
+"""A block of clients in this process: their bottoms, and what they compute in a round.
+
+A simulation has one block of all active clients, a rank of torchrun has a share of them, and a
+device has a block of one. All three do the same arithmetic.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semisfl import seeds
+from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
+from semisfl.engine.sgd import SGD
+from semisfl.engine.weights import batchnorms, clone
+from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
+from semisfl.fleet.byte_counts import Traffic
+from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
+from semisfl.fleet.counting import count_steps
+from semisfl.fleet.local_full import FullModelClients
+from semisfl.fleet.outgoing import Cleared, Outgoing
+from semisfl.fleet.setup import FleetSetup
+from semisfl.fleet.teacher_once import KeptRows, check, places
+from semisfl.models.layers import use_generator
+from semisfl.models.stack import Stack
+
+
+@dataclass(frozen=True)
+class StepFeatures:
+    """One step's features of a block: what may leave, and what the server makes of it."""
+
+    cleared: Cleared
+    teacher: Tensor
+    """Every row as the server holds it: with ``wire.teacher_once``, an image's first features."""
+    truth: Tensor
+    new: Tensor | None = None
+    """Which rows of the teacher's cross; None: all."""
+
+    def crossing(self) -> Cleared:
+        """Return what a device sends. The number of rows may vary, so this is never captured."""
+        return self.cleared if self.new is None else self.cleared.only("teacher", self.new)
+
+    def features(self, clients: tuple[int, ...]) -> Features:
+        """Return what the server holds."""
+        student = self.cleared.tensors["student"]
+        return Features(student.requires_grad_(), self.teacher, clients, self.truth)
+
+
+class ClientBlock:
+    """Clients as index lists into one data set on the device; the active ones' weights stacked."""
+
+    def __init__(self, setup: FleetSetup) -> None:
+        assert setup.images is not None and setup.labels is not None, "clients' images are here"
+        config, model, hardware = setup.config, setup.model, setup.hardware
+        self.config = config
+        self.hardware = hardware
+        self.traffic = Traffic()
+        self.outgoing = setup.outgoing or Outgoing()
+        self.outgoing.agree(config)
+        check(config.wire)
+        self.shards = [np.asarray(shard) for shard in setup.shards]
+        self.labels = setup.labels
+        self.batches = RoundBatches(
+            setup.images,
+            setup.augmentation,
+            setup.normalizer,
+            hardware.dtype,
+            whole=hardware.capture,
+        )
+        self._size = setup.shape[1:]
+        self._bottom = clone(model.bottom)
+        self._teacher_per_client = (
+            any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
+        )
+        self._students: Stack | None = None
+        self._teachers: Stack | None = None
+        self._features = model.features
+        self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
+
+    # --- a split round ---------------------------------------------------------------------------
+
+    def start_round(self, plan: SplitRound) -> None:
+        """Load what the server sent, seed the clients' draws and prepare the round's images."""
+        self._plan = plan
+        self._make_slots(len(plan.active))
+        assert self._students is not None and self._teachers is not None
+        wire = self.config.wire
+        self.outgoing.start_round(plan.index, plan.active, self.hardware)
+        self._sent = bottom = roundtrip_state(plan.bottom, wire.models)
+        self._students.load(bottom)
+        self._teachers.load(roundtrip_state(plan.teacher_bottom, wire.models))
+        self._decay.fill_(1.0 if plan.teacher_decay is None else plan.teacher_decay)
+        teacher_bytes = state_bytes(plan.teacher_bottom, wire.models)
+        for slot, client in enumerate(plan.active):
+            self._generators[slot].manual_seed(
+                seeds.derive(self.config.seed, "dropout", plan.index, client)
+            )
+            self.traffic.add("model", "down", client, state_bytes(plan.bottom, wire.models))
+            if plan.teacher_for is None or client in plan.teacher_for:
+                self.traffic.add("teacher", "down", client, teacher_bytes)
+            else:
+                # A labeller that follows the student with decay 0 is the student.
+                self._teachers.load(bottom, slot)
+                self._decay[slot] = 0.0
+        self._sgd.restart(plan.lr)
+        self.batches.start_from((plan.index, plan.active, plan.steps), self._make_views)
+        if plan.next_active:
+            key = (plan.index + 1, plan.next_active, plan.steps)
+            self.hardware.streams.while_busy(lambda: self.batches.ahead(key, self._make_views))
+
+    def _make_views(self, index: int, active: tuple[int, ...], steps: int) -> Views:
+        """Return the strong and weak views of a round, clients side by side, and the true labels."""
+        views = [
+            split_views(
+                self.batches.augmentation,
+                self.shards[client],
+                self._size,
+                steps,
+                self.config.clients.batch,
+                self.config.seed,
+                index,
+                client,
+            )
+            for client in active
+        ]
+        together = {name: side_by_side([view[name] for view in views]) for name in views[0]}
+        truth = self.labels[torch.from_numpy(together["weak"].indices).to(self.labels.device)]
+        if not self.config.wire.teacher_once:
+            return together, {"truth": truth}
+        return together, {"truth": truth, **places([view["weak"].indices for view in views])}
+
+    def _make_slots(self, slots: int) -> None:
+        if self._students is not None and len(self._students.modules) == slots:
+            return
+        dtype = self.hardware.weights_dtype
+        self._students = Stack(self._bottom.train(), slots, dtype=dtype)
+        self._teachers = Stack(self._bottom, slots, trainable=False, dtype=dtype)
+        for module in self._teachers.modules:
+            module.eval()
+            for layer in batchnorms(module):
+                layer.train(self._teacher_per_client)
+        # A bottom may hold dropout if the cut lies behind it: each client draws its own.
+        self._generators = [self.hardware.graphs.generator(0) for _ in range(slots)]
+        for module, generator in zip(self._students.modules, self._generators, strict=True):
+            use_generator(module, generator)
+        self._decay = torch.ones(slots, device=self.hardware.device)
+        if self.config.wire.teacher_once:
+            shown = slots * self.config.clients.steps * self.config.clients.batch
+            self._kept = KeptRows(shown, self._features, self.hardware.device)
+        self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
+
+    @property
+    def _teachers_differ(self) -> bool:
+        """Whether clients' teachers can be anything but the one that was sent."""
+        return self._plan.teacher_decay is not None or self._plan.teacher_for is not None
+
+    def forward(self) -> StepFeatures:
+        """Compute one batch of features of every active client and pass them through the policy."""
+        assert self._students is not None and self._teachers is not None
+        strong, weak = self.batches.get("strong"), self.batches.get("weak")
+        parallel = self.hardware.streams.side_by_side
+        if self.hardware.device.type == "cpu":
+            # One queue for both models, so that no core waits between the students and the teachers.
+            calls = self._students.calls(strong)
+            with self.hardware.streams.a_core_each():
+                outputs = parallel([*calls, *self._teachers.calls(weak)])
+            self._outputs = self._students.joined(outputs[: len(calls)])
+            teacher = self._teachers.joined(outputs[len(calls) :])
+        else:
+            self._outputs = self._students(strong, parallel)
+            with torch.no_grad():
+                teacher = (
+                    self._teachers.modules[0](weak)
+                    if self._one_teacher
+                    else self._teachers(weak, parallel)
+                )
+        cleared, self._guarded = self.outgoing.features(
+            self._outputs.detach().float(), teacher.float(), len(self._plan.active)
+        )
+        teacher, truth = cleared.tensors["teacher"], self.batches.extra("truth")
+        if not self._teacher_once:
+            return StepFeatures(cleared, teacher, truth)
+        place, new = self.batches.extra("place"), self.batches.extra("new")
+        return StepFeatures(cleared, self._kept.whole(place, new, teacher), truth, new)
+
+    @property
+    def _teacher_once(self) -> bool:
+        return self.config.wire.teacher_once and not self._teachers_differ
+
+    @property
+    def _one_teacher(self) -> bool:
+        """Whether one large pass gives all clients' teacher features."""
+        return not self._teacher_per_client and not self._teachers_differ
+
+    def backward(self, gradients: Tensor) -> None:
+        """Back-propagate each client's rows and take one step."""
+        assert self._students is not None and self._teachers is not None
+        crossed = codec_named(self.config.wire.gradients).roundtrip(gradients)
+        received = self._guarded.gradient(crossed).to(self._outputs.dtype)
+        if self.hardware.device.type == "cuda":
+            # One call: autograd itself takes every operation back to the stream it came from.
+            self._sgd.descend(self._outputs, gradient=received)
+        else:
+            streams = self.hardware.streams
+            with streams.a_core_each():
+                of_parameters = self._students.gradients(received, streams.side_by_side)
+            self._sgd.apply(of_parameters)
+        del self._outputs, self._guarded
+        if self._teachers_differ:
+            # On the stream that steps the students, and after that step.
+            with self.hardware.streams.side(), torch.no_grad():
+                self._teachers.follow(self._students, self._decay)
+        self.batches.advance()
+
+    def mean(self) -> State:
+        """End the round; return the plain mean of the bottoms, which no codec or policy changes."""
+        assert self._students is not None
+        self._count_round()
+        return self._students.mean()
+
+    def bottoms(self) -> dict[int, Cleared]:
+        """End the round; return every active client's bottom as the server will hold it."""
+        assert self._students is not None
+        self._count_round()
+        return {
+            client: self.outgoing.bottom(self._sent, self._students.state(slot), slot)
+            for slot, client in enumerate(self._plan.active)
+        }
+
+    def _count_round(self) -> None:
+        """Count all steps of the round at once: a captured step runs no Python."""
+        count_steps(
+            self.traffic,
+            self.config,
+            self._plan,
+            self._features,
+            [len(shard) for shard in self.shards] if self._teacher_once else None,
+        )
+
+    # --- a full-model round ----------------------------------------------------------------------
+
+    def train(
+        self,
+        work: ClientWork,
+        plan: FullRound,
+        between: Callable[[], None] | None = None,
+    ) -> list[ClientResult]:
+        """Run a full-model round; ``between`` is called on the host before every step."""
+        return self._full.train(work, plan, between)
