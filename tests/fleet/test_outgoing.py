@@ -111,7 +111,7 @@ def test_the_limit_of_a_bottoms_change_is_for_all_its_tensors_together() -> None
     outgoing.agree(tiny(1, policy={"update_clip": 2.0}))
     sent = {"w": torch.zeros(3, 3), "b": torch.ones(16)}
     trained = {"w": torch.ones(3, 3), "b": torch.full((16,), 2.0)}  # moves of norm 3 and 4: 5
-    leaving = outgoing.bottom(sent, trained)
+    leaving = outgoing.bottom(sent, trained).tensors
     for name, norm in {"w": 3, "b": 4}.items():
         assert (leaving[name] - sent[name]).norm().item() == pytest.approx(2.0 * norm / 5), name
 
@@ -123,7 +123,7 @@ def test_noise_leaves_no_variance_negative() -> None:
     outgoing.start_round(0, (0,), simulated().hardware)
     names = ("bn.running_var", "bn.running_mean")
     sent = {name: torch.full((50,), 0.1) for name in names}
-    leaving = outgoing.bottom(sent, sent)
+    leaving = outgoing.bottom(sent, sent).tensors
     assert (leaving["bn.running_var"] >= 0).all() and leaving["bn.running_var"].max() > 1
     assert leaving["bn.running_mean"].min() < -1
 
