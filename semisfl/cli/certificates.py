@@ -9,17 +9,17 @@ import typer
 from semisfl.cli import console
 from semisfl.cli.options import Json, needs_network
 
-Directory = Annotated[Path, typer.Option("--dir", help="Where the authority and its keys live.")]
-Name = Annotated[str, typer.Option("--name", help="The device's name; it becomes its identity.")]
+Directory = Annotated[Path, typer.Option("--dir", help="Folder of the authority and its keys.")]
+Name = Annotated[str, typer.Option("--name", help="The device's name, which is its identity.")]
 
 certificates = typer.Typer(
-    help="Make a small authority, and certificates for a server and its clients."
+    help="Make, renew, revoke and list certificates for a server and its devices."
 )
 
 
 @certificates.command("init")
 def init(directory: Directory = Path("certs")) -> None:
-    """Make the authority that signs the others."""
+    """Make the authority that signs all other certificates."""
     with needs_network():
         from semisfl.net.tls import certs
     _made(certs.make_authority(directory), directory / "authority.crt")
@@ -41,7 +41,7 @@ def server(
 
 @certificates.command("client")
 def client(name: Name, directory: Directory = Path("certs")) -> None:
-    """Make a device's certificate: a folder to carry to it."""
+    """Make a device's certificate: a folder to copy to the device."""
     with needs_network():
         from semisfl.net.tls import certs
     _made(certs.make_client(directory, name), directory / "clients" / name)
@@ -50,20 +50,24 @@ def client(name: Name, directory: Directory = Path("certs")) -> None:
 @certificates.command("renew")
 def renew(
     name: Annotated[str | None, typer.Option("--name", help="The device's name.")] = None,
-    for_server: Annotated[bool, typer.Option("--server", help="The server's instead.")] = False,
+    for_server: Annotated[
+        bool, typer.Option("--server", help="Renew the server's certificate instead.")
+    ] = False,
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", help="With --server: a further host name or address; repeatable."),
+        typer.Option(
+            "--host", help="With --server: another host name or address; may be repeated."
+        ),
     ] = None,
     directory: Directory = Path("certs"),
 ) -> None:
-    """Make a new certificate before the old one expires, for the same name or hosts."""
+    """Make a new certificate for the same name or hosts before the old one expires."""
     with needs_network():
         from semisfl.net.tls import certs
     if (name is None) != for_server:
-        raise ValueError("certs renew wants --name NAME of a device, or --server")
+        raise ValueError("certs renew needs --name NAME of a device, or --server")
     if hosts and not for_server:
-        raise ValueError("certs renew takes --host only with --server: a device has a name")
+        raise ValueError("--host needs --server; a device has only a name")
     if name is None:
         _made(certs.renew_server(directory, hosts or []), directory / "server.crt")
         print(
@@ -91,11 +95,11 @@ def revoke(
     ] = None,
     directory: Directory = Path("certs"),
 ) -> None:
-    """Turn a device away from now on: all of its certificates, or one."""
+    """Refuse a device from now on: all of its certificates, or one of them."""
     with needs_network():
         from semisfl.net.tls import ledger
     if sum(way is not None for way in (name, serial, certificate)) != 1:
-        raise ValueError("certs revoke wants one of --name NAME, --serial HEX, --certificate FILE")
+        raise ValueError("certs revoke needs one of --name NAME, --serial HEX, --certificate FILE")
     if name is not None:
         count, what = len(ledger.revoke(directory, name)), f"of {name}"
     elif serial is not None:
@@ -105,17 +109,17 @@ def revoke(
         whose, fresh = ledger.revoke_certificate(directory, certificate)
         count, what = int(fresh), f"of {whose}"
     if not count:
-        print(f"nothing to do: what is {what} is in {directory / 'revoked.txt'} already")
+        print(f"nothing to do: the certificate {what} is in {directory / 'revoked.txt'} already")
         return
     print(
-        f"revoked {count} certificate(s) {what}; a server that reads {directory / 'revoked.txt'} obeys"
-        " at once, to any other copy that file"
+        f"revoked {count} certificate(s) {what}; a server that reads {directory / 'revoked.txt'} refuses"
+        " it at once; copy that file to any other server"
     )
 
 
 @certificates.command("list")
 def list_certificates(directory: Directory = Path("certs"), as_json: Json = False) -> None:
-    """Every certificate ever made, and how long each is still good."""
+    """List every certificate made here and how long it is valid."""
     with needs_network():
         from semisfl.net.tls import ledger
     rows = ledger.listing(directory)
@@ -146,7 +150,7 @@ def _made(issued: Any, place: Path) -> None:
     until = f"{issued.valid_until:%Y-%m-%d}"
     print(f"made {place}, valid until {until}, fingerprint {issued.fingerprint[:16]}")
     if issued.days_left < LEAF_LIFE.days - 2:
-        print("no longer, since the authority ends then; `semisfl certs init` makes another")
+        print("the authority expires then too; `semisfl certs init` makes another")
 
 
 COMMANDS = {"certs": certificates}

@@ -1,4 +1,4 @@
-"""``semisfl demo-network``: a server here and its devices as processes beside it."""
+"""The run of ``semisfl demo-network``: a server, and its devices as processes."""
 
 import os
 import shutil
@@ -32,15 +32,15 @@ SETTINGS = [
     "data.partition.kind=iid",
 ]
 FINISHED_SECONDS, STOPPED_SECONDS = 10.0, 3.0
-"""How long the devices' processes may take to end before they are killed."""
+"""Seconds that the devices' processes have to end before they are killed."""
 
 
 def demo_network(
     place: Path, signals: StopSignals, *, device: str = "auto", quiet: bool = False
 ) -> Result:
-    """Four client processes, on loopback with real TLS and the embedded digits.
+    """Train the embedded digits with four client processes on loopback with TLS; return the result.
 
-    ``place`` is new; what lies there is taken away again if the run does not begin.
+    ``place`` is a new folder; it is removed if the run does not start.
     """
     settings = config.parse(config.override(presets.digits(), SETTINGS))
     # Five processes on one machine: with more threads than cores each would wait for the others.
@@ -87,7 +87,7 @@ def _device(name: str, place: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def _end(devices: list[subprocess.Popen[bytes]], finished: bool) -> None:
-    """Leave no process behind; those of a finished run have been told and end by themselves."""
+    """Leave no process behind; the devices of a finished run end by themselves."""
     for device in devices:
         if not finished:
             device.terminate()
@@ -101,7 +101,7 @@ def _end(devices: list[subprocess.Popen[bytes]], finished: bool) -> None:
 
 
 def _write_images(settings: Config, place: Path) -> None:
-    """The digits as files: a few with labels for the server, the others without for the devices."""
+    """Write the digits as files: a few with labels for the server, the others for the devices."""
     data, partition = load_data(settings)
 
     def write(images: torch.Tensor, names: list[str], target: Path) -> None:

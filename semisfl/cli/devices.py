@@ -36,17 +36,19 @@ def serve(
     watch: Annotated[
         str | None,
         typer.Option(
-            metavar="[ADDRESS]", help=f"Serve the page of `semisfl watch`, on {watching.LISTEN}."
+            metavar="[ADDRESS]",
+            help=f"Also serve the page of `semisfl watch`; default address {watching.LISTEN}.",
         ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Serve /metrics for Prometheus there.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Also serve /metrics for Prometheus at this address."),
     ] = None,
     token_file: watching.Token = None,
     quiet: Quiet = False,
     context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in
 ) -> None:
-    """Train with the devices that join. SIGTERM stops cleanly; --resume goes on."""
+    """Train with the devices that join. SIGTERM stops cleanly, and --resume continues."""
     with needs_network():
         from semisfl.net.server.fleet import NetworkFleet
     from semisfl.cli import one_run
@@ -104,29 +106,29 @@ def serve(
 
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
-    data: Annotated[Path, typer.Option(help="A folder of images; they stay here.")],
+    data: Annotated[Path, typer.Option(help="Folder of images; they stay on this device.")],
     certs: Annotated[
         Path | None,
         typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
     ] = None,
     device: Device = "auto",
     insecure_loopback: Insecure = False,
-    name: Annotated[str, typer.Option(help="Only with --insecure-loopback: who this is.")] = "",
+    name: Annotated[
+        str, typer.Option(help="This device's name; only with --insecure-loopback.")
+    ] = "",
     allow_method: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PACKAGE.MODULE:CLASS",
-            help="A method that a server may ask for, though it is not installed under a name.",
+            help="Allow the server to run this method of an installed package; may be repeated.",
         ),
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.toml", help="What this device insists on, whatever the server asks."
-        ),
+        typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
     ] = None,
 ) -> None:
-    """Take part with this device's images until the run ends; reconnects by itself."""
+    """Train with this device's images until the run ends; reconnect when the connection is lost."""
     with needs_network():
         from semisfl.net.client import join as client
         from semisfl.net.client.connection import Rejected
@@ -134,7 +136,7 @@ def join(
 
     if certs is None and not insecure_loopback:
         raise ValueError(
-            "join wants --certs DIR, the folder that `semisfl certs client` made for this device"
+            "join needs --certs DIR, the folder that `semisfl certs client` made for this device"
         )
     show_log()
     try:
@@ -156,12 +158,12 @@ def join(
 
 def demo_network(
     out: Annotated[
-        Path | None, typer.Option(help="Where certificates, images and the run go.")
+        Path | None, typer.Option(help="Folder for certificates, images and the run.")
     ] = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """A server and four devices on this machine: real TLS, the embedded digits, under two minutes."""
+    """Train with a server and four devices on this machine, over TLS, in under two minutes."""
     with needs_network():
         from semisfl.cli import demo
     from semisfl.cli import one_run
@@ -174,7 +176,7 @@ def demo_network(
     with StopSignals() as signals:
         result = demo.demo_network(place, signals, device=device, quiet=quiet)
     if result.stopped:
-        print(f"stopped after {len(result.rounds)} rounds; what there is lies in {place}")
+        print(f"stopped after {len(result.rounds)} rounds; saved in {place}")
         return
     sent = console.amount(result.rounds[-1]["bytes_total"])
     print(

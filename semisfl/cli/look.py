@@ -1,4 +1,4 @@
-"""``semisfl list``, ``show`` and ``partition``: what there is, without training."""
+"""``semisfl list``, ``show`` and ``partition``: look at presets, settings and data without training."""
 
 import json
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def list_(json_: Json = False) -> None:
-    """Presets, methods, models, data sets, codecs, aggregates and sinks."""
+    """List presets, methods, models, data sets, codecs, aggregates and sinks."""
     from semisfl.settings import lookup
     from semisfl.settings.presets import PRESETS, VARIANTS
 
@@ -64,7 +64,7 @@ def _first_line(name: str, function: Any) -> dict[str, Any]:
 
 
 def _models() -> list[dict[str, Any]]:
-    """The named models with their usual cut, before the first flatten; counted without torch."""
+    """Return the named models, cut before the first flatten as usual; counted without torch."""
     from semisfl.models.shapes import place
     from semisfl.models.zoo import MODELS
     from semisfl.settings.layer_kinds import Flatten
@@ -96,7 +96,7 @@ def _print(title: str, columns: Sequence[str], entries: list[dict[str, Any]]) ->
 
 
 def show(preset: Preset = "digits", settings: Settings = None, json_: Json = False) -> None:
-    """Print a configuration, a line of explanation a field; saved to FILE.toml, `run` takes it."""
+    """Print a configuration with a comment per setting; save it as FILE.toml for `run FILE.toml`."""
     from semisfl.settings import config as configs
     from semisfl.settings.toml import commented_toml
 
@@ -110,7 +110,7 @@ def partition(
     settings: Settings = None,
     json_: Json = False,
 ) -> None:
-    """Draw who holds what: the server's labels and every client's images, by class."""
+    """Draw which images the server and every client hold, by class."""
     from semisfl.data import partition as partitions
     from semisfl.runs.experiment import load_data
     from semisfl.settings import config as configs

@@ -1,4 +1,4 @@
-"""One run from the command line: started or continued, watched, stopped by a signal."""
+"""Trains one run for a command: starts or continues it, shows progress, obeys signals."""
 
 import importlib.util
 import time
@@ -27,7 +27,7 @@ def start(
     quiet: bool = False,
     title: str | None = None,
 ) -> Result:
-    """A new run in ``out``. If it cannot begin, ``out`` is left as it was found."""
+    """Train a new run in ``out``. If it cannot start, ``out`` is not changed."""
     RunDirectory.check_free(out)
     data, partition = load_data(config)
     with runs.begin(
@@ -62,7 +62,7 @@ def rounds(
     title: str | None = None,
     sinks: Sequence[Sink] = (),
 ) -> Result:
-    """A run's rounds, watched, stopped by signals; an error if its end could not be saved."""
+    """Train the rounds of a run; raise if its end could not be saved."""
     directory = run.directory
     assert directory is not None
     with signals.running():
@@ -77,18 +77,18 @@ def rounds(
 
 
 def judged(config: Config) -> str:
-    """What to call a run's accuracy."""
+    """Return the name of a run's accuracy."""
     return "accuracy" if config.data.validation is None else "validation accuracy"
 
 
 def at_the_end(result: Result) -> str:
-    """What the test set said, where rounds were not judged by it."""
-    found = result.test_accuracy
-    return "" if found is None else f", test accuracy {found:.1f} %"
+    """Return the test accuracy if rounds were judged on validation images; else an empty text."""
+    tested = result.test_accuracy
+    return "" if tested is None else f", test accuracy {tested:.1f} %"
 
 
 def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
-    """Of a run that did not get to its last round: why, and how to go on."""
+    """Return why a run ended early and how to continue it; None if it reached its last round."""
     if result.stopped:
         return f"stopped; continue with: {resume}"
     if result.stopped_by and len(result.rounds) < config.rounds:
@@ -99,7 +99,7 @@ def how_it_ended(result: Result, config: Config, resume: str) -> str | None:
 
 
 def _picture(data: Dataset, partition: Partition, path: Path) -> None:
-    """Who holds what, where matplotlib is there to draw it; no reason to fail a run."""
+    """Draw who holds what if matplotlib is installed; a failure is only a warning."""
     if importlib.util.find_spec("matplotlib") is None:
         return
     try:
@@ -109,7 +109,7 @@ def _picture(data: Dataset, partition: Partition, path: Path) -> None:
 
 
 def free_directory(stem: str) -> Path:
-    """``runs/<stem>-<time>``, one that does not exist."""
+    """Return a new path ``runs/<stem>-<time>``."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = Path("runs") / f"{stem}-{stamp}"
     number = 2

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share."""
 
 import contextlib
 import itertools
@@ -12,31 +12,34 @@ from typing import Annotated, Any
 import typer
 
 Preset = Annotated[
-    str, typer.Argument(metavar="[PRESET|FILE.toml]", help="A preset of `semisfl list`, or a file.")
+    str,
+    typer.Argument(
+        metavar="[PRESET|FILE.toml]", help="A preset of `semisfl list`, or a settings file."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE...",
-        help="Change settings, e.g. --set rounds=10 seed=1; may be repeated.",
+        help="Change settings: --set rounds=10 seed=1. May be repeated.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a machine to read.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, no progress.")]
 Jobs = Annotated[
     int,
     typer.Option(
         "--jobs",
         min=1,
-        help="Runs at a time, in processes of their own; with Ray: that share a GPU.",
+        help="Runs to train at the same time, one process each; with Ray, runs that share a GPU.",
     ),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
-        metavar="ray[=ADDRESS]", help="Where runs are executed: a Ray cluster, or Ray here."
+        metavar="ray[=ADDRESS]", help="Train on a Ray cluster, or with Ray on this machine."
     ),
 ]
 
@@ -49,7 +52,7 @@ Target = Annotated[
 ]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure-loopback", help="Plaintext; only on a loopback address."),
+    typer.Option("--insecure-loopback", help="Use no TLS; only on a loopback address, for tests."),
 ]
 
 EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
@@ -58,21 +61,21 @@ ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.-]*\s*=")
 
 
 def spread_settings(words: Sequence[str]) -> list[str]:
-    """``--set a=1 b=2`` as ``--set a=1 --set b=2``, which is all that click can read.
+    """Return ``--set a=1 b=2`` as ``--set a=1 --set b=2``, which click can read.
 
-    What follows a setting and begins like ``key=`` is a setting too; anything else, an option or a
-    preset, ends the row. A file whose name looks like a setting is written ``./lr=0.1.toml``.
+    A word that follows a setting and begins like ``key=`` is a setting too. Anything else ends the
+    list. Write a file whose name looks like a setting as ``./lr=0.1.toml``.
     """
     spread: list[str] = []
-    in_row = False
+    in_settings = False
     rest = iter(words)
     for word in rest:
         if word == "--":
             return [*spread, word, *rest]
-        if in_row and ASSIGNMENT.match(word):
+        if in_settings and ASSIGNMENT.match(word):
             spread += ["--set", word]
             continue
-        in_row = word == "--set" or word.startswith("--set=")
+        in_settings = word == "--set" or word.startswith("--set=")
         spread.append(word)
         if word == "--set":
             spread += itertools.islice(rest, 1)
@@ -80,7 +83,7 @@ def spread_settings(words: Sequence[str]) -> list[str]:
 
 
 def fill_in_watch(words: Sequence[str], address: str) -> list[str]:
-    """``serve --watch`` without an address, which click cannot read, as one with ``address``."""
+    """Return the words with ``address`` after a bare ``--watch``, which click cannot read."""
     filled: list[str] = []
     for place, word in enumerate(words):
         filled.append(word)
@@ -91,7 +94,7 @@ def fill_in_watch(words: Sequence[str], address: str) -> list[str]:
 
 
 def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
-    """The plain values of a preset or file, with ``--set`` applied."""
+    """Return the plain values of a preset or file, changed by ``--set``."""
     from semisfl.settings import config, presets
 
     path = Path(preset)
@@ -123,18 +126,18 @@ def refuse_beside_resume(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise ValueError(
-                "--resume continues a run as it was set up; leave out PRESET and --out"
+                "--resume continues a run with its own settings; leave out PRESET and --out"
             )
 
 
 def show_log() -> None:
-    """A server and a device run for long and unattended: their log lines belong on stderr."""
+    """Print log lines on stderr; servers and devices run unattended for long."""
     for handler in logging.getLogger("semisfl").handlers:
         handler.setLevel(logging.INFO)
 
 
 def finite(value: float | None) -> float | None:
-    """Of a number on the command line: neither infinite nor none at all."""
+    """Return a number of the command line; refuse infinity and NaN."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value

@@ -1,4 +1,4 @@
-"""``semisfl reproduce``: the paper's tables and figures, with the runs behind them."""
+"""``semisfl reproduce``: the paper's tables and figures, made from runs."""
 
 import json
 from collections.abc import Sequence
@@ -16,16 +16,19 @@ from semisfl.paper.records import Records
 from semisfl.settings.config import ConfigError
 
 RECORDS = Path("results")
-"""Searched for finished runs where it is there and nothing else is named."""
+"""Searched for finished runs if it exists and --from is not used."""
 
 
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE|FIGURE]...", help="Of --list, e.g. table3 fig8; or all."),
+        typer.Argument(
+            metavar="[TABLE|FIGURE]...", help="Names of --list, for example table3 fig8; or all."
+        ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Name every table and figure, and what is there of it.")
+        bool,
+        typer.Option("--list", help="List every table and figure, and how many of its runs exist."),
     ] = False,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds per run; default: the paper's.")
@@ -34,38 +37,42 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Run only cells of this method, data set, row, column or setting; commas between "
-            "several; repeated, all must fit."
+            help="Run only cells of this method, data set, row, column or setting. A comma means or; "
+            "a repeated --only means and."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for new runs and for what is written.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for new runs, tables and figures.")] = Path(
         "runs/reproduce"
     ),
     from_: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="Folder with finished runs; default: results, if it is there."),
+        typer.Option("--from", help="Folder with finished runs; default: results, if it exists."),
     ] = None,
     into: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.md",
-            help="Write into the marked parts of this document instead, pictures into paper/ beside it.",
+            help="Write into the marked parts of this document, and pictures into paper/ beside it.",
         ),
     ] = None,
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Run nothing: write what is there.")
+        bool, typer.Option("--no-run", help="Train nothing; use the runs that exist.")
     ] = False,
     stand_ins: Annotated[
-        bool, typer.Option("--stand-ins", help="Run on public stand-ins where there is one.")
+        bool,
+        typer.Option("--stand-ins", help="Use public stand-ins for data sets that are not public."),
     ] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Say how long what is missing would take here.")
+        bool,
+        typer.Option(
+            "--estimate", help="Print how long the missing runs would take on this machine."
+        ),
     ] = False,
     bench: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="Of `semisfl bench --json` on this machine; default: measured now and kept in --out.",
+            help="Output of `semisfl bench --json` on this machine; default: measure now, keep in --out.",
         ),
     ] = None,
     at_once: Jobs = 1,
@@ -74,12 +81,12 @@ def reproduce(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run what a table or figure of the paper lacks, then write and draw it beside the paper's values."""
+    """Train the missing runs of a table or figure of the paper; write it beside the paper's values."""
     from semisfl.paper import exhibits
     from semisfl.paper.missing import chosen, missing
 
     if list_ == bool(names):
-        raise ConfigError("give the name of a table or figure, or --list, which names them all")
+        raise ConfigError("name a table or figure, or use --list to see them all")
     others = from_ if from_ is not None else [RECORDS] if RECORDS.is_dir() else []
     records = Records(out, others)
     if list_:

@@ -22,12 +22,12 @@ def serve_model(
     cut: Cut = None,
     accept_images: Annotated[
         bool,
-        typer.Option("--accept-images", help="Also take images, from `classify --send-images`."),
+        typer.Option("--accept-images", help="Also accept images from `classify --send-images`."),
     ] = False,
     device: Device = "auto",
     insecure_loopback: Insecure = False,
 ) -> None:
-    """Run the top of a model for devices that run its bottom (`classify`). SIGTERM stops it."""
+    """Serve the top of a model to devices that run its bottom with `classify`; SIGTERM stops it."""
     with needs_network():
         from semisfl.use.model_server import ModelServer
     from semisfl.cli.signals import StopSignals
@@ -52,7 +52,7 @@ def serve_model(
 
 
 def classify(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Of `serve-model`.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of `serve-model`.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     certs: Annotated[
         Path | None,
@@ -61,12 +61,10 @@ def classify(
     bottom: Annotated[
         Path | None,
         typer.Option(
-            help="The bottom's .onnx or .safetensors; default: the server is asked for it."
+            help="The bottom as .onnx or .safetensors; default: download it from the server."
         ),
     ] = None,
-    codec: Annotated[
-        str, typer.Option(help="How features cross: a codec of `semisfl list`.")
-    ] = "fp32",
+    codec: Annotated[str, typer.Option(help="Codec of `semisfl list` for the features.")] = "fp32",
     send_images: Annotated[
         bool, typer.Option("--send-images", help="Send the images themselves instead of features.")
     ] = False,
@@ -75,17 +73,17 @@ def classify(
     json_: Json = False,
     csv_: Csv = False,
 ) -> None:
-    """The classes of images, of which only features leave this device."""
+    """Classify images with the help of a server; only features leave this device."""
     with needs_network():
         from semisfl.net.tls.certs import load_client_credentials
         from semisfl.use.model_client import ModelClient
 
     if certs is None and not insecure_loopback:
         raise ValueError(
-            "classify wants --certs DIR, the folder that `semisfl certs client` made for this device"
+            "classify needs --certs DIR, the folder that `semisfl certs client` made for this device"
         )
     if bottom is not None and send_images:
-        raise ValueError("--send-images sends images as they are and needs no --bottom; choose one")
+        raise ValueError("--send-images and --bottom cannot be combined; choose one")
     credentials = None if certs is None else load_client_credentials(certs)
     with ModelClient(
         address,

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM, from a command's first moment to its last.
+"""Handles Ctrl-C and SIGTERM from the start of a command to its end.
 
-Loads nothing large: it is there before torch is.
+Loads nothing large: it is imported before torch.
 """
 
 import os
@@ -15,14 +15,16 @@ from semisfl.stopping import StopFlag
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network", "serve-model"}
-"""Commands that a signal ends cleanly; it interrupts the others."""
+"""Commands that a signal stops cleanly; it interrupts all others."""
 
 _early = StopFlag()
 
 
 def note_early(words: Sequence[str]) -> None:
-    """Until `StopSignals` takes over, a signal is only noted: in the middle of an import an exception
-    could be swallowed, or leave a module half made."""
+    """Only note signals until `StopSignals` takes over.
+
+    In the middle of an import an exception could be swallowed, or leave a module half imported.
+    """
     command = next((word for word in words if not word.startswith("-")), "")
     if COMMANDS.get(command, command) in LONG:
         for number in SIGNALS:
@@ -30,13 +32,13 @@ def note_early(words: Sequence[str]) -> None:
 
 
 def ignore() -> None:
-    """The command is over: while Python shuts down, a signal would turn its success into a failure."""
+    """Ignore signals: while Python shuts down, one would turn success into failure."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once() -> None:
-    """From now on a signal ends this process, as one did that came earlier."""
+    """Let a signal end this process; raise `Stopped` if one came earlier."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     _early.check()
@@ -44,7 +46,7 @@ def end_at_once() -> None:
 
 @contextmanager
 def noted(flag: StopFlag) -> Iterator[None]:
-    """Inside, the first signal sets ``flag``; a second one ends this process."""
+    """Set ``flag`` on the first signal inside; a second one ends this process."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         flag.request()
@@ -59,10 +61,10 @@ def noted(flag: StopFlag) -> Iterator[None]:
 
 
 class StopSignals:
-    """A signal before a run's first round ends the command at once, as nothing is lost by that.
+    """Turns signals into a clean stop.
 
-    Later the first one lets the run finish its iteration, and after the last one what is left to
-    say; a second one ends it at once.
+    Before the first round a signal ends the command at once: nothing is lost. Later the first signal
+    lets the run finish its iteration, and a second one ends it at once.
     """
 
     def __init__(self) -> None:
@@ -86,7 +88,7 @@ class StopSignals:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Inside, there is something to finish, and it looks at ``flag``."""
+        """Mark the part of a command that looks at ``flag`` and finishes its iteration."""
         self._began = self._running = True
         try:
             self.flag.check()
@@ -102,5 +104,5 @@ class StopSignals:
             self.flag.check()
         rest = b"this iteration" if self._running else b"what is under way"
         # Not through the console: a handler may interrupt a write there.
-        with suppress(OSError):  # a disk under it that is full, or nobody who reads
+        with suppress(OSError):  # a full disk, or nobody reads
             os.write(2, b"\nstopping after " + rest + b"; once more to stop at once\n")

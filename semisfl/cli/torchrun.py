@@ -1,4 +1,4 @@
-"""``torchrun -m semisfl run``: what its ranks do, and what becomes of a run whose ranks are restarted."""
+"""``torchrun -m semisfl run``: what each rank does, and how a restarted run continues."""
 
 import logging
 from pathlib import Path
@@ -14,24 +14,24 @@ from semisfl.stopping import StopFlag, Stopped
 
 
 def lead(told: Launch, config: Config, out: Path | None) -> tuple[Config, Path | None]:
-    """Rank 0's configuration, and the run to go on with if torchrun may have started it before."""
+    """Return rank 0's configuration, and the run to continue if torchrun may have started it before."""
     config = on_ranks(config)
     if not told.max_restarts:
         return config, None
     if out is None:
         raise ConfigError(
-            "torchrun --max-restarts needs --out DIR: a run whose ranks are started again goes on there"
+            "torchrun --max-restarts needs --out DIR, where a restarted run continues"
         )
     # Not by torchrun's count of restarts: with several machines each has its own.
     return config, out if Job.of(config, out).status != "new" else None
 
 
 def take_part(told: Launch, device: str) -> None:
-    """Every other rank writes nothing, and says nothing unless it fails."""
+    """Work as a rank other than 0, which writes nothing and prints only its failure."""
     logging.getLogger("semisfl").setLevel(logging.ERROR)
     stop = StopFlag()
     try:
-        # Until all have met, a signal ends this process: waiting for them hears of none.
+        # A signal ends this process until all ranks have met: that wait ignores signals.
         signals.end_at_once()
         rank = TakingPart(told, device, stop)
         with signals.noted(stop):
@@ -39,7 +39,7 @@ def take_part(told: Launch, device: str) -> None:
     except Stopped:
         raise typer.Exit from None
     except RankLost:
-        # Whoever is gone, or torchrun, says why.
+        # The lost rank, or torchrun, prints the reason.
         raise typer.Exit(1) from None
     except Exception as error:
         console.say(f"error: rank {told.rank}: {type(error).__name__}: {error}")

@@ -33,7 +33,7 @@ def run(
     device: Device = "auto",
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue the run in this directory (or at this checkpoint)."),
+        typer.Option(help="Continue the run in this directory, or from this checkpoint."),
     ] = None,
     json_: Json = False,
     quiet: Quiet = False,

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 RunOrFile = Annotated[
     Path, typer.Argument(metavar="RUN|FILE", help="A run's directory, or a .safetensors file.")
 ]
-Top = Annotated[int, typer.Option(min=1, help="So many classes per image.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print CSV for a spreadsheet.")]
+Top = Annotated[int, typer.Option(min=1, help="Classes to print per image.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Cut = Annotated[
-    str | None, typer.Option(help="Cut after this layer instead of where it was trained.")
+    str | None,
+    typer.Option(help="Cut the model after this layer instead of where it was cut in training."),
 ]
 MOST_COLUMNS = 12
-"""Classes up to which a terminal has room for the confusion matrix."""
+"""A confusion matrix with more classes does not fit a terminal."""
 
 
 def open_model(path: Path, device: str) -> "Classifier":
@@ -36,7 +37,7 @@ def open_model(path: Path, device: str) -> "Classifier":
 
 
 def cut_at(model: "Classifier", cut: str | None) -> "Classifier":
-    """Cut elsewhere, if a layer's name or number is given."""
+    """Return the model cut at a layer, by name or number; None leaves it as it is."""
     return model if cut is None else model.recut(int(cut) if cut.isdigit() else cut)
 
 
@@ -48,25 +49,25 @@ def predict(
     json_: Json = False,
     csv_: Csv = False,
 ) -> None:
-    """The classes of new images, with the run's own size and normalisation."""
+    """Classify new images with a trained model."""
     found = open_model(run, device).predict(images)
     tell_predictions(found, top, as_json=json_, as_csv=csv_)
 
 
 def tell_predictions(found: "Predictions", top: int, *, as_json: bool, as_csv: bool) -> None:
-    """On stdout what was found, on stderr what could not be read; an error if that was everything."""
+    """Print predictions on stdout and unreadable images on stderr; raise if none could be read."""
     if as_json and as_csv:
-        raise ValueError("--json and --csv are two ways of printing the same; choose one")
+        raise ValueError("--json and --csv cannot be combined; choose one")
     for skipped in found.skipped:
         console.say(f"warning: skipped {skipped.image}: {skipped.reason}")
     best = list(zip(found.names, found.top(top), strict=True))
     if as_json:
-        told = [
+        plain = [
             {"image": name, "classes": [{"name": c, "probability": p} for c, p in classes]}
             for name, classes in best
         ]
         skipped_too = [skipped._asdict() for skipped in found.skipped]
-        print(json.dumps({"images": told, "skipped": skipped_too}))
+        print(json.dumps({"images": plain, "skipped": skipped_too}))
     elif as_csv:
         count = min(top, len(found.classes))
         writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -87,13 +88,13 @@ def evaluate(
     run: RunOrFile,
     data: Annotated[
         str,
-        typer.Option(help="A folder of class folders (or with one, test/); or a named set."),
+        typer.Option(help="A folder of class folders, or with test/ of them; or a named data set."),
     ],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("confusion.png"),
     device: Device = "auto",
     json_: Json = False,
 ) -> None:
-    """Accuracy, precision and recall by class, confusion matrix and calibration on labelled images."""
+    """Test a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
     from semisfl.use import evaluation, evaluation_plot
 
     found = evaluation.evaluate_on(open_model(run, device), data)
@@ -118,8 +119,8 @@ def _print(found: "Evaluation") -> None:
     table = console.table("", ("class", "images", "precision %", "recall %"))
     rows = zip(found.classes, found.confusion, found.precision, found.recall, strict=True)
     for name, row, *shares in rows:
-        told = ("–" if share is None else f"{share:.1f}" for share in shares)
-        table.add_row(name, str(row.sum()), *told)
+        cells = (console.UNKNOWN if share is None else f"{share:.1f}" for share in shares)
+        table.add_row(name, str(row.sum()), *cells)
     console.out.print(table)
     if len(found.classes) <= MOST_COLUMNS:
         _print_confusion(found)
@@ -136,15 +137,17 @@ def _print_confusion(found: "Evaluation") -> None:
 
 
 def _print_worst(found: "Evaluation") -> None:
-    """What is confused most, where the whole matrix does not fit; the picture has all of it."""
+    """Print the most frequent confusions; the picture has the whole matrix."""
     import numpy as np
 
     wrong = found.confusion.copy()
     np.fill_diagonal(wrong, 0)
     for place in np.argsort(wrong, axis=None)[::-1][:MOST_COLUMNS].tolist():
-        true, given = divmod(place, len(found.classes))
-        if count := wrong[true, given]:
-            print(f"{count} images of {found.classes[true]} are taken for {found.classes[given]}")
+        true, guess = divmod(place, len(found.classes))
+        if count := wrong[true, guess]:
+            print(
+                f"{count} images of {found.classes[true]} were classified as {found.classes[guess]}"
+            )
 
 
 class Format(StrEnum):
@@ -166,13 +169,14 @@ class Quantization(StrEnum):
 def export(
     run: RunOrFile,
     to: Annotated[Format, typer.Option(help="onnx, torch (a torch.export .pt2) or safetensors.")],
-    part: Annotated[Part, typer.Option(help="The whole model, or a half of it.")] = Part.whole,
+    part: Annotated[Part, typer.Option(help="Which part of the model to write.")] = Part.whole,
     quantize: Annotated[
-        Quantization | None, typer.Option(help="Weights and values in 8 bits; onnx only.")
+        Quantization | None,
+        typer.Option(help="Store weights and activations in 8 bits; onnx only."),
     ] = None,
     check: Annotated[
         list[Path] | None,
-        typer.Option(help="Images or folders to check it on; default: the run's test images."),
+        typer.Option(help="Images to check the file with; default: the run's test images."),
     ] = None,
     cut: Cut = None,
     out: Annotated[
@@ -180,7 +184,7 @@ def export(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Write the model for other programs, checked against the original, with a MODEL_CARD.md."""
+    """Write the model for other programs, check the file against the original, add a MODEL_CARD.md."""
     from semisfl.use import export as exports
     from semisfl.use import real_images
     from semisfl.use.model_file import find
@@ -194,9 +198,9 @@ def export(
     )
     size = made.path.stat().st_size
     if json_:
-        told = {"file": str(made.path), "card": str(made.card), "bytes": size}
+        written = {"file": str(made.path), "card": str(made.card), "bytes": size}
         checked = {"images": made.images, "difference": made.difference}
-        print(json.dumps(told | checked | {"agreement": made.agreement}))
+        print(json.dumps(written | checked | {"agreement": made.agreement}))
         return
     print(
         f"{made.path}: {console.amount(size)}; on {made.images} images it differs from the original by "

@@ -1,4 +1,4 @@
-"""``semisfl watch``, and what ``report --html`` and ``serve --watch`` share with it."""
+"""``semisfl watch``, and the pages of ``report --html`` and ``serve --watch``."""
 
 import contextlib
 import importlib.util
@@ -22,7 +22,7 @@ PACKAGES = ("starlette", "uvicorn", "plotly")
 
 Token = Annotated[
     Path | None,
-    typer.Option("--token-file", help="A file with the token that is asked for."),
+    typer.Option("--token-file", help="File with a token that readers of the page must give."),
 ]
 
 
@@ -32,10 +32,10 @@ def watch(
     token_file: Token = None,
     certs: Annotated[
         Path | None,
-        typer.Option(help="Off loopback: the folder with server.crt and server.key."),
+        typer.Option(help="Folder with server.crt and server.key; needed off loopback."),
     ] = None,
 ) -> None:
-    """A page that follows runs as they go. Ctrl-C ends it; the runs do not notice either."""
+    """Serve a web page that follows runs. It only reads them; Ctrl-C ends it."""
     _require("watch", *PACKAGES)
     from semisfl.watch.address import Address, serving
     from semisfl.watch.app import make_app
@@ -76,7 +76,7 @@ def say_where(url: str, token: bool) -> None:
 def beside(
     listen: str | None, token_file: Path | None, certs: Path | None
 ) -> Iterator[Callable[[Path], None]]:
-    """For `serve`: takes the page's port, and shows a run there from when it is told its directory."""
+    """Take the port of `serve --watch`; yield a function that shows the run in a directory there."""
     if listen is None:
         yield lambda place: None
         return
@@ -100,8 +100,7 @@ def beside(
 def exported(
     listen: str | None, token_file: Path | None, certs: Path | None
 ) -> Iterator[Callable[["NetworkFleet"], list["Sink"]]]:
-    """For `serve`: takes the port of ``--metrics``, and answers there once it is told the fleet; the
-    sinks to be given the rows."""
+    """Take the port of `serve --metrics`; yield a function that takes the fleet and returns its sinks."""
     if listen is None:
         yield lambda fleet: []
         return

@@ -98,7 +98,7 @@ def test_a_cell_that_another_process_works_on_is_left_to_it(
     with start.begin(left.config, out=left.path, device="cpu"):
         assert main(["reproduce", "digits", *TWO_ROUNDS, *where, "--out", str(tmp_path)]) == 0
         told = capsys.readouterr()
-    assert "is left to another process" in told.err
+    assert "is skipped: another process" in told.err
     assert "unfinished (round 0 of 2)" in told.out
 
 

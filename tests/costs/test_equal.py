@@ -33,7 +33,7 @@ every_run = pytest.mark.parametrize(
 )
 
 
-def settings(method: str, wire: str) -> Config:
+def settings(method: str, wire: str, threshold: float = 0.0) -> Config:
     """With clients that all contribute, and are all labelled for by the teacher."""
     return tiny(
         2,
@@ -41,9 +41,9 @@ def settings(method: str, wire: str) -> Config:
         rounds=3,
         model={"layers": BATCHNORM},
         wire=WIRES[wire],
-        semifl={"confidence_threshold": 0.0},
+        semifl={"confidence_threshold": threshold},
         fedswitch={"iid_threshold": 99.0},
-        fedmatch={"refresh": 2, "helpers": 1},
+        fedmatch={"refresh": 2, "helpers": 1, "confidence_threshold": threshold or 0.95},
         runtime={"evaluate_every": 3},
     )
 
@@ -111,3 +111,17 @@ def test_what_is_no_whole_number_of_things_stays_and_is_said(tmp_path: Path) -> 
     odd = replace(rows[0], bytes_by_client=[{"clients": [0], "model_up": was.sizes.full + 3}])
     (one,) = [recoded(one, was, now) for one in crossed_in([odd], was)]
     assert one.clients == {0: {"model_up": was.sizes.full + 3}} and not one.coded
+
+
+@pytest.mark.parametrize(("method", "uploads"), [("fedmatch", True), ("semifl", False)])
+def test_a_client_without_confident_images_uploads_only_in_fedmatch(
+    method: str, uploads: bool
+) -> None:
+    with FLEETS["local"](settings(method, "fp32", threshold=1.0)) as fixture:
+        experiment = fixture.experiment
+        metrics = [RoundMetrics.from_dict(one) for one in run_rounds(experiment).rounds]
+    data, _ = toy_data(2)
+    priced = Priced.of(experiment.config, AboutImages(data.shape, len(data.classes), 12))
+    for client in crossed_in(metrics, priced)[2].clients.values():
+        assert (client.get("model_up", 0) >= priced.sizes.full) is uploads
+        assert client["model_down"] >= priced.sizes.full
