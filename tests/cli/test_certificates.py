@@ -64,8 +64,8 @@ def test_revoking_on_the_server(
         (["--serial", "xyz"], "not hexadecimal"),
         (["--certificate", server / "server.crt"], "is not a client's"),
         (["--certificate", server / "server.key"], "not a certificate in PEM"),
-        ([], "wants one of --name NAME, --serial HEX, --certificate FILE"),
-        (["--name", "cam-1", "--serial", "abcd"], "wants one of"),
+        ([], "needs one of --name NAME, --serial HEX, --certificate FILE"),
+        (["--name", "cam-1", "--serial", "abcd"], "needs one of"),
     ]:
         status, said = semisfl(capsys, *revoke, *words)
         assert status == 2 and reason in said, said
@@ -132,7 +132,7 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     assert hosts(shown) == ["localhost", "192.0.2.7"]
     certs.revoke(home, "cam-2")
     for words, reason in [
-        (["--name", "cam-1", "--host", "a"], "--host only with --server"),
+        (["--name", "cam-1", "--host", "a"], "--host needs --server"),
         ([], "wants --name NAME of a device, or --server"),
         (["--name", "cam-1", "--server"], "wants --name NAME of a device, or --server"),
         (["--name", "cam-3"], "never issued a certificate; those that were: cam-1, cam-2"),
@@ -153,7 +153,7 @@ def test_a_certificate_that_ends_with_its_authority_says_so(
 ) -> None:
     certs.make_authority(tmp_path, valid_until=NOW + timedelta(days=20))
     status, said = semisfl(capsys, "certs", "client", "--dir", tmp_path, "--name", "cam-1")
-    assert status == 0 and "since the authority ends then" in said
+    assert status == 0 and "the authority expires then too" in said
 
 
 def test_the_list_shows_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,7 +264,7 @@ def test_both_commands(
         assert main([*words[:2], str(bad), *camera]) == 2
         assert "none of the 1 images could be read" in capsys.readouterr().err
         assert main(words[:-2]) == 2
-        assert "classify wants --certs DIR" in capsys.readouterr().err
+        assert "classify needs --certs DIR" in capsys.readouterr().err
         server.send_signal(signal.SIGTERM)
         out, _ = server.communicate(timeout=60)
         assert server.returncode == 0 and "stopped after 24 images" in out
