@@ -310,6 +310,26 @@ def test_a_codec_of_another_package() -> None:
         codec_named("wrong")
 
 
+def test_an_aggregate_of_the_docs_has_settings_of_its_own(tmp_path: Path, install: Install) -> None:
+    """Its section is written, read again and refused where it is wrong."""
+    page = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    block = page[page.index("# mypackage/rules.py") :].partition("```")[0]
+    folder = tmp_path / "rules"
+    (folder / "mypackage").mkdir(parents=True)
+    (folder / "mypackage" / "__init__.py").write_text("")
+    (folder / "mypackage" / "rules.py").write_text(block)
+    install(folder, {"semisfl.aggregates": {"nearest": "mypackage.rules:NEAREST"}})
+    chosen = ("robust.aggregate=nearest", "robust.nearest.kept=1", "robust.krum.attackers=0.1")
+    experiment = toy.assemble("semisfl", "rounds=1", "clients.active=3", *chosen)
+    (row,) = run_rounds(experiment).rounds
+    assert list(row["held_back"].values()) == ["its update is far from the mean"] * 2
+    text = to_toml(experiment.config)
+    assert "[robust.nearest]\nkept = 1" in text and "krum" not in text
+    assert config.parse(tomllib.loads(text)) == experiment.config
+    with pytest.raises(ConfigError, match=r"unknown key 'robust\.nearest\.keep'; did you mean"):
+        config.parse({"robust": {"aggregate": "nearest", "nearest": {"keep": 1}}})
+
+
 @pytest.mark.usefixtures("brought")
 def test_an_aggregate_of_another_package(capsys: pytest.CaptureFixture[str]) -> None:
     experiment = toy.assemble("semisfl", "rounds=1", "robust.aggregate=first")

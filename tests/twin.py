@@ -317,7 +317,7 @@ class PlainTwin:
                 optimizers[position].zero_grad()
                 sent[position].backward(received)
                 optimizers[position].step()
-                if config.teacher.client == "ema":
+                if config.semisfl.client_teacher == "ema":
                     follow(teachers[position], bottoms[position], config.teacher.ema_decay)
             self.seconds["cross_entity"].append(time.perf_counter() - started)
         uploads = [roundtrip_state(bottom.state_dict(), wire.models) for bottom in bottoms]

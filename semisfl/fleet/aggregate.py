@@ -8,7 +8,7 @@ sent), so that skewed data and an honest start are not held against anybody. Rul
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch import Tensor
 from semisfl.fleet.base import State, mean_state
 from semisfl.fleet.held_back import HeldBack
 from semisfl.settings import lookup
-from semisfl.settings.run import RobustConfig
-from semisfl.settings.sections import ConfigError
+from semisfl.settings.robust import AttackerShare, ClippedMean, RobustConfig
+from semisfl.settings.sections import ConfigError, Section
 
 FAR = 3.0
 """Times the median client's distance from the result: said to be held back by a rule that looks at
@@ -31,8 +31,8 @@ class Combined(NamedTuple):
     """Rows that had less than their share in it, and why."""
 
 
-Rule = Callable[[Tensor, RobustConfig], Combined]
-"""From updates [clients, values] to one; its settings are those of every rule."""
+Rule = Callable[[Tensor, Any], Combined]
+"""From updates [clients, values] and the rule's own settings to one update."""
 
 
 def combine(
@@ -49,7 +49,7 @@ def combine(
     floating = [name for name in first if first[name].is_floating_point()]
     sent = _flat(reference, floating, first[floating[0]].device)
     updates = torch.stack([_flat(state, floating) for state in rows]) - sent
-    found = rule_named(settings.aggregate)(updates, settings)
+    found = rule_named(settings.aggregate)(updates, settings.of_rule)
     for place, client in enumerate(states):
         if place in found.held_back:
             held_back.add(client, found.held_back[place])
@@ -78,20 +78,20 @@ def _flat(state: State, names: Sequence[str], device: torch.device | None = None
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def mean(updates: Tensor, settings: RobustConfig) -> Combined:
+def mean(updates: Tensor, settings: Section) -> Combined:
     return Combined(updates.mean(0), {})
 
 
-def trimmed_mean(updates: Tensor, settings: RobustConfig) -> Combined:
+def trimmed_mean(updates: Tensor, settings: AttackerShare) -> Combined:
     """Of every value, without as many of the largest, and of the smallest, as there may be attackers."""
     return _without_ends(updates, math.ceil(settings.attackers * len(updates)))
 
 
-def median(updates: Tensor, settings: RobustConfig) -> Combined:
+def median(updates: Tensor, settings: Section) -> Combined:
     return _without_ends(updates, len(updates))
 
 
-def clipped_mean(updates: Tensor, settings: RobustConfig) -> Combined:
+def clipped_mean(updates: Tensor, settings: ClippedMean) -> Combined:
     """Updates longer than the median one (times ``limit``) are shortened to that."""
     lengths = updates.norm(dim=1)
     usual = lengths.quantile(0.5)
@@ -110,7 +110,7 @@ def clipped_mean(updates: Tensor, settings: RobustConfig) -> Combined:
     )
 
 
-def krum(updates: Tensor, settings: RobustConfig) -> Combined:
+def krum(updates: Tensor, settings: AttackerShare) -> Combined:
     """Multi-Krum (Blanchard et al., 2017): the mean without those farthest from their neighbours.
 
     It needs two honest clients and three more than it leaves out; of fewer it leaves out none.

@@ -118,7 +118,7 @@ class SemiSFL:
             lr,
             self.student.bottom.state_dict(),
             self.teacher.bottom.state_dict(),
-            teacher_decay=teacher.ema_decay if teacher.client == "ema" else None,
+            teacher_decay=teacher.ema_decay if self.settings.client_teacher == "ema" else None,
             next_active=self.setup.active(round_index + 1),
         )
 

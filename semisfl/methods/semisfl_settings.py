@@ -34,6 +34,10 @@ class SemiSFLSettings(Section):
     labeled_view: View | Literal["both"] = Field(
         "strong", description="augmentation of labelled images; both: each is shown as either"
     )
+    client_teacher: Literal["frozen", "ema"] = Field(
+        "frozen",
+        description="teacher bottoms on clients: as sent (the authors' code), or averaged there too (the paper)",
+    )
     labels: LabelSettings = LabelSettings()
 
 

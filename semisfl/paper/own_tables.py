@@ -8,7 +8,7 @@ from semisfl.paper.grid import METHODS, SETS, WITH_CLIENTS, Cell, Exhibit, Part,
 
 CHOICES = {
     "default": (),
-    "teacher.client=frozen": ("teacher.client=frozen",),
+    "semisfl.client_teacher=frozen": ("semisfl.client_teacher=frozen",),
     "controller.kind=raw": ("controller.kind=raw",),
 }
 # Where the choices are tried: settings, and the paper's accuracy.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semisfl.runs.metrics_file import read_metrics
+from semisfl.settings.retired import modernised
 
 Row = TypeVar("Row")
 Values = dict[str, Any]
@@ -48,7 +49,7 @@ def read_config(path: Path) -> Values:
         file, values = path / "config.toml", _toml(path)
     if missing := [key for key in ("method", "rounds") if key not in values]:
         raise ValueError(f"{file} is no run's configuration: it has no {missing[0]}")
-    return values
+    return modernised(values)
 
 
 def read_rounds(path: Path, make: Callable[[Values], Row]) -> list[Row]:

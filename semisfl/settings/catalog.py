@@ -25,8 +25,6 @@ class NamedMethod:
     """Where its settings stand in a configuration; methods may share one."""
     settings: str | None = None
     """Their class, a `semisfl.settings.sections.Section`, in a module that loads no torch."""
-    ignores: tuple[str, ...] = ()
-    """Settings of the sections of every run that it does not read: runs that differ in one are alike."""
     metrics: str | None = None
     """A class derived from `semisfl.metrics.MethodMetrics`, in a module that loads no torch: what only this method reports."""
     works: tuple[str, ...] = ()
@@ -73,6 +71,8 @@ class NamedAggregate:
     name: str
     code: str
     summary: str
+    settings: str | None = None
+    """The class of its own settings, a `semisfl.settings.sections.Section`; they stand in ``[robust.name]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,6 @@ METHODS = {
             code="semisfl.methods.supervised:Supervised",
             title="Supervised-only",
             summary="the server's labels alone; nothing is sent",
-            ignores=("teacher.client",),
             cost="semisfl.methods.sizes:nothing",
         ),
         NamedMethod(
@@ -119,7 +118,6 @@ METHODS = {
                 "semisfl.methods.semifl.method:SemiFLWork",
                 "semisfl.methods.semifl.method:StatisticsWork",
             ),
-            ignores=("teacher.client",),
             cost="semisfl.methods.semifl.settings:cost",
         ),
         NamedMethod(
@@ -132,7 +130,6 @@ METHODS = {
             section="fedmatch",
             settings="semisfl.methods.fedmatch.settings:FedMatchSettings",
             works=("semisfl.methods.fedmatch.method:FedMatchWork",),
-            ignores=("teacher.client",),
             cost="semisfl.methods.fedmatch.settings:cost",
         ),
         NamedMethod(
@@ -144,7 +141,6 @@ METHODS = {
             section="fedswitch",
             settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
             works=("semisfl.methods.fedswitch:FedSwitchWork",),
-            ignores=("teacher.client",),
             cost="semisfl.methods.fedswitch_settings:cost",
         ),
         NamedMethod(
@@ -155,7 +151,6 @@ METHODS = {
             note="a reconstruction: FedSwitch's rule, decided on the server",
             section="fedswitch",
             settings="semisfl.methods.fedswitch_settings:FedSwitchSettings",
-            ignores=("teacher.client",),
             cost="semisfl.methods.fedswitch_settings:split_cost",
         ),
         NamedMethod(
@@ -171,7 +166,6 @@ METHODS = {
                 "semisfl.methods.fl2.method:FL2Work",
                 "semisfl.methods.semifl.method:StatisticsWork",
             ),
-            ignores=("teacher.client",),
             cost="semisfl.methods.fl2.settings:cost",
         ),
     )
@@ -274,12 +268,13 @@ AGGREGATES = {
         NamedAggregate(
             name="mean",
             code="semisfl.fleet.aggregate:mean",
-            summary="every client counts alike, and one can do anything",
+            summary="plain mean; a single client can dominate it",
         ),
         NamedAggregate(
             name="trimmed_mean",
             code="semisfl.fleet.aggregate:trimmed_mean",
             summary="of every weight, without the largest and smallest updates",
+            settings="semisfl.settings.robust:AttackerShare",
         ),
         NamedAggregate(
             name="median",
@@ -290,11 +285,13 @@ AGGREGATES = {
             name="clipped_mean",
             code="semisfl.fleet.aggregate:clipped_mean",
             summary="of updates shortened to a multiple of the median length",
+            settings="semisfl.settings.robust:ClippedMean",
         ),
         NamedAggregate(
             name="krum",
             code="semisfl.fleet.aggregate:krum",
             summary="of the clients whose updates lie closest to others' (multi-Krum)",
+            settings="semisfl.settings.robust:AttackerShare",
         ),
     )
 }

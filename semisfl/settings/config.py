@@ -1,7 +1,7 @@
 """What a run is, typed and validated: its sections put together, and read from what users write."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, cast
@@ -18,7 +18,8 @@ from pydantic import (
 from semisfl.settings import catalog, lookup
 from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.policy import Policy
-from semisfl.settings.retired import without_retired
+from semisfl.settings.retired import MOVED, modernised, refuse_retired, without_retired
+from semisfl.settings.robust import RobustConfig, class_for, rule_sections, section_of
 from semisfl.settings.run import (
     ClientsConfig,
     ControllerConfig,
@@ -27,7 +28,6 @@ from semisfl.settings.run import (
     ModelConfig,
     NetworkConfig,
     OptimizerConfig,
-    RobustConfig,
     RuntimeConfig,
     ServerConfig,
     StopConfig,
@@ -64,7 +64,7 @@ _SINK_CHOICES = f"({' | '.join(catalog.SINKS)} | package.module:Class)"
 
 
 class Config(Section):
-    """What every run has, and the sections of methods, which `config_class` adds: each is its method's."""
+    """The common sections. `config_class` adds the section of the method, and of the aggregation rule."""
 
     def __new__(cls, **values: Any) -> "Config":
         return super().__new__(_class_for(values) if cls is Config else cls)
@@ -108,10 +108,11 @@ class Config(Section):
             raise ValueError(
                 f"network.quorum = {self.network.quorum} exceeds clients.active = {self.clients.active}"
             )
-        if self.wire.teacher_once and self.teacher.client == "ema":
+        own = getattr(self, "semisfl", None)
+        if self.wire.teacher_once and own is not None and own.client_teacher == "ema":
             raise ValueError(
                 "wire.teacher_once = true needs teachers that stay as they are sent: "
-                "set teacher.client = 'frozen', or leave it out"
+                "set semisfl.client_teacher = 'frozen', or leave it out"
             )
         if self.optimizer.lr_min > self.optimizer.lr:
             raise ValueError(
@@ -128,67 +129,90 @@ class Config(Section):
         raise TypeError(f"this configuration has no {kind.__name__}; its method is {self.method!r}")
 
 
-def config_class(method: NamedMethod | None = None) -> type[Config]:
-    """A configuration with the sections of this package's methods and of ``method``.
-
-    Of other packages' methods only the chosen one's is there, so that what a run writes down can be
-    read where nothing but that one is installed.
-    """
+def config_class(
+    method: NamedMethod | None = None, robust: type[RobustConfig] = RobustConfig
+) -> type[Config]:
+    """Return the configuration with the section of ``method``, and with ``robust`` as it is."""
     settings = lookup.settings_class(method) if method else None
     if method is None or settings is None or method.section is None:
-        return _with_section(None, None)
+        return _with_sections(None, None, robust)
     if method.section in Config.model_fields or hasattr(Config, method.section):
         raise ConfigError(
             f"method {method.name!r} calls its section {method.section!r}, as every run has one; rename it"
         )
-    built_in = _built_in_sections().get(method.section)
-    if built_in not in (None, settings):
+    if built_in_sections().get(method.section) not in (None, settings):
         raise ConfigError(
             f"method {method.name!r} calls its section {method.section!r}, which is another method's; rename it"
         )
-    return _with_section(*((None, None) if built_in else (method.section, settings)))
+    return _with_sections(method.section, settings, robust)
 
 
 @cache
-def _with_section(name: str | None, settings: type[Section] | None) -> type[Config]:
-    sections = _built_in_sections() | ({name: settings} if name and settings else {})
-    fields: dict[str, Any] = {key: (kind, kind()) for key, kind in sections.items()}
+def _with_sections(
+    name: str | None, settings: type[Section] | None, robust: type[RobustConfig]
+) -> type[Config]:
+    fields: dict[str, Any] = {name: (settings, settings())} if name and settings else {}
+    if robust is not RobustConfig:
+        fields["robust"] = (robust, robust())
     return create_model("Config", __base__=Config, __module__=__name__, **fields)
 
 
 @cache
-def _built_in_sections() -> dict[str, type[Section]]:
-    found = {row.section: lookup.settings_class(row) for row in catalog.METHODS.values()}
-    return {name: kind for name, kind in found.items() if name and kind}
+def built_in_sections() -> dict[str, type[Section]]:
+    """Return the settings classes of this package's methods, by section."""
+    kinds = {entry.section: lookup.settings_class(entry) for entry in catalog.METHODS.values()}
+    return {name: kind for name, kind in kinds.items() if name and kind}
 
 
 def _class_for(values: Mapping[str, Any]) -> type[Config]:
-    name = values.get("method")
+    name = values.get("method", Config.model_fields["method"].default)
+    robust = values.get("robust", {})
+    kind = type(robust) if isinstance(robust, RobustConfig) else RobustConfig
+    if isinstance(robust, Mapping):
+        kind = class_for(robust)
     try:
         chosen = lookup.method(name) if isinstance(name, str) else None
-    except ConfigError:  # the field says so, with whatever else is wrong
+    except ConfigError:  # the field reports it, with whatever else is wrong
         chosen = None
-    return config_class(chosen)
+    return config_class(chosen, kind)
 
 
 def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Config:
-    """A Config from nested plain values; mistakes become one ConfigError line naming the key.
+    """Return a Config from nested plain values; a mistake becomes a ConfigError of one line.
 
-    Sections of methods that are not this package's and not the one chosen (installed ones, and
-    ``others``) are passed over, as a comparison's values have those of all its methods.
+    Sections of methods and rules that are not chosen are checked and left out, because the values
+    of a comparison have those of all its methods. ``others``: methods without a name here.
     """
+    values = modernised(values)
     kind = _class_for(values)
-    passed_over = set(values) - set(kind.model_fields)
-    if passed_over:
-        rows = (*others, *lookup.methods().values())
-        passed_over &= {row.section for row in rows if row.section}
-    current = without_retired(
-        {key: values[key] for key in values if key not in passed_over}, known_keys(kind)
-    )
+    entries = (*others, *lookup.methods().values())
+    sections = {entry.section for entry in entries if entry.section} - set(kind.model_fields)
+    values = _without_others(values, sections, built_in_sections(), "")
+    if isinstance(robust := values.get("robust"), dict):
+        rules = {section_of(name) for name in lookup.aggregate_names()}
+        rules -= set(class_for(robust).model_fields)
+        values["robust"] = _without_others(robust, rules, rule_sections(), "robust.")
+    refuse_retired(values)
     try:
-        return kind.model_validate(current)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, kind)) from error
+        raise ConfigError(_one_line(error, known_keys(kind))) from error
+
+
+def _without_others(
+    values: Mapping[str, Any],
+    others: Set[str],
+    classes: Mapping[str, type[Section]],
+    prefix: str,
+) -> dict[str, Any]:
+    """Return ``values`` without the sections ``others``; a mistake in one of ours is still one."""
+    for name in others & values.keys() & classes.keys():
+        try:
+            classes[name].model_validate(without_retired(name, values[name]))
+        except ValidationError as error:
+            keys = known_keys(classes[name], f"{prefix}{name}.")
+            raise ConfigError(_one_line(error, keys, f"{prefix}{name}.")) from error
+    return {key: value for key, value in values.items() if key not in others}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -210,6 +234,8 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {assignment!r} is not key=value, e.g. --set rounds=10")
+        if names := MOVED.get(key.strip()):
+            raise ConfigError(f"--set {assignment!r}: {key.strip()} is now {' or '.join(names)}")
         *sections, leaf = key.strip().split(".")
         target = result
         for section in sections:
@@ -233,7 +259,8 @@ def _copy(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_keys(section: type[BaseModel] | None = None, prefix: str = "") -> list[str]:
-    section = section or config_class()
+    """Return the dotted keys of all settings in ``section``; by default of a run of SemiSFL."""
+    section = section or _class_for({})
     keys = []
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -243,12 +270,12 @@ def known_keys(section: type[BaseModel] | None = None, prefix: str = "") -> list
     return keys
 
 
-def _one_line(error: ValidationError, kind: type[Config]) -> str:
+def _one_line(error: ValidationError, keys: Sequence[str], prefix: str = "") -> str:
     parts = []
     for item in error.errors():
-        key = ".".join(str(piece) for piece in item["loc"])
+        key = prefix + ".".join(str(piece) for piece in item["loc"])
         if item["type"] == "extra_forbidden":
-            parts.append(_unknown(key, kind))
+            parts.append(_unknown(key, keys))
         elif item["type"] == "value_error":
             parts.append(str(item["ctx"]["error"]))
         elif item["type"] == "literal_error":
@@ -259,9 +286,9 @@ def _one_line(error: ValidationError, kind: type[Config]) -> str:
     return "; ".join(dict.fromkeys(parts))
 
 
-def _unknown(key: str, kind: type[Config]) -> str:
+def _unknown(key: str, keys: Sequence[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(key, known_keys(kind), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else "`semisfl show digits` lists all keys"
     return f"unknown key {key!r}; {hint}"

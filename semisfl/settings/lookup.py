@@ -56,27 +56,27 @@ def method_class(row: NamedMethod) -> Any:
     return _having(METHOD_NEEDS, row.code, "method")
 
 
-def settings_class(row: NamedMethod) -> type[Section] | None:
-    if row.settings is None:
+def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
+    """Return the class of the settings of a method or an aggregation rule, or None."""
+    if entry.settings is None:
         return None
-    found = load(row.settings)
-    if not (isinstance(found, type) and issubclass(found, Section)):
+    loaded = load(entry.settings)
+    if not (isinstance(loaded, type) and issubclass(loaded, Section)):
         raise ConfigError(
-            f"{row.settings} is no settings class; derive it from semisfl.settings.sections.Section"
+            f"{entry.settings} is no settings class; derive it from semisfl.settings.sections.Section"
         )
-    if row.section is None or not row.section.isidentifier():
+    if isinstance(entry, NamedMethod) and not (entry.section or "").isidentifier():
         raise ConfigError(
-            f"method {row.name!r} has settings but section = {row.section!r}; give it a name such as 'mine'"
+            f"method {entry.name!r} has settings but section = {entry.section!r}; give it a name such as 'mine'"
         )
-    return found
+    return loaded
 
 
 def unread_settings(name: str) -> set[str]:
-    """Dotted keys that do not matter to a method: other methods' sections, and what it ignores."""
-    rows = methods()
-    sections = {row.section for row in rows.values() if row.section is not None}
-    own = rows.get(name)
-    return sections if own is None else (sections - {own.section}) | set(own.ignores)
+    """Return the sections that a method does not read: those of the other methods."""
+    known = methods()
+    sections = {entry.section for entry in known.values() if entry.section is not None}
+    return sections - {known[name].section} if name in known else sections
 
 
 def works(row: NamedMethod) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from semisfl.settings.retired import without_retired
+from semisfl.settings.retired import modernised, refuse_retired
 from semisfl.settings.sections import ConfigError, Section
 
 Answer = Literal["ignore", "warn", "refuse"]
@@ -100,13 +100,10 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(values: Mapping[str, Any], where: str = "policy") -> Policy:
-    known = [f"policy.{name}" for name in Policy.model_fields]
+    current = modernised({"policy": dict(values)})
+    refuse_retired(current, f"{where}: ")
     try:
-        current = without_retired({"policy": dict(values)}, known)["policy"]
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    try:
-        return Policy.model_validate(current)
+        return Policy.model_validate(current.get("policy", {}))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

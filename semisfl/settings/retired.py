@@ -1,10 +1,11 @@
-"""Settings of earlier versions: what they meant when they were off. Files that hold them still load.
+"""Settings of earlier versions, and what becomes of them. Files that hold them still load.
 
-A retired key with a value that meant "off" is dropped, because today's code does just that. Any
-other value is refused: the run it describes cannot be repeated with this version.
+A moved key is read under its new name. A retired key with a value that meant "off" is dropped,
+because today's code does just that. Any other value is refused: the run it describes cannot be
+repeated with this version.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from semisfl.settings.sections import ConfigError
@@ -15,46 +16,92 @@ LAST_VERSION = "0.1.0"
 ANYTHING = object()
 """Stands for every value: the setting only mattered together with another retired one."""
 
-RETIRED: dict[str, tuple[Any, ...]] = {
-    "controller.warm_rounds": (0,),
-    "controller.warm_steps": (ANYTHING,),
-    "fedmatch.sparse": (False,),
-    "fedmatch.threshold": (1e-5,),
-    "fedswitch.rule": ("student",),
-    "policy.distance_correlation": (0,),
-    "semisfl.clustering_against": ("keys",),
-    "semisfl.labels.adjust": (0,),
-    "semisfl.labels.below": ("unused",),
-    "semisfl.labels.below_weight": (ANYTHING,),
-    "semisfl.labels.client_decay": (0.98,),
-    "semisfl.labels.decay": (0.999,),
-    "semisfl.labels.energy": ("none",),
-    "semisfl.labels.least": (ANYTHING,),
-    "semisfl.labels.smoothing": (0.1,),
-    "semisfl.labels.threshold": ("fixed",),
-    "semisfl.server_momentum": (0,),
-    "semisfl.sharpness": (0,),
-    "wire.gradient_rows": ("all",),
-    "wire.updates": ("none",),
+RETIRED: dict[str, Any] = {
+    "controller.warm_rounds": 0,
+    "controller.warm_steps": ANYTHING,
+    "fedmatch.sparse": False,
+    "fedmatch.threshold": 1e-5,
+    "fedswitch.rule": "student",
+    "policy.distance_correlation": 0,
+    "semisfl.clustering_against": "keys",
+    "semisfl.labels.adjust": 0,
+    "semisfl.labels.below": "unused",
+    "semisfl.labels.below_weight": ANYTHING,
+    "semisfl.labels.client_decay": 0.98,
+    "semisfl.labels.decay": 0.999,
+    "semisfl.labels.energy": "none",
+    "semisfl.labels.least": ANYTHING,
+    "semisfl.labels.smoothing": 0.1,
+    "semisfl.labels.threshold": "fixed",
+    "semisfl.server_momentum": 0,
+    "semisfl.sharpness": 0,
+    "wire.gradient_rows": "all",
+    "wire.updates": "none",
 }
+"""Each key with the value that meant "off"."""
+
+MOVED = {
+    "teacher.client": ("semisfl.client_teacher",),
+    "robust.attackers": ("robust.trimmed_mean.attackers", "robust.krum.attackers"),
+    "robust.limit": ("robust.clipped_mean.limit",),
+}
+"""Each key with its new names: the same value counts under every one of them."""
 
 
-def without_retired(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return nested ``values`` without retired keys that are off; ``known`` keys are settings today."""
-    return _without(values, "", {key for key in RETIRED if key not in known})
+def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested ``values`` with moved keys under their new names, without what is off."""
+    result: dict[str, Any] = {}
+    # New names first, so that an old key never replaces one that is written out.
+    leaves = sorted(_leaves(values), key=lambda leaf: ".".join(leaf[0]) in MOVED)
+    for path, value in leaves:
+        key = ".".join(path)
+        if key in RETIRED and _off(key, value):
+            continue
+        for name in MOVED.get(key, (None,)):
+            _place(result, name.split(".") if name else path, value)
+    return result
 
 
-def _without(values: Mapping[str, Any], prefix: str, retired: Collection[str]) -> dict[str, Any]:
-    kept = {}
-    for name, value in values.items():
-        key = prefix + name
-        if isinstance(value, Mapping):
-            kept[name] = _without(value, f"{key}.", retired)
-        elif key not in retired:
-            kept[name] = value
-        elif not any(off is ANYTHING or value == off for off in RETIRED[key]):
+def refuse_retired(values: Mapping[str, Any], where: str = "") -> None:
+    """Raise a ConfigError for the first retired key that is not off."""
+    for path, value in _leaves(values):
+        key = ".".join(path)
+        if key in RETIRED and not _off(key, value):
             raise ConfigError(
-                f"{key} = {value!r} is a setting that only version {LAST_VERSION} has; "
+                f"{where}{key} = {value!r} is a setting that only version {LAST_VERSION} has; "
                 f"remove it, or use semisfl {LAST_VERSION}"
             )
-    return kept
+
+
+def without_retired(section: str, values: Any) -> Any:
+    """Return the values of a ``section`` without any retired key, whatever its value."""
+    if not isinstance(values, Mapping):
+        return values
+    return {
+        name: without_retired(f"{section}.{name}", value)
+        for name, value in values.items()
+        if f"{section}.{name}" not in RETIRED
+    }
+
+
+def _off(key: str, value: Any) -> bool:
+    return RETIRED[key] is ANYTHING or RETIRED[key] == ("none" if value is None else value)
+
+
+def _leaves(
+    values: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def _place(values: dict[str, Any], path: tuple[str, ...] | list[str], value: Any) -> None:
+    *sections, leaf = path
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            return  # a value where a section should be: validation says so
+    values.setdefault(leaf, value)

@@ -19,14 +19,8 @@ def _known_codec(name: str, field: ValidationInfo) -> str:
         raise ConfigError(f"wire.{field.field_name}: {error}") from None
 
 
-def _known_rule(name: str) -> str:
-    return lookup.aggregate(name).name
-
-
 Codec = Annotated[str, AfterValidator(_known_codec)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
-Rule = Annotated[str, AfterValidator(_known_rule)]
-_RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
 
 
 class PartitionConfig(Section):
@@ -131,10 +125,6 @@ class TeacherConfig(Section):
         True,
         description="decay min(1 - 1/(t+1), gamma), as in the authors' code; false: gamma, as in the paper",
     )
-    client: Literal["frozen", "ema"] = Field(
-        "frozen",
-        description="teacher bottoms on clients: as sent (the authors' code), or averaged (the paper)",
-    )
     client_batchnorm: Literal["batch", "running"] = Field(
         "batch",
         description="statistics that clients' teacher bottoms use: batch (the authors' code) or running",
@@ -184,42 +174,6 @@ class WireConfig(Section):
         """The same with ``codec`` for all that crosses."""
         named = ("student_features", "teacher_features", "gradients", "models")
         return self.model_copy(update=dict.fromkeys(named, codec))
-
-
-class RobustConfig(Section):
-    """What a server holds against clients that would spoil a run; it stays on the server."""
-
-    aggregate: Rule = Field(
-        "mean", description=f"how clients' bottoms or models become one {_RULE_CHOICES}"
-    )
-    attackers: float = Field(
-        0.2,
-        ge=0,
-        lt=0.5,
-        description="share of a round's clients that trimmed_mean and krum are ready to do without",
-    )
-    limit: float = Field(
-        1.0, gt=0, description="longest update that clipped_mean takes, in medians of the fleet's"
-    )
-    features: Literal["as_sent", "limited"] = Field(
-        "as_sent",
-        description="whether the next three settings limit what one client's features can do",
-    )
-    length: float = Field(
-        2.0, ge=1, description="longest feature vector that is taken, in medians of the fleet's"
-    )
-    agreement: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="a client's features are unused where student and teacher ones agree on the class less often than this times the fleet's median",
-    )
-    class_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="most of a class's positive keys of a step that may be one client's; 1: all",
-    )
 
 
 class NetworkConfig(Section):

@@ -120,7 +120,7 @@ def test_a_better_cut_and_a_small_device_are_found() -> None:
 
 def test_what_is_known_of_images_is_used() -> None:
     """A client that draws 3,200 of its 100 images has 100 to send the teacher's features of."""
-    once = ["wire.teacher_once=true", "teacher.client=frozen"]
+    once = ["wire.teacher_once=true", "semisfl.client_teacher=frozen"]
     settings = config.parse(config.override(presets.values_of("cifar10"), once))
     few, many = (
         make(settings, AboutImages((3, 32, 32), 10, images), WIRE_ALONE).methods[0].up

@@ -12,7 +12,7 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.runs.loop import run_rounds
 from semisfl.settings import catalog, lookup
 from semisfl.settings.config import ConfigError, parse
-from semisfl.settings.run import RobustConfig
+from semisfl.settings.robust import RobustConfig
 from tests import toy
 from tests.fleet.test_every_fleet import FLEETS
 from tests.net.harness import tiny, weights
@@ -23,11 +23,11 @@ HONEST = torch.randn(9, 40, generator=torch.Generator().manual_seed(3))
 
 
 def settings(name: str, **more: float) -> RobustConfig:
-    return RobustConfig(aggregate=name, **more)
+    return RobustConfig(aggregate=name, **({name: more} if more else {}))  # type: ignore[arg-type]
 
 
 def result(name: str, updates: torch.Tensor, **more: float) -> torch.Tensor:
-    return rule_named(name)(updates, settings(name, **more)).update
+    return rule_named(name)(updates, settings(name, **more).of_rule).update
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 10])
@@ -57,7 +57,7 @@ def test_the_usual_length_of_an_even_number_of_updates_is_between_the_middle_two
 
 def test_krum_leaves_out_the_farthest() -> None:
     updates = torch.cat([HONEST[:5] * 0.1, torch.full((1, 40), 5.0), HONEST[5:7] * 0.1])
-    found = rule_named("krum")(updates, settings("krum", attackers=0.1))
+    found = rule_named("krum")(updates, settings("krum", attackers=0.1).of_rule)
     assert list(found.held_back) == [5] and "farthest" in found.held_back[5]
     kept = [0, 1, 2, 3, 4, 6, 7]
     torch.testing.assert_close(found.update, updates[kept].mean(0))
@@ -70,7 +70,7 @@ def test_one_client_cannot_move_the_result_far(name: str) -> None:
     spoilt = torch.cat([HONEST, torch.full((1, 40), 1e5)])
     honest = result(name, HONEST)
     assert (result(name, spoilt) - honest).norm() < 2.0 < (spoilt.mean(0) - honest).norm()
-    held = rule_named(name)(spoilt, settings(name)).held_back
+    held = rule_named(name)(spoilt, settings(name).of_rule).held_back
     assert 9 in held, "it is named"
     assert name == "krum" or list(held) == [9], "and nobody else is; krum leaves out a fixed share"
 
@@ -103,7 +103,7 @@ def test_states_keep_their_form_and_who_is_held_back_is_said(
     caplog.set_level(logging.INFO, "semisfl")
     given, held = states(spoilt=1e4), HeldBack()
     reference = mean_state(list(states().values()))
-    found = combine(settings(name, attackers=0.2), given, reference, held)
+    found = combine(settings(name), given, reference, held)
     for key, value in given[2].items():
         assert found[key].shape == value.shape and found[key].dtype == value.dtype, key
     assert int(found["bn.num_batches_tracked"]) == 5

@@ -57,7 +57,11 @@ def test_caps_are_counted_for_the_clients_of_every_rank() -> None:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "semisfl": {"model": {"layers": BATCHNORM}, "teacher": {"client": "ema", "ema_decay": 0.5}},
+    "semisfl": {
+        "model": {"layers": BATCHNORM},
+        "teacher": {"ema_decay": 0.5},
+        "semisfl": {"client_teacher": "ema"},
+    },
     "semisfl, coded": {"wire": {"models": "int8", "student_features": "fp16", "gradients": "int8"}},
     "semisfl, median": {"robust": {"aggregate": "median"}},
     "fedswitch-sl": {},

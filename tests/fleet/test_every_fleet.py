@@ -100,7 +100,8 @@ CASES: dict[str, dict] = {
     "batchnorm": {"model": {"layers": BATCHNORM}},
     "batchnorm, teachers that follow": {
         "model": {"layers": BATCHNORM},
-        "teacher": {"client": "ema", "ema_decay": 0.5},
+        "teacher": {"ema_decay": 0.5},
+        "semisfl": {"client_teacher": "ema"},
     },
     "half-precision features": {"wire": {"student_features": "fp16", "gradients": "fp16"}},
 }

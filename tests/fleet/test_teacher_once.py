@@ -150,8 +150,8 @@ def test_a_server_puts_back_what_crossed_before() -> None:
 
 
 def test_teachers_that_follow_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"wire.teacher_once.*teacher.client = 'frozen'"):
-        parse({"wire": {"teacher_once": True}, "teacher": {"client": "ema"}})
+    with pytest.raises(ConfigError, match=r"wire.teacher_once.*semisfl.client_teacher = 'frozen'"):
+        parse({"wire": {"teacher_once": True}, "semisfl": {"client_teacher": "ema"}})
 
 
 def test_a_codec_that_mixes_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

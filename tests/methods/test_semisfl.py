@@ -45,7 +45,7 @@ IN_PAPER = [
     "semisfl.own_key=false",
     "semisfl.server_pass=in_turn",
     "semisfl.confidence_rule='>'",
-    "teacher.client=ema",
+    "semisfl.client_teacher=ema",
     "teacher.warmup=false",
     "teacher.ema_decay=0.8",
 ]
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[bool, list[str]]] = {
     "single": (False, ["semisfl.queue=single"]),
     "as in the paper": (False, IN_PAPER),
     "in turn, single": (False, ["semisfl.server_pass=in_turn", "semisfl.queue=single"]),
-    "teacher ema": (False, ["teacher.client=ema", "teacher.ema_decay=0.5", CHOOSY]),
+    "teacher ema": (False, ["semisfl.client_teacher=ema", "teacher.ema_decay=0.5", CHOOSY]),
     "no contrast": (
         False,
         [
@@ -76,8 +76,8 @@ CASES: dict[str, tuple[bool, list[str]]] = {
     ),
     "bn": (True, []),
     "bn running": (True, ["teacher.client_batchnorm=running"]),
-    "bn ema": (True, ["teacher.client=ema", "teacher.ema_decay=0.5"]),
-    "bn ema running": (True, ["teacher.client=ema", "teacher.client_batchnorm=running"]),
+    "bn ema": (True, ["semisfl.client_teacher=ema", "teacher.ema_decay=0.5"]),
+    "bn ema running": (True, ["semisfl.client_teacher=ema", "teacher.client_batchnorm=running"]),
     "bn single": (True, ["semisfl.queue=single"]),
     "bn, dropout on the clients": (True, ["model.cut=12"]),
     "residual blocks": (False, [f"model.layers={RESIDUAL}"]),
@@ -322,7 +322,7 @@ def test_published_code_and_paper_name_both_sides_of_every_choice() -> None:
     assert (code.semisfl.own_key, paper.semisfl.own_key) == (True, False)
     assert (code.semisfl.confidence_rule, paper.semisfl.confidence_rule) == (">=", ">")
     assert (code.semisfl.server_pass, paper.semisfl.server_pass) == ("joint", "in_turn")
-    assert (code.teacher.client, paper.teacher.client) == ("frozen", "ema")
+    assert (code.semisfl.client_teacher, paper.semisfl.client_teacher) == ("frozen", "ema")
     assert (code.teacher.warmup, paper.teacher.warmup) == (True, False)
     assert (code.controller.kind, paper.controller.kind) == ("normalised", "raw")
 

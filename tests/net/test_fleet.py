@@ -89,9 +89,11 @@ def test_codecs_lose_the_same_on_both(method: str, codec: str) -> None:
     compare(tiny(method=method, wire=wire))
 
 
-@pytest.mark.parametrize("teacher", [{"client": "ema"}, {"client_batchnorm": "running"}])
-def test_batchnorm_and_teacher_variants(teacher: dict) -> None:
-    compare(tiny(model={"layers": BATCHNORM}, teacher=teacher))
+@pytest.mark.parametrize(
+    "chosen", [{"semisfl": {"client_teacher": "ema"}}, {"teacher": {"client_batchnorm": "running"}}]
+)
+def test_batchnorm_and_teacher_variants(chosen: dict) -> None:
+    compare(tiny(model={"layers": BATCHNORM}, **chosen))
 
 
 def test_labels_that_adapt_to_clients() -> None:

@@ -82,7 +82,7 @@ def test_an_identity_follows_what_matters_to_a_method_alone() -> None:
     assert identity(one.config(more=["fedmatch.lambda_i=0.5"])) == base
     for other in ("semisfl.queue=single", "clients.steps=7", "runtime.precision=fp32"):
         assert identity(one.config(more=[other])) != base, other
-    frozen = ["teacher.client=frozen"]
+    frozen = ["semisfl.client_teacher=frozen"]
     assert identity(one.config(more=frozen)) != base
     rival = cell("table1", "FedSwitch-SL", "CIFAR-10")
     assert identity(rival.config(more=frozen)) == identity(rival.config())

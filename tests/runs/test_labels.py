@@ -52,7 +52,7 @@ def test_a_variant_is_called_by_its_name() -> None:
     plain, frontier = (presets.values_of(name) for name in ("digits", "digits+frontier"))
     semisfl = {"method": "semisfl"}
     assert labels(semisfl | plain, semisfl | frontier) == ["SemiSFL", "SemiSFL frontier"]
-    in_part = merge(frontier, {"teacher": {"client": "frozen"}})
+    in_part = merge(frontier, {"semisfl": {"client_teacher": "frozen"}})
     told = labels(semisfl | plain, semisfl | frontier, semisfl | in_part)
     assert len(set(told)) == 3
     assert not any(label.endswith(" frontier") for label in told), "the last has it in part"
@@ -61,13 +61,13 @@ def test_a_variant_is_called_by_its_name() -> None:
 def test_a_variant_is_called_by_its_name_though_a_preset_has_a_part_of_it() -> None:
     semisfl = {"method": "semisfl"}
     plain, frontier = (presets.values_of(name) for name in ("cifar10", "cifar10+frontier"))
-    assert plain["teacher"] == frontier["teacher"]
+    assert plain["semisfl"].items() <= frontier["semisfl"].items()
     assert labels(semisfl | plain, semisfl | frontier) == ["SemiSFL", "SemiSFL frontier"]
     # One setting is clearer than the name.
-    frozen = merge(frontier, {"teacher": {"client": "frozen"}})
+    frozen = merge(frontier, {"semisfl": {"client_teacher": "frozen"}})
     assert labels(semisfl | frontier, semisfl | frozen) == [
-        "SemiSFL teacher.client=ema",
-        "SemiSFL teacher.client=frozen",
+        "SemiSFL semisfl.client_teacher=ema",
+        "SemiSFL semisfl.client_teacher=frozen",
     ]
 
 
@@ -83,7 +83,7 @@ def test_what_changes_no_number_tells_apart_only_if_nothing_else_does() -> None:
 
 def test_an_older_file_is_as_by_default_in_what_it_does_not_have() -> None:
     older = {"method": "semisfl", "data": {"labeled": 10}}
-    newer = {"method": "semisfl", "data": {"labeled": 20}, "teacher": {"client": "frozen"}}
+    newer = {"method": "semisfl", "data": {"labeled": 20}, "semisfl": {"client_teacher": "frozen"}}
     assert labels(older, newer) == ["SemiSFL data.labeled=10", "SemiSFL data.labeled=20"]
 
 
@@ -98,9 +98,9 @@ def test_settings_of_other_methods_do_not_tell_apart() -> None:
     ]
 
 
-def test_a_setting_that_a_method_ignores_does_not_keep_its_seeds_apart() -> None:
+def test_a_setting_of_semisfl_does_not_keep_the_seeds_of_another_method_apart() -> None:
     seeds = [
-        {"seed": seed, "teacher": {"client": kind, "ema_decay": 0.9}}
+        {"seed": seed, "semisfl": {"client_teacher": kind}, "teacher": {"ema_decay": 0.9}}
         for seed, kind in enumerate(("frozen", "ema"))
     ]
     assert labels(*({"method": "fedswitch-sl"} | one for one in seeds)) == ["FedSwitch-SL"]

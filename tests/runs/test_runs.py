@@ -149,7 +149,7 @@ def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "semisfl": ([], lambda: None),
     "single": (["semisfl.queue=single", "server.pretrain_rounds=1"], lambda: None),
-    "bn and dropout": (["teacher.client=ema"], bn_model),
+    "bn and dropout": (["semisfl.client_teacher=ema"], bn_model),
     "dropout on clients": (["model.cut=12"], bn_model),
     "controller": (
         ["controller.period=2", "controller.window=1", "controller.min_steps_factor=0"],

@@ -1,13 +1,12 @@
 """Groups of settings from a file: which runs they are, what a table calls them, what is refused."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semisfl.metrics import RoundMetrics
-from semisfl.runs import compare
+from semisfl.runs import compare, reading
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.labels import flatten
 from semisfl.runs.sweeps import Sweep, Swept
@@ -86,13 +85,13 @@ def test_mistakes_in_a_file(tmp_path: Path, text: str, said: str) -> None:
 def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path: Path) -> None:
     """Each group has its runs beside the file, with the settings that it has now."""
     found = read_variants(file)
-    values = config.override(presets.values_of("cifar10"), ["teacher.client=frozen"])
+    values = config.override(presets.values_of("cifar10"), ["semisfl.client_teacher=frozen"])
     jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=found)
     assert len(jobs) == len(found) and found[0] == Variant("plain")
     for variant, job in zip(found, jobs, strict=True):
         path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*/config.toml"))
         had, has = (
-            flatten(one) for one in (tomllib.loads(path.read_text()), job.config.model_dump())
+            flatten(one) for one in (reading.read_config(path.parent), job.config.model_dump())
         )
         keys = [assignment.partition("=")[0] for assignment in variant.assignments]
         assert [had[key] for key in keys] == [has[key] for key in keys]

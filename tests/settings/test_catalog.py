@@ -8,7 +8,7 @@ import torch
 
 from semisfl.cli.main import main
 from semisfl.models.split import MODELS, build, parameter_count
-from semisfl.settings import catalog, config, lookup
+from semisfl.settings import catalog, config, lookup, robust
 from semisfl.settings import run as run_settings
 
 
@@ -33,7 +33,7 @@ def test_titles_and_notes_are_found_without_importing_anything() -> None:
 
 def test_the_configuration_lists_nothing_that_exists() -> None:
     """Defaults aside: a row is entered once."""
-    files = (config.__file__, run_settings.__file__)
+    files = (config.__file__, run_settings.__file__, robust.__file__)
     code = "".join(Path(file).read_text(encoding="utf-8") for file in files)
     rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **catalog.AGGREGATES, **MODELS}
     named = {name for name in rows if f'"{name}"' in code}
