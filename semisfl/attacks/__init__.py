@@ -1,1 +1,1 @@
-"""What leaks and who can spoil it, simulated: attacks on a run's own clients and servers."""
+"""Attacks on a run, simulated: what a server can learn, and what malicious clients can break."""

@@ -1,4 +1,4 @@
-"""Every attack against every rule: runs with a share of attackers, and what each costs in accuracy."""
+"""Runs every attack against every aggregation rule, and tabulates the accuracy lost."""
 
 import json
 import logging
@@ -29,8 +29,8 @@ NOBODY = "nobody"
 
 
 @dataclass(frozen=True)
-class Spoilt:
-    """One run: who attacked how, under which rule."""
+class AttackRun:
+    """One run of the grid: an attack, a rule, the share of attackers and a seed."""
 
     attack: str
     rule: str
@@ -39,21 +39,21 @@ class Spoilt:
 
 
 @dataclass(frozen=True)
-class Outcome(Spoilt):
+class Outcome(AttackRun):
     accuracy: float
     accuracy_student: float | None
     backdoor: float
     """Percent of test images of other classes that are taken for the target once they are stamped."""
     attackers: tuple[int, ...]
     held_back: dict[str, int]
-    """In how many rounds each client was."""
+    """The number of rounds in which each client was held back."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 def choose(names: str, known: Iterable[str], what: str) -> list[str]:
-    """``a,b`` or ``all``."""
+    """Return the names in ``a,b``, or all known ones for ``all``."""
     every = list(known)
     chosen = every if names.strip() == "all" else [name.strip() for name in names.split(",")]
     for name in chosen:
@@ -65,25 +65,25 @@ def choose(names: str, known: Iterable[str], what: str) -> list[str]:
 
 
 def rules() -> list[str]:
-    """Every aggregate, alone and with limited features."""
+    """Return every aggregate, alone and with limited features."""
     names = lookup.aggregate_names()
     return [*names, *(name + LIMITED for name in names)]
 
 
 def listed(
     attacks: Sequence[str], chosen: Sequence[str], shares: Sequence[float], seeds: Sequence[int]
-) -> list[Spoilt]:
-    """The runs of a grid; without attackers all attacks are the same one."""
+) -> list[AttackRun]:
+    """Return the runs of a grid; with a share of 0 there is one run for all attacks."""
     found = []
     for seed in seeds:
         for share in shares:
             for attack in attacks if share else [NOBODY]:
-                found += [Spoilt(attack, rule, share, seed) for rule in chosen]
+                found += [AttackRun(attack, rule, share, seed) for rule in chosen]
     return found
 
 
-def under(values: dict[str, Any], job: Spoilt) -> Config:
-    """The configuration of one run."""
+def under(values: dict[str, Any], job: AttackRun) -> Config:
+    """Return the configuration of one run."""
     aggregate = job.rule.removesuffix(LIMITED)
     features = "limited" if job.rule.endswith(LIMITED) else "as_sent"
     robust = {**values.get("robust", {}), "aggregate": aggregate, "features": features}
@@ -92,18 +92,18 @@ def under(values: dict[str, Any], job: Spoilt) -> Config:
 
 def run_grid(
     values: dict[str, Any],
-    jobs: Sequence[Spoilt],
+    jobs: Sequence[AttackRun],
     out: Path,
     *,
     device: str = "auto",
     stop: StopFlag | None = None,
     tell: Callable[[str], None] = log.info,
 ) -> list[Outcome]:
-    """Do the runs that ``out`` has no line of, one line each; all outcomes."""
+    """Train the runs that ``out`` has no line for, append one line each, and return all outcomes."""
     done = {_job(outcome): outcome for outcome in read(out)}
     left = [job for job in jobs if job not in done]
     data = load_images(under(values, jobs[0]).data.name, under(values, jobs[0])) if left else None
-    # Rounds without clients have no attackers and no rule either: once per seed is enough.
+    # Pretraining has no clients, so no attackers and no rule: once per seed is enough.
     pretrained: dict[int, dict[str, Any]] = {}
     for number, job in enumerate(left, 1):
         assert data is not None
@@ -135,8 +135,8 @@ def run_grid(
     return [done[job] for job in jobs if job in done]
 
 
-def _job(outcome: Outcome) -> Spoilt:
-    return Spoilt(outcome.attack, outcome.rule, outcome.share, outcome.seed)
+def _job(outcome: Outcome) -> AttackRun:
+    return AttackRun(outcome.attack, outcome.rule, outcome.share, outcome.seed)
 
 
 def read(path: Path) -> list[Outcome]:
@@ -146,7 +146,7 @@ def read(path: Path) -> list[Outcome]:
     return [Outcome(**{**line, "attackers": tuple(line["attackers"])}) for line in lines]
 
 
-def _outcome(job: Spoilt, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Outcome:
+def _outcome(job: AttackRun, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Outcome:
     held: dict[str, int] = {}
     for row in rows:
         for client in row.get("held_back", {}):
@@ -163,7 +163,7 @@ def _outcome(job: Spoilt, experiment: Experiment, rows: Sequence[dict[str, Any]]
 
 
 def backdoor_rate(experiment: Experiment) -> float:
-    """How often the pattern makes the run's result answer with the target class."""
+    """Return the percentage of stamped test images that the model assigns to the target class."""
     others = experiment.test_images[experiment.test_labels != TARGET]
     model = next(iter(experiment.method.tested().values()))
 
@@ -180,7 +180,7 @@ Losses = dict[tuple[str, float], dict[str, list[float]]]
 
 
 def losses(outcomes: Sequence[Outcome]) -> Losses:
-    """Against the same seed under the plain mean without attackers, so that what a rule costs is in it."""
+    """Return points lost against the same seed with the plain mean and no attackers; includes the rule's own cost."""
     clean = {o.seed: o.accuracy for o in outcomes if o.attack == NOBODY and o.rule == "mean"}
     found: Losses = {}
     for outcome in outcomes:
@@ -191,6 +191,6 @@ def losses(outcomes: Sequence[Outcome]) -> Losses:
 
 
 def lost(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """Rows of a table: attack, share, and by rule the points of accuracy lost, mean over seeds."""
+    """Yield attack, share, and by rule the points of accuracy lost, averaged over seeds."""
     for (attack, share), by_rule in losses(outcomes).items():
         yield attack, share, {rule: sum(all_) / len(all_) for rule, all_ in by_rule.items()}

@@ -18,13 +18,13 @@ from semisfl.settings.policy import Policy
 
 
 def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
-    """Which clients are attackers; those of a smaller share are among those of a larger."""
+    """Return the attackers; those of a smaller share are among those of a larger one."""
     order = seeds.generator(seed, "attackers").permutation(total)
     return frozenset(int(client) for client in order[: round(share * total)])
 
 
 def poisoned_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "PoisonedFleet"]:
-    """For `semisfl.runs.experiment.assemble`: local clients, ``share`` of them attackers."""
+    """Return a maker of fleets, for `semisfl.runs.experiment.assemble`, with ``share`` of the clients attacking."""
     return lambda setup: PoisonedFleet(setup, attack, share)
 
 
@@ -62,7 +62,7 @@ class PoisonedBlock(ClientBlock):
         white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
         self._white = float(setup.normalizer(white, torch.float32).max())
 
-    def _spoils(self, clients: Sequence[int]) -> list[tuple[int, int]]:
+    def _attackers_in(self, clients: Sequence[int]) -> list[tuple[int, int]]:
         """Return places and numbers of the attackers among ``clients``."""
         return [(place, c) for place, c in enumerate(clients) if c in self.attackers]
 
@@ -81,7 +81,7 @@ class PoisonedBlock(ClientBlock):
             honest = self._with_pattern(honest)
         self._first = self._first or honest
         student, teacher = honest.student.clone(), honest.teacher.clone()
-        for place, _ in self._spoils(honest.clients):
+        for place, _ in self._attackers_in(honest.clients):
             rows = slice(place * honest.batch, (place + 1) * honest.batch)
             sight = Sight(honest, self._first, rows, self._generator)
             student[rows], teacher[rows] = self.attack.features(sight)
@@ -94,7 +94,7 @@ class PoisonedBlock(ClientBlock):
         assert self._students is not None
         student = honest.student.clone()
         shares = self.batches.get("strong").chunk(len(honest.clients))
-        for place, _ in self._spoils(honest.clients):
+        for place, _ in self._attackers_in(honest.clients):
             seen = self._students.modules[place](stamped(shares[place], self._white))
             rows = slice(place * honest.batch, (place + 1) * honest.batch, 2)
             student[rows] = seen[::2].float()
@@ -102,9 +102,9 @@ class PoisonedBlock(ClientBlock):
 
     def bottoms(self) -> dict[int, Cleared]:
         bottoms = super().bottoms()
-        for place, client in self._spoils(self._plan.active):
-            spoilt = poisoned_state(self.attack, bottoms[client].tensors, self._plan.bottom)
-            bottoms[client] = self.outgoing.bottom(self._sent, spoilt, place)
+        for place, client in self._attackers_in(self._plan.active):
+            poisoned = poisoned_state(self.attack, bottoms[client].tensors, self._plan.bottom)
+            bottoms[client] = self.outgoing.bottom(self._sent, poisoned, place)
         return bottoms
 
     def train(

@@ -1,7 +1,6 @@
-"""Clients that would spoil a run: what they send instead of what an honest one would.
+"""Poisoning attacks: what malicious clients send in place of honest values.
 
-An `Attack` changes what leaves a client and nothing else, so it works on any method and is not known
-to any. In a simulation some local clients are attackers (`semisfl.attacks.poisoned_fleet`), who see more
+An `Attack` changes only what leaves a client, so it works on any method and no method knows it. In a simulation some local clients are attackers (`semisfl.attacks.poisoned_fleet`), who see more
 than a real one could: the others' features and the true classes.
 """
 
@@ -113,7 +112,7 @@ def _backdoor(sight: Sight) -> Pair:
 ATTACKS = {
     attack.name: attack
     for attack in (
-        Attack("absent", "nothing spoilt, nothing given: as if its data were not there"),
+        Attack("absent", "sends nothing, as if its data did not exist"),
         Attack("negated_bottom", "its weights times -1", state=lambda trained, received: -trained),
         Attack("scaled_bottom", "its weights times 8", state=lambda trained, received: 8 * trained),
         Attack(
@@ -145,7 +144,7 @@ def attack_named(name: str) -> Attack:
 
 
 def stamped(images: Tensor, white: float) -> Tensor:
-    """The images with the pattern of a backdoor."""
+    """Return the images with the pattern of a backdoor."""
     side = max(2, images.shape[-1] // PATTERN)
     changed = images.clone()
     changed[..., -side:, -side:] = white
@@ -153,7 +152,7 @@ def stamped(images: Tensor, white: float) -> Tensor:
 
 
 def poisoned_state(attack: Attack, state: State, received: State) -> State:
-    """What is sent instead of ``state``; statistics that cannot be would be refused, so they stay."""
+    """Return what is sent in place of ``state``; running variances stay, as negative ones would be refused."""
     if attack.state is None:
         return state
     return {

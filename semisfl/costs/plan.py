@@ -1,4 +1,4 @@
-"""A plan: what each cut and each method would cost over given links and devices, before training."""
+"""Estimates what each cut and each method would cost over given links and devices, before training."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
 ROUNDS = 20
-"""Whose mean a plan's seconds are: links differ from round to round."""
+"""A plan's seconds are the mean of so many rounds, because link speeds vary."""
 DAY = 86_400.0
 SPLIT_METHOD = "semisfl"
-"""Whose cuts are shown where the configuration's own method has none."""
+"""Shows its cuts if the configured method does not split the model."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,19 @@ class Plan:
 
     @property
     def best(self) -> Line:
-        """The fastest cut that fits; of equals the configured one, else what gives clients least."""
+        """Return the fastest cut that fits; of equals the configured one, else the earliest."""
         return min(self._fitting, key=lambda line: (_rounded(line.seconds), *self._tie(line)))
 
     @property
     def smallest(self) -> Line:
-        """The cut with the fewest bytes among those that fit."""
+        """Return the cut with the fewest bytes among those that fit."""
         return min(self._fitting, key=lambda line: (line.total, *self._tie(line)))
 
     def _tie(self, line: Line) -> tuple[bool, int]:
         return line.index != self.chosen.index, line.index
 
     def groups(self) -> list[list[Line]]:
-        """Cuts in a row that send the same: after a convolution, or after the ReLU behind it."""
+        """Return consecutive cuts that send the same, such as after a convolution and after its ReLU."""
         found: list[list[Line]] = []
         for line in self.cuts:
             if found and found[-1][0].kinds == line.kinds:
@@ -142,7 +142,7 @@ def _is_split(priced: Priced) -> bool:
 
 
 def _line(priced: Priced, world: World) -> Line | None:
-    """None: the method has no formula."""
+    """Return the costs of a method at a cut; None if it has no formula."""
     cost, config, cut = priced.usual, priced.config, priced.cut
     if cost is None:
         return None
@@ -174,7 +174,7 @@ def _line(priced: Priced, world: World) -> Line | None:
 
 
 def _mean_round(priced: Priced, world: World) -> tuple[float, tuple[float, float, float]]:
-    """Seconds of a round, and an average client's computing, sending and waiting."""
+    """Return the seconds of a round, and an average client's computing, sending and waiting."""
     clients = priced.config.clients
     timed = []
     for index in range(ROUNDS):

@@ -1,6 +1,6 @@
-"""Recorded runs under other links, devices and codecs, without training them again.
+"""Replays recorded runs over other links, devices and codecs, without training them again.
 
-What accuracy a codec costs is not simulated: the accuracies are the recorded ones.
+Accuracies are the recorded ones: the accuracy lost to a codec is not simulated.
 """
 
 from collections import Counter
@@ -50,13 +50,13 @@ class Replay:
 
 
 def price(run: Run) -> Priced:
-    """A recorded run's configuration, model and images."""
+    """Return what a recorded run's configuration, model and images cost."""
     config = configs.parse(run.config)
     return Priced.of(config, about_images.recorded(config, run.path))
 
 
 def replay(run: Run, world: World, codec: str | None = None) -> Replay:
-    """Every round of ``run`` over the links and devices of ``world``, all that crosses in ``codec``.
+    """Replay every round of ``run`` over the links and devices of ``world``, with all traffic in ``codec``.
 
     Links and devices are drawn with the run's seed, so runs of one seed meet the same ones. None: the
     codecs that it was recorded with.
@@ -78,7 +78,7 @@ def replay(run: Run, world: World, codec: str | None = None) -> Replay:
 
 
 def traffic(replays: Sequence[Replay]) -> dict[str, int]:
-    """By kind and direction, over all of their rounds and clients."""
+    """Return bytes by kind and direction, over all rounds and clients."""
     totals: Counter[str] = Counter()
     for one in replays:
         for crossed in one.crossed:
@@ -88,7 +88,7 @@ def traffic(replays: Sequence[Replay]) -> dict[str, int]:
 
 
 def shares(replays: Sequence[Replay]) -> tuple[float, float, float]:
-    """Of an active client's time: computing, sending and waiting, together 1; all 0 without clients."""
+    """Return the shares of an active client's time: computing, sending, waiting. All 0 without clients."""
     each = [times for one in replays for time in one.times for times in time.clients.values()]
     spent = [
         sum(times.computing for times in each),
