@@ -18,9 +18,9 @@ from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
 from semisfl.attacks.likeness import likeness
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import Features
+from semisfl.fleet.hijack_detection import alignment
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.fleet.vigilance import alignment
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs.experiment import Experiment, assemble, load_data
 from semisfl.settings import presets

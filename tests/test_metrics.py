@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.metrics import KEYS, MethodMetrics, RoundMetrics
-from semisfl.net.server.diary import DeviceStatus, FleetEvent
+from semisfl.net.server.device_log import DeviceStatus, FleetEvent
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.metrics_page import renewed
 from semisfl.settings.catalog import METHODS

@@ -37,10 +37,12 @@ def run_all(
             with progress.many_runs(quiet) as tell:
                 made = pool()
                 with signals.running():
-                    return pools.carry_out(jobs, made, signals.flag, tell, leave if share else None)
+                    return pools.run_in_pool(
+                        jobs, made, signals.flag, tell, leave if share else None
+                    )
         train = _trainer(signals, device, quiet)
         try:
-            return compare.carry_out(jobs, _leaving_taken(train, leave) if share else train)
+            return compare.run_in_turn(jobs, _leaving_taken(train, leave) if share else train)
         except Stopped:  # before the first round of one of them
             return False
 

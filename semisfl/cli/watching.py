@@ -116,7 +116,7 @@ def exported(
             gate = Gate(
                 present=lambda: len(fleet.present()),
                 enrolled=lambda: len(fleet.roster.index),
-                events=lambda: fleet.diary.events,
+                events=lambda: fleet.device_log.events,
             )
             exporter = Exporter(gate)
             url = stack.enter_context(serving(exporter.app, address, listener))

@@ -132,7 +132,7 @@ class ClientRuntime(Protocol):
 
     ``step`` must be free of host decisions that change between rounds (it may be captured once
     and replayed, for all clients together); anything it needs from ``start`` it gets through
-    ``hold``, which therefore must hold it also for a client that turns out to contribute nothing.
+    ``set_buffer``, also for a client that turns out to contribute nothing.
     """
 
     client: int
@@ -195,14 +195,14 @@ class ClientRuntime(Protocol):
         device. For statistics only."""
         ...
 
-    def hold(self, name: str, value: Tensor) -> Tensor:
-        """Keep ``value`` in a buffer that stays in place between rounds."""
+    def set_buffer(self, name: str, value: Tensor) -> Tensor:
+        """Copy ``value`` to the buffer ``name``, which keeps its address between rounds."""
         ...
 
-    def held(self, name: str) -> Tensor: ...
+    def buffer(self, name: str) -> Tensor: ...
 
-    def held_step(self, name: str) -> Tensor:
-        """Row of a held [steps, ...] tensor that belongs to the current step."""
+    def buffer_step(self, name: str) -> Tensor:
+        """Return the current step's row of a buffer [steps, ...]."""
         ...
 
     def descend(

@@ -37,7 +37,7 @@ PREDICT_BATCH = 512
 
 
 class Slot:
-    """A `ClientRuntime` of the simulation. Models and held tensors stay in place between rounds."""
+    """A `ClientRuntime` of the simulation. Models and buffers stay in place between rounds."""
 
     def __init__(
         self, template: nn.Module, config: Config, hardware: Hardware, engine: "FullModelClients"
@@ -52,7 +52,7 @@ class Slot:
         self._engine = engine
         self._models: dict[str, nn.Module] = {}
         self._sgd: dict[int, SGD] = {}
-        self._held: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         self._generator = hardware.graphs.generator(0)
         self.batches: RoundBatches | Part = engine.batches
         self.plans: dict[str, DrawnView] = {}
@@ -166,19 +166,19 @@ class Slot:
         labels = self._engine.labels
         return labels[torch.from_numpy(self._shard[indices]).to(labels.device)]
 
-    def hold(self, name: str, value: Tensor) -> Tensor:
-        kept = self._held.get(name)
+    def set_buffer(self, name: str, value: Tensor) -> Tensor:
+        kept = self._buffers.get(name)
         if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
-            self._held[name] = kept = value.detach().to(self.device).clone()
+            self._buffers[name] = kept = value.detach().to(self.device).clone()
         else:
             kept.copy_(value)
         return kept
 
-    def held(self, name: str) -> Tensor:
-        return self._held[name]
+    def buffer(self, name: str) -> Tensor:
+        return self._buffers[name]
 
-    def held_step(self, name: str) -> Tensor:
-        return self.batches.row_of(self._held[name])
+    def buffer_step(self, name: str) -> Tensor:
+        return self.batches.row_of(self._buffers[name])
 
     def step(self, work: ClientWork, names: Sequence[str]) -> None:
         """One step of ``work`` on a part of the batches that is read by this slot alone."""

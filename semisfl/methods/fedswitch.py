@@ -111,12 +111,14 @@ class FedSwitchWork:
         student.load_state_dict(sent)
         by_teacher = self._teacher_labels(client, student)
         labeller.load_state_dict(client.fetch("teacher") if by_teacher else sent)
-        client.hold("by_teacher", torch.tensor(float(by_teacher)))
-        client.hold("ema_decay", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0))
+        client.set_buffer("by_teacher", torch.tensor(float(by_teacher)))
+        client.set_buffer(
+            "ema_decay", torch.tensor(client.settings["ema_decay"] if by_teacher else 0.0)
+        )
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("strong", "strong", indices)
         client.draw_view("weak", "weak", indices)
-        client.hold("truth", client.truth(indices))
+        client.set_buffer("truth", client.truth(indices))
         start_counter(client)
         return True
 
@@ -134,10 +136,10 @@ class FedSwitchWork:
             )
         loss = consistency(student(client.batch_of("strong")), labels, confident)
         client.descend(student, loss)
-        follow(labeller, student, client.held("ema_decay"))
+        follow(labeller, student, client.buffer("ema_decay"))
         count_loss(client, loss, consistency=loss)
-        count_labels(client, labels, confident, client.held_step("truth"))
+        count_labels(client, labels, confident, client.buffer_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        numbers = {**read_counter(client), "by_teacher": float(client.held("by_teacher"))}
+        numbers = {**read_counter(client), "by_teacher": float(client.buffer("by_teacher"))}
         return {"student": client.model("student").state_dict()}, numbers

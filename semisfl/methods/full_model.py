@@ -77,24 +77,24 @@ COUNTED = {"loss": (-1e6, 1e6), "loss_consistency": (-1e6, 1e6), "coverage": (0.
 
 
 def start_counter(client: ClientRuntime) -> None:
-    client.hold("loss_sums", torch.zeros(3))
-    client.hold("label_counts", torch.zeros(len(statistics.COUNTS), client.classes + 1))
+    client.set_buffer("loss_sums", torch.zeros(3))
+    client.set_buffer("label_counts", torch.zeros(len(statistics.COUNTS), client.classes + 1))
 
 
 def count_loss(client: ClientRuntime, loss: Tensor, consistency: Tensor) -> None:
     """A step's loss, and the part of it that is cross-entropy with pseudo-labels."""
     step = torch.stack([torch.ones_like(loss), loss, consistency])
-    client.held("loss_sums").add_(step.detach().float())
+    client.buffer("loss_sums").add_(step.detach().float())
 
 
 def count_labels(client: ClientRuntime, labels: Tensor, kept: Tensor, truth: Tensor) -> None:
     """Pseudo-labels, which of them are confident enough to be used, and `ClientRuntime.truth`."""
-    client.held("label_counts").add_(statistics.table(labels, kept, truth, client.classes))
+    client.buffer("label_counts").add_(statistics.table(labels, kept, truth, client.classes))
 
 
 def read_counter(client: ClientRuntime) -> dict[str, float]:
-    steps, loss, consistency = client.held("loss_sums").tolist()
-    counted = statistics.as_numbers(client.held("label_counts").tolist())
+    steps, loss, consistency = client.buffer("loss_sums").tolist()
+    counted = statistics.as_numbers(client.buffer("label_counts").tolist())
     return {"loss": loss / steps, "loss_consistency": consistency / steps, **counted}
 
 

@@ -14,7 +14,7 @@ sent; and against a sender who lies none would help, since it would fit the lie.
 buffers was nearly half of what a frame cost the server. What it could still have caught, a sender
 that trains on a tensor while it is being sent, shows in the tests that hold a run over the network
 against the same run in one process; what broken memory makes of a value is caught, if it matters,
-where every value is looked at (`semisfl.net.server.plausible`).
+where every value is looked at (`semisfl.net.server.value_checks`).
 """
 
 import math

@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl.fleet.base import State
 from semisfl.models.split import Shape, SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
 from semisfl.settings import lookup
@@ -245,22 +244,3 @@ class Schemas:
                     )
             tensors |= self._state(name, {key: self.full[key] for key in keys})
         return Schema({"round": int}, tensors)
-
-
-def outline(states: Mapping[str, State]) -> dict[str, list[str]]:
-    return {name: sorted(state) for name, state in states.items()}
-
-
-def joined(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Named states as one dict of tensors ``state/tensor``."""
-    return {
-        f"{name}/{key}": tensor for name, state in states.items() for key, tensor in state.items()
-    }
-
-
-def separated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, State]:
-    states: dict[str, State] = {name: {} for name in names}
-    for path, tensor in tensors.items():
-        name, _, key = path.partition("/")
-        states[name][key] = tensor
-    return states

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from semisfl.engine.weights import Unchanging
 from semisfl.files import write_whole
+from semisfl.fleet.packing import Place, flatten, place_of, unflatten
 
 FORMAT = 1
 KINDS = {
@@ -28,57 +29,15 @@ KINDS = {
 }
 """What safetensors calls them."""
 
-Place = tuple[Any, ...]
-"""Where a tensor lies, and how it is read."""
-
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, said in one line."""
 
 
-def _flatten(
-    state: Any, prefix: str, tensors: dict[str, Tensor], once: dict[Place, str] | None = None
-) -> Any:
-    """``state`` with each tensor moved to ``tensors`` and replaced by a reference.
-
-    With ``once``, a tensor that the state has in several places is moved once.
-    """
-    if isinstance(state, Tensor):
-        name = prefix if once is None else once.setdefault(_place(state), prefix)
-        tensors.setdefault(name, state)
-        return {"__tensor__": name}
-    if isinstance(state, dict):
-        return {k: _flatten(value, f"{prefix}/{k}", tensors, once) for k, value in state.items()}
-    if isinstance(state, list | tuple):
-        return [_flatten(value, f"{prefix}/{k}", tensors, once) for k, value in enumerate(state)]
-    return state
-
-
-def _place(tensor: Tensor) -> Place:
-    """The same for two tensors that are one memory, read alike."""
-    return (
-        str(tensor.device),
-        tensor.data_ptr(),
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-    )
-
-
-def _unflatten(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(plain, dict):
-        if "__tensor__" in plain:
-            return tensors[plain["__tensor__"]]
-        return {key: _unflatten(value, tensors) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [_unflatten(value, tensors) for value in plain]
-    return plain
-
-
 def digest(state: Any) -> str:
     """A hash of everything in a nested state: names, types, shapes, bytes, plain values."""
     tensors: dict[str, Tensor] = {}
-    plain = _flatten(state, "", tensors)
+    plain = flatten(state, "", tensors)
     summary = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -95,7 +54,7 @@ def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
     """A copy that later steps cannot change; what ``state`` has twice is ``copies`` once."""
     copies = {} if copies is None else copies
     if isinstance(state, Tensor):
-        place = _place(state)
+        place = place_of(state)
         if place not in copies:
             copies[place] = state.detach().clone()
         return copies[place]
@@ -111,7 +70,7 @@ def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
 def write(path: Path, state: dict[str, Any]) -> None:
     """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was."""
     tensors: dict[str, Tensor] = {}
-    plain = _flatten(state, "", tensors, once={})
+    plain = flatten(state, "", tensors, once={})
     metadata = {
         "format": str(FORMAT),
         "state": json.dumps(plain, sort_keys=True),
@@ -151,7 +110,7 @@ def read(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}"
         )
     try:
-        state = _unflatten(json.loads(metadata["state"]), tensors)
+        state = unflatten(json.loads(metadata["state"]), tensors)
         whole = digest(state) == metadata["digest"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error

@@ -1,6 +1,6 @@
 """Several runs, one table: `compare`'s methods and seeds, or the cells that `reproduce` lacks.
 
-What an earlier call finished is not done again. `carry_out` is the one place where such runs are
+What an earlier call finished is not done again. `run_in_turn` is the one place where such runs are
 executed: it is given the jobs, and a function that trains one of them.
 """
 
@@ -132,7 +132,7 @@ def _difference(there: Config, here: Config) -> str:
     raise AssertionError("the configurations are the same")
 
 
-def carry_out(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
+def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
     """Do what is left; ``train`` says whether it got to the end. False: stopped."""
     left = (now for job in jobs if (now := job.again()).status != "finished")
     return all(train(job) for job in left)

@@ -47,7 +47,7 @@ Leave = Callable[[Path], None]
 """Says that a run is left to the process that works on it."""
 
 
-def carry_out(
+def run_in_pool(
     jobs: Sequence[Job], pool: Pool, stop: StopFlag, tell: Tell, leave: Leave | None = None
 ) -> bool:
     """Do what is left of ``jobs``; False: stopped. One that fails does not keep the others from it.

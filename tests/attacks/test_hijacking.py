@@ -10,7 +10,7 @@ from semisfl.attacks.likeness import likeness
 from semisfl.data.partition import Partition
 from semisfl.data.sources import load
 from semisfl.fleet.base import RoundAborted, SplitRound
-from semisfl.fleet.vigilance import LIMIT, WINDOW, Vigilance, alignment
+from semisfl.fleet.hijack_detection import LIMIT, WINDOW, HijackDetector, alignment
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.client.connection import Rejected
 from semisfl.settings.policy import Policy
@@ -121,10 +121,10 @@ def test_alignment_by_hand() -> None:
 
 
 def test_a_window_is_needed_and_the_limit_is_a_mean() -> None:
-    watching = Vigilance()
+    watching = HijackDetector()
     for _ in range(WINDOW - 1):
         assert watching.look(torch.ones(8, 4)) is None
     assert f"the limit is {LIMIT:g}" in (watching.look(torch.ones(8, 4)) or "")
-    calm = Vigilance()
+    calm = HijackDetector()
     for step in range(3 * WINDOW):
         assert calm.look(torch.ones(8, 8) if step % 3 == 0 else torch.eye(8)) is None

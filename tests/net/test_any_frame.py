@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.net import messages
+from semisfl.fleet.packing import tensor_names
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.settings import catalog, lookup
 from tests.net.harness import Client, Network, network, tiny, until, weights
@@ -337,7 +337,7 @@ def test_the_simulation_holds_to_the_same_declaration() -> None:
             results = original(work, *plan)
             for result in results:
                 whole = [name for name in model if not name.startswith("projector")]
-                assert messages.outline(result.states) == work.answers.outline(whole)
+                assert tensor_names(result.states) == work.answers.outline(whole)
                 # Where the true labels are known, as on no device, there are counts of them too.
                 numbers = {name: v for name, v in result.numbers.items() if "/" not in name}
                 assert numbers.keys() == work.answers.numbers.keys()

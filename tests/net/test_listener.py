@@ -250,24 +250,24 @@ def test_many_failed_handshakes_leave_few_lines_that_say_so(
 def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
     net: Network, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    diary, times = net.fleet.diary, refusals.AUDIT_LINES + 5
-    diary._refusals.sum_up()
-    before = diary.events["refused"]
+    device_log, times = net.fleet.device_log, refusals.AUDIT_LINES + 5
+    device_log._refusals.sum_up()
+    before = device_log.events["refused"]
 
     async def knocks() -> None:
         async with channel_to(net.port, own(folder, "revoked")) as channel:
             for _ in range(times):
                 assert await channel.stream_stream(transport.METHOD)().code() in FINAL
 
-    diary.open(tmp_path, lambda: [])
+    device_log.open(tmp_path, lambda: [])
     on_loop(knocks())
-    diary.close()
+    device_log.close()
     lines = [line for line in audit_lines(caplog) if "identity=revoked" in line]
     assert len(lines) == refusals.AUDIT_LINES + 1
     assert "reason=5 more refused" in lines[-1] and "of revoked is revoked" in lines[-1]
     written = (tmp_path / "fleet.jsonl").read_text().splitlines()
     assert sum('"name": "revoked"' in row for row in written) == len(lines)
-    assert diary.events["refused"] - before >= times
+    assert device_log.events["refused"] - before >= times
 
 
 def ready(net: Network, **changes: object) -> list[bytes]:
@@ -372,7 +372,7 @@ def test_refused_at_hello(
 ) -> None:
     make, reason = DOOR_REFUSALS[name]
     how = {"credentials": own(folder, "client-1"), **make(net, folder)}
-    net.fleet.diary._refusals.sum_up()
+    net.fleet.device_log._refusals.sum_up()
     caplog.clear()
     net.fleet._listener._strikes.clear()
     outcome = knock(net.port, **how)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semisfl.net.client.device import Device
-from semisfl.net.server.plausible import ABSURD, MOST_COUNTED, ranges, unbelievable
+from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, ranges, unbelievable
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import (

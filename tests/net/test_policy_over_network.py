@@ -138,7 +138,7 @@ def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
         net.join(0, policy=policy, allowance=allowance)
         assert f"this device's policy ends its part: {reason}" in ended(net)
         until(lambda: bool(lines(caplog, "semisfl.audit")))
-        assert net.fleet.roster.images == {} and not net.fleet.diary.events["here"]
+        assert net.fleet.roster.images == {} and not net.fleet.device_log.events["here"]
     (line,) = lines(caplog, "semisfl.audit")
     assert f"the client's policy: {reason}" in line
 

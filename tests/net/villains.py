@@ -20,7 +20,7 @@ from semisfl.net.client.connection import Connection, Received, Rejected
 from semisfl.net.client.device import Device
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import encode
-from semisfl.net.server.plausible import ABSURD
+from semisfl.net.server.value_checks import ABSURD
 from semisfl.net.tls import certs
 from tests.net.test_any_frame import CHANGES, Said
 

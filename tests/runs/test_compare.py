@@ -40,7 +40,7 @@ def test_every_method_has_every_seed(tmp_path: Path) -> None:
 
 def test_results_are_means_over_seeds_in_the_order_asked_for(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, ["supervised", "semisfl"], 2, tmp_path)
-    assert compare.carry_out(jobs, fake_training)
+    assert compare.run_in_turn(jobs, fake_training)
     summaries = [summary for _, summary in compare.results(jobs)]
     assert [(s.label, s.accuracy.mean) for s in summaries] == [
         ("Supervised-only", 65.5),
@@ -56,14 +56,14 @@ def test_finished_runs_are_reused_and_unfinished_ones_continued(tmp_path: Path) 
     again = compare.list_jobs(VALUES, ["supervised", "semisfl"], 2, tmp_path)
     assert [job.status for job in again] == ["finished", "unfinished", "new", "new"]
     done: list[Path] = []
-    compare.carry_out(again, lambda job: not done.append(job.path))
+    compare.run_in_turn(again, lambda job: not done.append(job.path))
     assert done == [job.path for job in again[1:]]
 
 
 def test_a_stop_ends_the_comparison(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, ["supervised"], 3, tmp_path)
     asked: list[int] = []
-    assert not compare.carry_out(jobs, lambda job: bool(asked.append(job.config.seed)))
+    assert not compare.run_in_turn(jobs, lambda job: bool(asked.append(job.config.seed)))
     assert asked == [5]
 
 

@@ -17,7 +17,7 @@ from semisfl.cli.many_runs import pool_for
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
-from semisfl.runs.pools import Pool, Processes, carry_out, rounds_of
+from semisfl.runs.pools import Pool, Processes, rounds_of, run_in_pool
 from semisfl.runs.start import begin, train
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers(
     told: list[tuple[int, ...]] = []
     with make() as pool:
         killer.start()
-        assert carry_out(jobs, pool, StopFlag(), lambda *done: told.append(done))
+        assert run_in_pool(jobs, pool, StopFlag(), lambda *done: told.append(done))
     killer.join()
     assert killed and killed[0] != os.getpid()
     assert int((jobs[1].path / "run.lock").read_text().split()[1]) != killed[0], "somebody else did"
@@ -139,9 +139,9 @@ def test_finished_runs_are_not_repeated_and_failed_ones_keep_nobody_from_it(
     first, second = jobs_in(tmp_path, values | {"rounds": 1})
     with pytest.raises(OSError, match=r"1 of 2 runs failed; .*supervised-seed0: no memory"):
         pool = Here(first.path, OSError("no memory"))
-        carry_out([first, second], pool, StopFlag(), lambda *done: None)
+        run_in_pool([first, second], pool, StopFlag(), lambda *done: None)
     again = Here()
-    assert carry_out([first, second], again, StopFlag(), lambda *done: None)
+    assert run_in_pool([first, second], again, StopFlag(), lambda *done: None)
     assert again.started == [first.path]
 
 
@@ -162,7 +162,7 @@ def test_a_run_that_another_finished_meanwhile_is_not_started(
 
     pool = OneAtATime()
     told: list[tuple[int, ...]] = []
-    assert carry_out([first, second], pool, StopFlag(), lambda *done: told.append(done))
+    assert run_in_pool([first, second], pool, StopFlag(), lambda *done: told.append(done))
     assert pool.started == [first.path]
     assert told[-1] == (2, 2, 2, 2)
 
@@ -180,12 +180,12 @@ def test_what_another_process_works_on_is_left_to_it_where_that_is_meant(
 
     with begin(taken.config, out=taken.path, device="cpu"):
         with make() as pool:
-            assert carry_out([taken, free], pool, StopFlag(), tell, left.append)
+            assert run_in_pool([taken, free], pool, StopFlag(), tell, left.append)
         assert left == [taken.path] and told[-1] == (1, 2, 1, 2)
         assert [job.again().status for job in (taken, free)] == ["unfinished", "finished"]
         said = rf"1 of 2 runs failed; .*{taken.path.name} is in use by process {os.getpid()} on"
         with pytest.raises(OSError, match=said), make() as pool:
-            carry_out([taken, free], pool, StopFlag(), tell)
+            run_in_pool([taken, free], pool, StopFlag(), tell)
 
 
 def test_a_run_that_another_began_first_is_left_to_it(
@@ -205,7 +205,7 @@ def test_a_run_that_another_began_first_is_left_to_it(
 def test_what_a_failing_process_said_is_told(values: dict[str, Any], tmp_path: Path) -> None:
     bad = jobs_in(tmp_path, values | {"data": {"labeled": 8, "name": "./nowhere"}})[0]
     with pytest.raises(OSError, match=r"1 of 1 runs failed; .*supervised-seed0: error: .*nowhere"):
-        carry_out([bad], Processes(1, "cpu"), StopFlag(), lambda *done: None)
+        run_in_pool([bad], Processes(1, "cpu"), StopFlag(), lambda *done: None)
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_a_stop_ends_all_that_are_under_way(values: dict[str, Any], tmp_path: Pa
         if all(rounds_of(job) for job in jobs):
             stop.request()
 
-    assert not carry_out(jobs, Processes(2, "cpu"), stop, stop_when_begun)
+    assert not run_in_pool(jobs, Processes(2, "cpu"), stop, stop_when_begun)
     for job in jobs:
         assert job.again().status == "unfinished"
         assert (job.path / "latest.safetensors").exists()

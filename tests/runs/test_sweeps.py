@@ -35,7 +35,7 @@ def test_two_sweeps_are_a_grid(tmp_path: Path) -> None:
     pairs = [(job.config.data.labeled, job.config.wire.models) for job in jobs]
     assert pairs == [(n, codec) for n in (10, 20, 100) for codec in ("fp32", "int8")]
     assert jobs[1].path.name == "semisfl-data.labeled-10-wire.models-int8-seed5"
-    assert compare.carry_out(jobs, fake_training)
+    assert compare.run_in_turn(jobs, fake_training)
     swept = Swept.of(compare.results(jobs), ["wire.models", "data.labeled"])
     assert swept.values == ["fp32", "int8"]
     assert [line.label for line in swept.lines] == [
@@ -64,7 +64,7 @@ def test_a_report_has_a_column_per_value_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = compare.list_jobs(VALUES, METHODS, 2, tmp_path / "runs", [LABELS])
-    assert compare.carry_out(jobs[:-1], fake_training)  # semisfl at 100 labels has one seed
+    assert compare.run_in_turn(jobs[:-1], fake_training)  # semisfl at 100 labels has one seed
     assert main(["report", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr().out
     table = printed[printed.index("test accuracy over data.labeled") :].splitlines()
@@ -96,7 +96,7 @@ def test_runs_that_differ_in_much_are_no_sweep(tmp_path: Path) -> None:
 
 def test_values_that_are_words_are_drawn_too_and_nothing_is_cut_off(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, METHODS, 2, tmp_path, [Sweep.parse("wire.models=int8,fp32")])
-    compare.carry_out(jobs, fake_training)
+    compare.run_in_turn(jobs, fake_training)
     figure = sweeps.picture(Swept.of(compare.results(jobs), ["wire.models"]))
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["fp32", "int8"]

@@ -39,7 +39,7 @@ def test_every_variant_has_every_seed_and_its_own_name(tmp_path: Path) -> None:
         ("semisfl-plain-seed6", 0.02),
         ("semisfl-faster-seed6", 0.05),
     ]
-    assert compare.carry_out(jobs, fake_training)
+    assert compare.run_in_turn(jobs, fake_training)
     summaries = [summary for _, summary in compare.results(jobs)]
     assert [(s.label, s.accuracy.mean) for s in summaries] == [
         ("SemiSFL plain", 7.5),
@@ -52,7 +52,7 @@ def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [sweep], VARIANTS)
     assert len({job.label for job in jobs}) == len({job.path for job in jobs}) == 4
     assert jobs[0].label == "SemiSFL plain optimizer.momentum=0"
-    assert compare.carry_out(jobs, fake_training)
+    assert compare.run_in_turn(jobs, fake_training)
     swept = Swept.of(compare.results(jobs), [sweep.key])
     told = {line.label: [point.mean for point in line.points.values()] for line in swept.lines}
     assert told == {"SemiSFL plain": [7.0, 7.0], "SemiSFL faster": [10.0, 10.0]}

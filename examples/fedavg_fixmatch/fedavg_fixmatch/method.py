@@ -72,7 +72,7 @@ class FixMatchWork:
         places = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("weak", "weak", places)
         client.draw_view("strong", "strong", places)
-        client.hold("truth", client.truth(places))
+        client.set_buffer("truth", client.truth(places))
         full_model.start_counter(client)
         return True
 
@@ -84,7 +84,7 @@ class FixMatchWork:
         loss = consistency(model.train()(client.batch_of("strong")), labels, confident)
         client.descend(model, loss)
         full_model.count_loss(client, loss, consistency=loss)
-        full_model.count_labels(client, labels, confident, client.held_step("truth"))
+        full_model.count_labels(client, labels, confident, client.buffer_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {"model": client.model("model").state_dict()}, full_model.read_counter(client)

@@ -19,7 +19,7 @@ from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster import cluster_full, cluster_split
 from semisfl.fleet.cluster.ranks import Moving, RankLost, Ranks, launch
-from semisfl.fleet.parcels import room_for, unpack
+from semisfl.fleet.packing import room_for, unpack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.simulation import Simulation, as_states
 from semisfl.settings.config import ConfigError

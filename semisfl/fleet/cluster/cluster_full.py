@@ -11,7 +11,7 @@ from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.cluster.cluster_split import Block
 from semisfl.fleet.cluster.ranks import Ranks
-from semisfl.fleet.parcels import outline, pack, room_for, unpack
+from semisfl.fleet.packing import outline, pack, room_for, unpack
 
 
 class _States:

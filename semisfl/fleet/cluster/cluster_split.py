@@ -5,7 +5,7 @@ from typing import Any
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.cluster.ranks import Ranks
-from semisfl.fleet.parcels import outline, pack, room_for, unpack
+from semisfl.fleet.packing import outline, pack, room_for, unpack
 
 Block = tuple[int, ...]
 """The active clients of one rank."""

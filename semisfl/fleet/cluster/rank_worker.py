@@ -8,7 +8,7 @@ import torch
 from semisfl.fleet.block import ClientBlock
 from semisfl.fleet.cluster import cluster_full, cluster_split
 from semisfl.fleet.cluster.ranks import Ranks
-from semisfl.fleet.parcels import outline, pack
+from semisfl.fleet.packing import outline, pack
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.simulation import as_states
 from semisfl.settings import lookup

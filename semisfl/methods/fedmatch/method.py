@@ -198,11 +198,11 @@ class FedMatchWork:
             upload = client.received(name) or given(client, "psi")
             client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
         client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
-        client.hold("helped", torch.tensor(float(client.received("helper0") is not None)))
+        client.set_buffer("helped", torch.tensor(float(client.received("helper0") is not None)))
         indices = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("plain", "plain", indices)  # weak augmentation hurt its authors
         client.draw_view("strong", "strong", indices)
-        client.hold("truth", client.truth(indices))
+        client.set_buffer("truth", client.truth(indices))
         start_counter(client)
         return True
 
@@ -211,7 +211,7 @@ class FedMatchWork:
         return [f"helper{place}" for place in range(client.settings["helpers"])]
 
     def step(self, client: ClientRuntime) -> None:
-        settings, helped = client.settings, client.held("helped")
+        settings, helped = client.settings, client.buffer("helped")
         theta, images = client.model("theta"), client.batch_of("plain")
         plain, strong = passes(theta, [images, client.batch_of("strong")], training=[False, True])
         own = plain.float().log_softmax(1)
@@ -230,7 +230,7 @@ class FedMatchWork:
         regularisers = Regularisers(settings["lambda_l2"], settings["lambda_l1"])
         client.descend(theta, loss, regularisers=regularisers)
         count_loss(client, loss, consistency=by_label)
-        count_labels(client, labels, confident, client.held_step("truth"))
+        count_labels(client, labels, confident, client.buffer_step("truth"))
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {"psi": client.model("psi").state_dict()}, read_counter(client)

@@ -116,9 +116,9 @@ class FL2Work:
             client, client.rng("batches"), chosen.kept.nonzero().flatten().cpu().numpy()
         )
         index = torch.from_numpy(places).to(chosen.labels.device)
-        client.hold("labels", chosen.labels[index])
-        client.hold("sure", chosen.sure[index])
-        client.hold("threshold", chosen.threshold)
+        client.set_buffer("labels", chosen.labels[index])
+        client.set_buffer("sure", chosen.sure[index])
+        client.set_buffer("threshold", chosen.threshold)
         client.draw_view("strong", "strong", places)
         start_counter(client)
         count_labels(client, chosen.labels, chosen.kept, client.truth(np.arange(client.count)))
@@ -126,7 +126,7 @@ class FL2Work:
 
     def step(self, client: ClientRuntime) -> None:
         model, images = client.model("model").train(), client.batch_of("strong")
-        labels, sure = client.held_step("labels"), client.held_step("sure")
+        labels, sure = client.buffer_step("labels"), client.buffer_step("sure")
         logits = model(images)
         loss = cross_entropy(logits, labels)  # every image of a batch was kept
         # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
@@ -137,5 +137,5 @@ class FL2Work:
         count_loss(client, loss + sharp, consistency=loss)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        numbers = {**read_counter(client), "threshold": float(client.held("threshold"))}
+        numbers = {**read_counter(client), "threshold": float(client.buffer("threshold"))}
         return {"model": client.model("model").state_dict()}, numbers

@@ -157,9 +157,11 @@ class SemiFLWork:
         rng, alpha = client.rng("batches"), client.settings["mix_alpha"]
         fix = batches_of(client, rng, kept)
         mix = batches_of(client, rng, rng.integers(client.count, size=len(kept)))
-        client.hold("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
-        client.hold("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
-        client.hold("weight", torch.from_numpy(rng.beta(alpha, alpha, size=client.steps)).float())
+        client.set_buffer("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
+        client.set_buffer("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
+        client.set_buffer(
+            "weight", torch.from_numpy(rng.beta(alpha, alpha, size=client.steps)).float()
+        )
         client.draw_view("strong", "strong", fix)
         client.draw_view("weak_fix", "weak", fix)
         client.draw_view("weak_mix", "weak", mix)
@@ -169,8 +171,8 @@ class SemiFLWork:
 
     def step(self, client: ClientRuntime) -> None:
         model = client.model("model")
-        labels, others = client.held_step("labels_fix"), client.held_step("labels_mix")
-        weight = client.held_step("weight")
+        labels, others = client.buffer_step("labels_fix"), client.buffer_step("labels_mix")
+        weight = client.buffer_step("weight")
         mixed = mix(client.batch_of("weak_fix"), client.batch_of("weak_mix"), weight)
         of_strong, of_mixed = passes(
             model, [client.batch_of("strong"), mixed], training=[True, True]
@@ -213,7 +215,7 @@ class StatisticsWork:
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")
         model.load_state_dict(given(client, "model"))
-        client.hold(
+        client.set_buffer(
             "batches", torch.tensor(recompute_statistics(model, client.images("plain", SBN_BATCH)))
         )
         return True
@@ -223,5 +225,5 @@ class StatisticsWork:
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {"statistics": statistics_of(client.model("model"))}, {
-            "batches": float(client.held("batches"))
+            "batches": float(client.buffer("batches"))
         }

@@ -13,15 +13,16 @@ from torch import Tensor
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import most_uses
+from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.outgoing import Cleared, Outgoing
-from semisfl.fleet.vigilance import Vigilance
+from semisfl.fleet.packing import separated
 from semisfl.net import messages
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection, Received, Rejected, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
 from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame, Schema, WireError, decode
-from semisfl.net.messages import Terms, separated
+from semisfl.net.messages import Terms
 from semisfl.settings import lookup
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
@@ -44,7 +45,7 @@ class Device:
         """Rounds this client did its part of to the end."""
         self._connection = connection
         self._allowance = allowance or Allowance()
-        self._vigilance, self._warned = Vigilance(), False
+        self._detector, self._warned = HijackDetector(), False
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
@@ -242,7 +243,7 @@ class Device:
 
     def _be_wary(self, gradients: Tensor) -> None:
         answer = self.outgoing.policy.hijacking
-        reason = self._vigilance.look(gradients) if answer != "ignore" else None
+        reason = self._detector.look(gradients) if answer != "ignore" else None
         if reason and answer == "refuse":
             raise PolicyBreach(reason)
         if reason and not self._warned:

@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 from semisfl.fleet.base import State
 from semisfl.fleet.outgoing import Cleared, Outgoing
+from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
 from semisfl.net.client.connection import Received
 from semisfl.net.client.member import Member
 from semisfl.net.frames import Frame, Schema
-from semisfl.net.messages import joined, outline, separated
 
 
 class Interrupted(Exception):
@@ -81,7 +81,7 @@ class ClientFullRound:
         return separated(tensors, list(states))
 
     def upload(self, numbers: Mapping[str, float], states: Mapping[str, State]) -> None:
-        device, done = self._device, {"numbers": dict(numbers), "states": outline(states)}
+        device, done = self._device, {"numbers": dict(numbers), "states": tensor_names(states)}
         if states:
             self._ask("done", done, "upload", messages.UPLOAD)
             device.expect_round()

@@ -28,19 +28,20 @@ from semisfl.fleet.base import (
 )
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack
+from semisfl.fleet.packing import joined, separated
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.teacher_once import check
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
-from semisfl.net.messages import Schemas, Terms, joined, separated
+from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
-from semisfl.net.server.diary import DeviceStatus, Diary, remembered, timestamp
+from semisfl.net.server.device_log import DeviceLog, DeviceStatus, remembered, timestamp
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
-from semisfl.net.server.plausible import ranges, sizes
 from semisfl.net.server.questions import Arrival, Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
+from semisfl.net.server.value_checks import ranges, sizes
 from semisfl.settings.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class NetworkFleet:
         self.held_back = HeldBack(self._tell_held_back)
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
-        self.diary = Diary()
+        self.device_log = DeviceLog()
         self._seen: Mapping[int, str] = {}
         self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
@@ -87,7 +88,7 @@ class NetworkFleet:
             lambda session, ticket, data: inbox.put((session, ticket, data)),
             lambda session: inbox.put((session, 0, None)),
             network=setup.network,
-            diary=self.diary,
+            device_log=self.device_log,
             handshake_seconds=handshake_seconds,
             thread=thread,
         )
@@ -98,7 +99,7 @@ class NetworkFleet:
             self.roster,
             self.traffic,
             setup.stop,
-            self.diary,
+            self.device_log,
             self.held_back,
         )
         self.port = self._listener.port
@@ -107,7 +108,7 @@ class NetworkFleet:
         if directory is not None:
             self.roster.keep_in(directory / "roster.json")
             self._seen, self._moved = remembered(directory), self.traffic.by_client()
-            self.diary.open(directory, self.devices)
+            self.device_log.open(directory, self.devices)
         self._listener.start()
 
     # --- who is there ----------------------------------------------------------------------------
@@ -322,9 +323,9 @@ class NetworkFleet:
         self._listener.close(
             code, "the run is finished" if finished else "the server stops; it may come back"
         )
-        self.diary.close()
+        self.device_log.close()
 
     def kill(self) -> None:
         """Vanish without a word, as a crash would; for tests."""
         self._listener.kill()
-        self.diary.close()
+        self.device_log.close()

@@ -9,10 +9,11 @@ import torch
 
 from semisfl.fleet.base import ClientResult, ClientWork, FullRound, State
 from semisfl.fleet.byte_counts import Kind
+from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, Schema, WireError, encode, payload_bytes
-from semisfl.net.messages import Schemas, joined, outline, separated
+from semisfl.net.messages import Schemas
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class ServerFullRound:
             "lr": float(plan.lr),
             "work": self._work.name,
             "settings": dict(plan.settings),
-            "states": outline(self._states(client)),
-            "on_request": outline(plan.on_request),
+            "states": tensor_names(self._states(client)),
+            "on_request": tensor_names(plan.on_request),
         }
         self._ask(client, encode("full", fields, {}), {}, {"accept": messages.ACCEPT})
 
@@ -91,7 +92,7 @@ class ServerFullRound:
         for name, state in states.items():
             kind = self._plan.kinds.get(name, "model")
             sizes[kind] = sizes.get(kind, 0) + payload_bytes(
-                self._shapes.states(outline({name: state}))
+                self._shapes.states(tensor_names({name: state}))
             )
         frame = encode("states", {"round": self._plan.index}, joined(states), self._codec)
         expected = {"done": messages.DONE}

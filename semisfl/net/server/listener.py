@@ -28,7 +28,7 @@ from semisfl.net.server.admission import (
     policy_of,
     refused_by_policy,
 )
-from semisfl.net.server.diary import Diary
+from semisfl.net.server.device_log import DeviceLog
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
@@ -55,7 +55,7 @@ class Listener:
         gone: Callable[[Session], None],
         *,
         network: NetworkOptions,
-        diary: Diary,
+        device_log: DeviceLog,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Listener:
         """Bytes of all streams that have ended."""
         self._terms, self._shapes, self._roster = terms, schemas, roster
         self._welcome_text, self._run = terms.to_json(), terms.run
-        self._deliver, self._gone, self._diary = deliver, gone, diary
+        self._deliver, self._gone, self._device_log = deliver, gone, device_log
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         self._handshake_seconds = handshake_seconds
@@ -94,7 +94,7 @@ class Listener:
 
     async def _bind(self, listen: str) -> int:
         seconds = self._handshake_seconds
-        self._handshakes = Handshakes(seconds, self._diary.refused)
+        self._handshakes = Handshakes(seconds, self._device_log.refused)
         self._server, port = endpoint.bind(
             listen, self._serve, self._trust, self._handshakes, seconds
         )
@@ -139,11 +139,11 @@ class Listener:
                 log.info("the connection to %s was lost", identity)
             raise
         except Refused as refusal:
-            self._diary.refused(peer, identity, refusal.reason)
+            self._device_log.refused(peer, identity, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
         except (Violation, WireError) as error:
             self._strikes[identity] += 1
-            self._diary.refused(peer, identity, f"protocol: {error}")
+            self._device_log.refused(peer, identity, f"protocol: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._handshakes.stream_closed(peer)
@@ -189,7 +189,7 @@ class Listener:
                 raise refused_by_policy(ready.fields["reason"])
             self._enrol(session, ready)
         except Refused as refusal:
-            self._diary.refused(session.peer, session.identity, refusal.reason)
+            self._device_log.refused(session.peer, session.identity, refusal.reason)
             session.close(refusal.code, refusal.reason)
 
     def _enrol(self, session: Session, ready: Frame) -> None:
@@ -217,7 +217,7 @@ class Listener:
         with self.changed:
             self.sessions[client] = session
             self.changed.notify_all()
-        self._diary.here(session.identity, client, ready.fields["images"])
+        self._device_log.here(session.identity, client, ready.fields["images"])
 
     def _say_policy(self, session: Session) -> None:
         """So that whoever plans the run knows what it can count on."""
@@ -234,7 +234,7 @@ class Listener:
 
     def dismiss(self, session: Session, reason: str) -> None:
         """A client's own policy ended its part: no offence, but to be read in the log."""
-        self._diary.refused(session.peer, session.identity, reason)
+        self._device_log.refused(session.peer, session.identity, reason)
 
     def _close(self, session: Session) -> None:
         if self._streams.get(session.identity) is session:
@@ -253,7 +253,7 @@ class Listener:
                 del self.sessions[session.client]
                 self.last_heard[session.client] = session.heard_at
                 self.changed.notify_all()
-                self._diary.gone(session.identity, session.client)
+                self._device_log.gone(session.identity, session.client)
         self._gone(session)
 
     def check_certificates(self) -> None:
@@ -264,14 +264,14 @@ class Listener:
         self._trust.read_revoked()
         for session in list(self._streams.values()):
             if session.shown and (refusal := self._trust.refusal(session.shown)):
-                self._diary.refused(session.peer, session.identity, refusal.reason)
+                self._device_log.refused(session.peer, session.identity, refusal.reason)
                 self._forget(session)
                 session.close(refusal.code, refusal.reason)
 
     def offend(self, session: Session, reason: str) -> None:
         """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""
         self._strikes[session.identity] += 1
-        self._diary.refused(session.peer, session.identity, f"protocol: {reason}")
+        self._device_log.refused(session.peer, session.identity, f"protocol: {reason}")
         session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     def strike(self, identity: str, reason: str) -> None:
@@ -281,11 +281,11 @@ class Listener:
             self.offend(session, reason)
         else:
             self._strikes[identity] += 1
-            self._diary.refused(session.peer if session else "?", identity, reason)
+            self._device_log.refused(session.peer if session else "?", identity, reason)
 
     def audit_held_back(self, identity: str, reason: str) -> None:
         session = self._streams.get(identity)
-        self._diary.held_back(session.peer if session else "?", identity, reason)
+        self._device_log.held_back(session.peer if session else "?", identity, reason)
 
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes sent and received on all streams so far, framing included."""

@@ -13,12 +13,12 @@ from semisfl.net import messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, WireError, decode, payload_bytes
 from semisfl.net.server.admission import refused_by_policy
-from semisfl.net.server.diary import Diary
+from semisfl.net.server.device_log import DeviceLog
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
-from semisfl.net.server.plausible import Screen, ranges, sizes, unbelievable
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
+from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable
 from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag, Stopped
 
@@ -62,13 +62,18 @@ class Questions:
         roster: Roster,
         traffic: Traffic,
         stop: StopFlag,
-        diary: Diary,
+        device_log: DeviceLog,
         held_back: HeldBack,
     ) -> None:
         self.screen = Screen()
         self._held_back = held_back
         self._config, self._listener, self._inbox = config, listener, inbox
-        self._roster, self._traffic, self._stop, self._diary = roster, traffic, stop, diary
+        self._roster, self._traffic, self._stop, self._device_log = (
+            roster,
+            traffic,
+            stop,
+            device_log,
+        )
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
         self._began_with: dict[int, Session | None] = {}
@@ -89,7 +94,7 @@ class Questions:
         if session is None or self._began_with.setdefault(client, session) is not session:
             name = self._roster.name(client)
             log.warning("%s is not here and is left out of this round", name)
-            self._diary.left_out(name, client, "it is not here")
+            self._device_log.left_out(name, client, "it is not here")
             return
         parcel = Parcel(client, crossing)
         ticket = session.ask(
@@ -154,7 +159,7 @@ class Questions:
         self._awaited.pop(client, None)
         name = self._roster.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
-        self._diary.left_out(name, client, reason)
+        self._device_log.left_out(name, client, reason)
 
     def _answered(self, item: Awaited, data: bytearray, kind: Kind, take: Take) -> None:
         """Hand an answer on if it may be used. Its client is no longer awaited either way."""

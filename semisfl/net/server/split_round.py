@@ -7,9 +7,10 @@ from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.byte_counts import Kind
+from semisfl.fleet.packing import joined
 from semisfl.fleet.teacher_once import TeacherRows
 from semisfl.net.frames import Frame, encode, payload_bytes
-from semisfl.net.messages import Schemas, joined
+from semisfl.net.messages import Schemas
 from semisfl.net.server.full_round import Ask, Due
 
 

@@ -31,7 +31,7 @@ def alignment(gradients: Tensor) -> float | None:
     return float((units.sum(0).pow(2).sum() - count) / (count * (count - 1)))
 
 
-class Vigilance:
+class HijackDetector:
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=WINDOW)
 

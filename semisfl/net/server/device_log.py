@@ -66,7 +66,7 @@ def timestamp(seconds: float | None = None) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class Diary:
+class DeviceLog:
     """May be written to by any thread. Nothing goes to disk before `open`, nor after `close`."""
 
     def __init__(self) -> None:

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from semisfl.net.server import plausible
+from semisfl.net.server import value_checks
 
 
 def unbelievable(tensors: dict[str, torch.Tensor]) -> str | None:
-    return plausible.unbelievable(tensors, plausible.ranges(tensors))
+    return value_checks.unbelievable(tensors, value_checks.ranges(tensors))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_a_variance_is_not_negative_and_a_mean_may_be() -> None:
 # --- who stands out -------------------------------------------------------------------------------
 
 
-def screen(*sizes: float, usual: float | None = None) -> tuple[plausible.Screen, list[int]]:
+def screen(*sizes: float, usual: float | None = None) -> tuple[value_checks.Screen, list[int]]:
     """A round whose clients 0, 1, ... sent weights of these ``sizes``; and who must not be used."""
-    judge = plausible.Screen()
+    judge = value_checks.Screen()
     if usual is not None:
         judge.sends({"bottom weights": usual})
         judge.remember()

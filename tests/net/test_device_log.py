@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.net.server.diary import DeviceStatus, Diary, remembered
+from semisfl.net.server.device_log import DeviceLog, DeviceStatus, remembered
 from semisfl.runs.loop import run_rounds
 from tests.disk import largest_file
 from tests.net.harness import Client, network, tiny, until
@@ -15,12 +15,12 @@ from tests.net.test_faults import dying
 
 def test_devices_that_come_go_are_left_out_and_refused(tmp_path: Path) -> None:
     with network(tiny(3)) as net:
-        net.fleet.diary.open(tmp_path, net.fleet.devices)
+        net.fleet.device_log.open(tmp_path, net.fleet.devices)
         for client in range(3):
             net.join(client, break_at=dying("broadcast", 1, 0) if client == 2 else None)
         assert net.fleet.wait_for(3, 20)
         stranger = Client(net.address, net.data.images[:4], "stranger")
-        until(lambda: net.fleet.diary.events["refused"] == 1)
+        until(lambda: net.fleet.device_log.events["refused"] == 1)
         run_rounds(net.experiment)
         stranger.device.stop()
         moved = net.fleet.traffic.by_client()
@@ -28,7 +28,10 @@ def test_devices_that_come_go_are_left_out_and_refused(tmp_path: Path) -> None:
         here = [device.client for device in net.fleet.devices() if device.since is not None]
         assert here == [0, 1]
     events = [json.loads(line) for line in (tmp_path / "fleet.jsonl").read_text().splitlines()]
-    of = {kind: [row for row in events if row["event"] == kind] for kind in net.fleet.diary.events}
+    of = {
+        kind: [row for row in events if row["event"] == kind]
+        for kind in net.fleet.device_log.events
+    }
     assert {(row["name"], row["client"], row["images"]) for row in of["here"]} == {
         (f"plaintext:client-{client}", client, 12) for client in range(3)
     }
@@ -51,15 +54,15 @@ def test_a_disk_that_refuses_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
-    diary = Diary()
-    diary.open(tmp_path, lambda: [DeviceStatus(client=0, name="camera")])
+    device_log = DeviceLog()
+    device_log.open(tmp_path, lambda: [DeviceStatus(client=0, name="camera")])
     with largest_file(10):
         for _ in range(3):
-            diary.here("camera", 0, 7)
-        diary.close()
+            device_log.here("camera", 0, 7)
+        device_log.close()
     said = [record.getMessage() for record in caplog.records]
     assert [line for line in said if "what became of the fleet" in line] == said[:1]
-    diary.here("camera", 0, 7)
+    device_log.here("camera", 0, 7)
     assert list(tmp_path.iterdir()) == [tmp_path / "fleet.jsonl"]
     assert (tmp_path / "fleet.jsonl").read_text() == "", (
         "nothing half written, nothing after the end"
