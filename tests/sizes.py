@@ -1,8 +1,8 @@
 """What the parts of a model that is there weigh on the wire: costs are held to it."""
 
-from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.methods.sizes import Sizes
+from semisfl.models.layers import batchnorms
 from semisfl.models.split import SplitModel
 from semisfl.settings.run import WireConfig
 

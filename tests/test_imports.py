@@ -86,13 +86,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("engine", "settings"),
     "models": ("models", "engine", "settings", "seeds"),
     "data": ("data", "engine.kernels", "settings", "seeds", "files"),
-    "algorithm": ("algorithm", "engine", "settings"),
+    "algorithm": ("algorithm", "engine.facade", "engine.kernels", "settings"),
     "fleet": ("fleet", "models", "data", "engine", "settings", "seeds", "stopping"),
-    # `fleet.codec` says how many bytes a tensor is, `fleet.aggregate` makes one state of several;
-    # the engines themselves stay out of sight.
+    # A method sees how training is made fast, where images come from and where clients live only
+    # through these modules.
     "methods": (
-        *("methods", "algorithm", "models", "data", "engine", "settings", *ROOT_FILES),
-        *("fleet.base", "fleet.codec", "fleet.aggregate", "fleet.held_back"),
+        *("methods", "algorithm", "models", "settings", *ROOT_FILES),
+        *("engine.facade", "data.labeled", "data.positions"),
+        *("fleet.base", "fleet.aggregate", "fleet.held_back"),
     ),
     "net": ("net", "fleet", "models", "data", "engine.hardware", "settings", *ROOT_FILES),
     "runs": (
@@ -141,6 +142,29 @@ def test_direction(package: str) -> None:
     for module in modules(package):
         for name in inside(module):
             assert below(name, *ALLOWED[package]), f"{module} imports {name}"
+
+
+# Words of the system's half. `engine` knows them all; who reads the algorithm meets none.
+SYSTEM = {
+    "cuda",
+    "gpu",
+    "stream",
+    "streams",
+    "overlap",
+    "overlaps",
+    "capture",
+    "captured",
+    "graphs",
+}
+SYSTEM |= {"socket", "sockets", "grpc", "thread", "threads", "synchronize", "triton"}
+
+
+def test_the_algorithm_meets_no_cuda() -> None:
+    for module in modules("methods", "algorithm"):
+        text = FILES[module].read_text(encoding="utf-8").lower()
+        assert not set(re.findall(r"[a-z]+", text)) & SYSTEM, module
+        inner = [name for name in inside(module) if below(name, "engine")]
+        assert set(inner) <= {"semisfl.engine.facade", "semisfl.engine.kernels"}, module
 
 
 def test_algorithm_is_torch_only() -> None:

@@ -7,7 +7,7 @@ client i:
   itself, one step of expectation maximisation per batch (Saerens et al., 2002).
 - ``global``: q' ~ q pi_s / p, with p the moving mean of q over all clients.
 
-Everything is updated in place and without host decisions, so a step that labels can be captured.
+Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
 """
 
 from collections.abc import Sequence

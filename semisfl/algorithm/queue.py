@@ -6,7 +6,7 @@ positives. Empty slots are no references. ``single`` is the published code's: on
 cleared after every round to zero vectors that still count in every denominator, and labelled keys
 are never positives of unlabelled anchors.
 
-Everything is updated in place and without host decisions, so a step that pushes can be captured.
+Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
 """
 
 import torch

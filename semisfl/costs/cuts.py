@@ -7,10 +7,9 @@ from math import prod
 
 import torch
 
-from semisfl.engine.weights import batchnorms
 from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.methods.sizes import Sizes
-from semisfl.models.layers import named_layers
+from semisfl.models.layers import batchnorms, named_layers
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, cut_index, uncut
 from semisfl.models.zoo import MODELS

@@ -11,6 +11,8 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data import augment
 from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.positions import draw_batches as draw_batches
+from semisfl.data.positions import draw_positions as draw_positions
 from semisfl.engine.kernels import normalized_row
 
 ViewKind = Literal["weak", "strong", "plain"]
@@ -58,28 +60,6 @@ def side_by_side(plans: list[DrawnView]) -> DrawnView:
     if draws[0] is None:
         return DrawnView(plans[0].view, indices, None)
     return DrawnView(plans[0].view, indices, type(draws[0]).concatenate(draws, axis=1))
-
-
-def draw_batches(
-    rng: np.random.Generator, count: int, steps: int, batch: int, least: int = 0
-) -> np.ndarray:
-    """Positions [steps, batch] in a list of ``count``: the list repeated until it suffices, shuffled.
-
-    The published code reads one such shuffle on across rounds; here every round has its own, so
-    that a round's draws do not depend on the rounds before. The shuffled pool holds at least
-    ``least`` entries (the server's always covers 100 steps in the published code).
-    """
-    need = max(steps * batch, least)
-    pool = np.tile(np.arange(count), -(-need // count))
-    return rng.permutation(pool)[: steps * batch].reshape(steps, batch)
-
-
-def draw_positions(
-    seed: int, round_index: int, client: int, count: int, steps: int, batch: int
-) -> np.ndarray:
-    """Which of its ``count`` images a client shows in a split round, [steps, batch]."""
-    rng = seeds.generator(seed, "batches", round_index, client)
-    return draw_batches(rng, count, steps, batch)
 
 
 def split_views(

@@ -15,7 +15,7 @@ class HostShelf:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._kept: dict[str, Unchanging] = {}
         self._lent: dict[str, State] = {}
 
@@ -27,7 +27,7 @@ class HostShelf:
         """On the device. Whoever asks again before the next `put` shares it."""
         if name not in self._lent:
             self._lent[name] = {
-                key: tensor.to(self._device, non_blocking=True)
+                key: tensor.to(self.device, non_blocking=True)
                 for key, tensor in self._kept[name].items()
             }
         return self._lent[name]
@@ -38,7 +38,7 @@ class HostShelf:
             del self._kept[name]
 
     def state_dict(self) -> dict[str, Unchanging]:
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.synchronize()  # the host is about to read what may still be on its way
         return dict(self._kept)
 

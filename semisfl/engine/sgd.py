@@ -1,8 +1,9 @@
-"""SGD whose buffers stay in place, so that a step that descends can be captured and replayed."""
+"""SGD that updates its buffers in place, so that a step can be captured and replayed."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import compress, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from semisfl.engine.sums import UNREGULARISED, Regularisers
 from semisfl.engine.weights import ALIGNMENT, Home, MovingAverage, as_flat
 from semisfl.settings.run import OptimizerConfig
 
-# Up to so many kernel launches per step cost less than copying the gradients together.
+# Up to this many kernel launches per step cost less than copying the gradients into one tensor.
 MOST_LAUNCHES = 32
 # What torch.optim.SGD(fused=True) calls, without its bookkeeping; not promised by PyTorch.
 _fused_sgd = getattr(torch, "_fused_sgd_", None)
@@ -22,11 +23,10 @@ _fused_sgd = getattr(torch, "_fused_sgd_", None)
 class SGD:
     """Momentum (Nesterov) SGD with weight decay on every parameter.
 
-    ``restart`` begins a phase as a newly made optimiser would: zero momentum, a new rate.
+    ``restart`` begins a phase as a new optimiser would: zero momentum, a new learning rate.
     Parameters that are working copies (`Weights`) are stepped through their masters, in one pass.
-    On a GPU and with ``streams`` each is stepped as soon as its gradient is there, on a side stream
-    beside the rest of the backward pass; a moving average that is updated after every step
-    (``followed_by``) is then moved along.
+    On a GPU and with ``streams`` each is stepped as soon as its gradient is there, on the side
+    stream, while the backward pass goes on.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class SGD:
         parameters: Iterable[Tensor],
         config: OptimizerConfig,
         streams: Streams | None = None,
-        followed_by: MovingAverage | None = None,
     ) -> None:
         self.parameters = list(parameters)
         self.config = config
-        self._streams, self._average = streams, followed_by
+        self._streams = streams
+        self._average: MovingAverage[Any] | None = None
         self.lr = torch.zeros((), device=self.parameters[0].device)
         self._copies = [p for p in self.parameters if hasattr(p, "home")]
         self._plain = [p for p in self.parameters if not hasattr(p, "home")]
@@ -56,9 +56,13 @@ class SGD:
         self._plain_momenta = [torch.zeros_like(p) for p in self._plain_rows if config.momentum > 0]
         self._momenta += self._plain_momenta
 
+    def followed_by(self, average: MovingAverage[Any]) -> None:
+        """Expect an update of ``average`` after every step; part of it is then done within the step."""
+        self._average = average
+
     @property
     def _one_by_one(self) -> bool:
-        """Whether working copies are stepped each for itself: few large ones, or those of a stack."""
+        """Return whether each working copy is stepped alone: few large ones, or those of a stack."""
         few = self.lr.is_cuda and len(self._copies) <= MOST_LAUNCHES
         return bool(self._copies) and (few or self._homes[0].rows > 1)
 
@@ -75,9 +79,9 @@ class SGD:
         gradient: Tensor | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> list[Tensor]:
-        """One step down ``loss`` and the ``regularisers`` of a sum; returns the gradients of ``also``.
+        """Take one step down ``loss`` plus the ``regularisers`` of a sum; return the gradients of ``also``.
 
-        ``gradient``: that of ``loss`` itself, if it is not a single number.
+        ``gradient``: the gradient of ``loss`` itself, if it is not a single number.
         """
         leaves = [*also, *self.parameters]
         gradients: tuple[Tensor | None, ...]
@@ -99,7 +103,7 @@ class SGD:
     def _descend_early(
         self, streams: Streams, loss: Tensor, leaves: Sequence[Tensor], gradient: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Every working copy is stepped by a hook, and the moving average's values along with it."""
+        """Step every working copy in a hook, and the moving average's values with it; return all gradients."""
         if self._average is not None:
             self._average.begin(self._homes, streams.side)
 
@@ -129,14 +133,14 @@ class SGD:
         clip_norm: float | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:
-        """One step along given gradients, their joint norm limited to ``clip_norm``."""
+        """Take one step along ``gradients``, their joint norm limited to ``clip_norm``."""
         summed = bool(self._copies) and self._weights.base is not None
         assert summed or not any(regularisers), "regularisers are those of a sum"
         by_parameter = dict(zip(map(id, self.parameters), gradients, strict=True))
         share = None
         if clip_norm is not None:
-            given = [gradient for gradient in gradients if gradient is not None]
-            norm = torch.stack(torch._foreach_norm(given, dtype=torch.float32)).norm()
+            there = [gradient for gradient in gradients if gradient is not None]
+            norm = torch.stack(torch._foreach_norm(there, dtype=torch.float32)).norm()
             share = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         if self._copies:
             self._step_copies([by_parameter[id(p)] for p in self._copies], share, regularisers)
@@ -149,28 +153,28 @@ class SGD:
     def _step_copies(
         self, gradients: list[Tensor | None], share: Tensor | None, regularisers: Regularisers
     ) -> None:
-        """One by one, or laid side by side; of each gradient only its ``share``."""
+        """Step along ``share`` times the gradients: one by one, or copied into one tensor."""
         if self._one_by_one:
-            for home, given in zip(self._homes, gradients, strict=True):
-                self._step_rows(home, self._flat(home, given), None, share, regularisers)
+            for home, gradient in zip(self._homes, gradients, strict=True):
+                self._step_rows(home, self._flat(home, gradient), None, share, regularisers)
             return
         parts: list[Tensor] = []
-        for home, given in zip(self._homes, gradients, strict=True):
-            parts.append(self._flat(home, given))
+        for home, gradient in zip(self._homes, gradients, strict=True):
+            parts.append(self._flat(home, gradient))
             parts.append(self._zeros[: home.stop - home.start - home.size])
         first, last = self._homes[0], self._homes[-1]
         whole = Home(self._weights, first.start, last.stop - first.start)
         self._step_rows(whole, torch.cat(parts), None, share, regularisers)
 
     def _flat(self, home: Home, gradient: Tensor | None) -> Tensor:
-        """Of a parameter that was not used it is zero: momentum and decay go on."""
+        """Return a parameter's gradient in flat order; zero if it was not used: momentum and decay go on."""
         return self._zeros[: home.rows * home.size] if gradient is None else as_flat(gradient)
 
     def _step_rows(
         self,
         home: Home,
         gradient: Tensor,
-        average: MovingAverage | None = None,
+        average: MovingAverage[Any] | None = None,
         share: Tensor | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:
@@ -193,27 +197,27 @@ class SGD:
 
     @torch.no_grad()
     def _step_plain(self, gradients: list[Tensor | None]) -> None:
-        """As `torch.optim.SGD` does; around small models its bookkeeping costs more than the step."""
+        """Step as `torch.optim.SGD` does, whose bookkeeping costs more than a small model's step."""
         if self._plain_rows is not self._plain:
             gradients = [
                 row for p, g in zip(self._plain, gradients, strict=True) for row in _slots(p, g)
             ]
         used = [gradient is not None for gradient in gradients]
         parameters = list(compress(self._plain_rows, used))
-        given = [
+        there = [
             g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
             for p, g in zip(self._plain_rows, gradients, strict=True)
             if g is not None
         ]
         momenta = list(compress(self._plain_momenta, used))
-        if given:
+        if there:
             (fused_step if _fused_sgd is not None else foreach_step)(
-                parameters, given, momenta, self.lr, self.config
+                parameters, there, momenta, self.lr, self.config
             )
 
 
 def _slots(parameter: Tensor, value: Tensor | None) -> Sequence[Tensor | None]:
-    """``value`` of each slot, if ``parameter`` is that of a stack: a step wants values without gaps."""
+    """Return ``value`` slot by slot if ``parameter`` is a stack's, as a step needs contiguous values."""
     if not hasattr(parameter, "slots"):
         return (value,)
     return (None,) * len(parameter) if value is None else value.detach().unbind()
@@ -226,7 +230,7 @@ def fused_step(
     lr: Tensor,
     config: OptimizerConfig,
 ) -> None:
-    """Every parameter's step in one pass over memory; ``momenta`` is empty without momentum."""
+    """Step every parameter in one pass over memory; ``momenta`` is empty without momentum."""
     assert _fused_sgd is not None
     _fused_sgd(
         parameters,
@@ -249,7 +253,7 @@ def foreach_step(
     lr: Tensor,
     config: OptimizerConfig,
 ) -> None:
-    """The same in several passes, for a PyTorch without the fused one."""
+    """Step as `fused_step` does, in several passes, for a PyTorch without the fused operation."""
     step = list(torch._foreach_add(gradients, parameters, alpha=config.weight_decay))
     if config.momentum > 0:
         torch._foreach_mul_(momenta, config.momentum)
@@ -262,9 +266,9 @@ def foreach_step(
 
 
 def _room(homes: list[Home]) -> int:
-    """How far the values of working copies reach, which must lie side by side."""
+    """Return the number of values that the working copies span; they must be stored side by side."""
     for before, after in pairwise(homes):
         assert after.weights is before.weights and after.start == before.stop, (
-            "an optimiser's working copies must lie side by side"
+            "an optimiser's working copies must be stored side by side"
         )
     return homes[-1].stop - homes[0].start + max((h.rows - 1) * h.stride for h in homes)

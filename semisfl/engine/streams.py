@@ -1,23 +1,24 @@
-"""What runs beside what: side streams on a GPU, a core per call on a CPU, host work while a GPU is busy."""
+"""What runs at the same time: side streams on a GPU, one core per call on a CPU, host work while a GPU is busy."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-# Whatever the next operation waits for goes before what a side stream does.
+# Stream priorities: what the next operation waits for goes before the side stream's work.
 FIRST, LATER = -1, 0
-# Clients side by side on one GPU: five streams clearly beat one, and ten by a little (H200).
+# Clients side by side on one GPU: five streams are clearly faster than one, and a little faster than ten (H200).
 STREAMS = 5
 
 Call = Callable[[], Any]
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 
 class Streams:
-    """Order within a step, for one device. On a CPU everything happens where it stands."""
+    """Decides what overlaps within a step on one device. A CPU runs everything in program order."""
 
     def __init__(
         self, device: torch.device, arithmetic: Callable[[], AbstractContextManager[None]]
@@ -25,19 +26,32 @@ class Streams:
         self._cuda = device.type == "cuda"
         self._arithmetic = arithmetic
         self._several: list[torch.cuda.Stream] = []
+        self._beside: torch.cuda.Stream | None = None
         self._side: torch.cuda.Stream | None = None
         self._side_used = False
-        self._in_use: list[Tensor] = []
+        self._in_use: list[object] = []
         self._ahead: torch.cuda.Stream | None = None
         self._tasks: list[Callable[[], None]] = []
         self._cores: ThreadPoolExecutor | None = None
         self._threads = 1
-        self.overlap = Overlap(self._cuda)
 
     # --- independent calls -----------------------------------------------------------------------
 
+    def together(self, first: Callable[[], One], second: Callable[[], Other]) -> tuple[One, Other]:
+        """Return the results of two independent calls. A GPU runs the first on a stream of its own."""
+        if not self._cuda:
+            return first(), second()
+        main = torch.cuda.current_stream()
+        self._beside = self._beside or torch.cuda.Stream(priority=FIRST)
+        self._beside.wait_stream(main)
+        with torch.cuda.stream(self._beside):
+            one = first()
+        other = second()
+        main.wait_stream(self._beside)
+        return one, other
+
     def side_by_side(self, calls: Sequence[Call]) -> list[Any]:
-        """The results of independent calls; on a GPU over a few streams, on a CPU over its cores."""
+        """Return the results of independent calls: on a GPU over a few streams, on a CPU over its cores."""
         if not self._cuda or len(calls) == 1:
             return self._on_cores(calls)
         main = torch.cuda.current_stream()
@@ -55,12 +69,12 @@ class Streams:
 
     def _on_cores(self, calls: Sequence[Call]) -> list[Any]:
         def alone(call: Call) -> Any:
-            with self._arithmetic():  # autocast is a matter of each thread
+            with self._arithmetic():  # autocast is set per thread
                 return call()
 
         if self._cores is None:
             return list(map(alone, calls))
-        # One that would be left for the end, with the other cores idle, uses all of them.
+        # A last call that would leave the other cores idle uses all of them.
         last = len(calls) % self._threads == 1
         done = list(self._cores.map(alone, calls[:-1] if last else calls))
         if last:
@@ -73,11 +87,10 @@ class Streams:
 
     @contextmanager
     def a_core_each(self) -> Iterator[None]:
-        """Inside, the calls of `side_by_side` have a CPU core each, and one that is left over all of
-        them; everything else uses one.
+        """Give each call of `side_by_side` one CPU core, and a call that is left over all of them.
 
-        Small models gain little from several cores in one operation, and threads that wait for
-        the next operation take the cores from those that work.
+        Everything else inside uses one core. Small models gain little from several cores per
+        operation, and threads that wait for the next operation take cores from those that work.
         """
         threads = torch.get_num_threads()
         if self._cuda or threads == 1:
@@ -96,10 +109,11 @@ class Streams:
     # --- work that nothing in this step waits for ------------------------------------------------
 
     @contextmanager
-    def side(self, *used: Tensor) -> Iterator[None]:
-        """Inside, a GPU works on a side stream, beside what follows; the step's end waits for it.
+    def side(self, *used: object) -> Iterator[None]:
+        """Run the body on a GPU's side stream, while the main stream goes on; the step's end waits for it.
 
-        ``used`` are the tensors it reads: their memory must not be given to others before.
+        ``used`` are the tensors that the body reads, or what holds them: they are kept until the
+        step's end, so that their memory is not reused too early.
         """
         if not self._cuda:
             yield
@@ -113,8 +127,8 @@ class Streams:
             yield
 
     def join_side(self) -> None:
-        """Wait for the side stream: the end of every step, captured or not."""
-        # Only if this step used it: what is captured may not wait for work outside of it.
+        """Wait for the side stream; called at the end of every step, captured or not."""
+        # Only if this step used it: a captured step may not wait for work outside of it.
         if self._side_used and self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         self._side_used = False
@@ -123,15 +137,15 @@ class Streams:
     # --- work of the host while the device is busy -----------------------------------------------
 
     def while_busy(self, task: Callable[[], None]) -> None:
-        """Do ``task`` when the host would next wait for the GPU; on a CPU there is no such time."""
+        """Run ``task`` when the host next waits for the GPU; on a CPU it never waits, and never runs it."""
         if self._cuda:
             self._tasks.append(task)
 
     def before_waiting(self) -> None:
-        """Whoever is about to wait for the device calls this first.
+        """Run the waiting tasks; every caller that is about to wait for the device calls this first.
 
-        The tasks get a stream of their own: a copy from ordinary host memory waits for all earlier
-        work of its stream, which on the main one would be the rest of the round.
+        The tasks get a stream of their own: a copy from pageable host memory waits for all earlier
+        work of its stream, which on the main stream would be the rest of the round.
         """
         tasks, self._tasks = self._tasks, []
         if not tasks:
@@ -142,33 +156,3 @@ class Streams:
             for task in tasks:
                 task()
         torch.cuda.current_stream().wait_stream(self._ahead)
-
-
-class Overlap:
-    """``with overlap:`` its body runs beside what follows, until ``overlap.join()``.
-
-    For a pass whose results are needed later in the same step, such as the teacher's beside the
-    student's. On a CPU the body simply runs where it stands.
-    """
-
-    def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
-        self._stream: torch.cuda.Stream | None = None
-        self._entered: AbstractContextManager[None] | None = None
-
-    def __enter__(self) -> None:
-        if self._cuda:
-            self._stream = self._stream or torch.cuda.Stream(priority=FIRST)
-            self._stream.wait_stream(torch.cuda.current_stream())
-            self._entered = torch.cuda.stream(self._stream)
-            self._entered.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._entered is not None:
-            self._entered.__exit__(*error)
-            self._entered = None
-
-    def join(self) -> None:
-        """From here on, what the body computed may be used."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)

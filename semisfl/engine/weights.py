@@ -1,13 +1,13 @@
-"""All weights of a module in one tensor, and a copy of them in the precision its layers compute in.
+"""Keep all weights of a module in one tensor, with a working copy in the precision its layers compute in.
 
-Averaging, moving averages and SGD then are single passes over memory, and nothing is cast twice.
-``module.state_dict()`` and ``load_state_dict`` always speak of the full-precision weights.
+Averages, moving averages and SGD are then single passes over memory, and nothing is cast twice.
+``module.state_dict()`` and ``load_state_dict`` always read and write the full-precision weights.
 """
 
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ ALIGNMENT = 64
 
 
 class Unchanging(State):
-    """A state whose tensors nobody writes to any more: whoever would copy it may keep it as it is."""
+    """A state whose tensors are no longer written to, so that nobody needs to copy it."""
 
 
 def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
-    """``flat`` shaped; convolution weights lie channels-last, as the kernels want them."""
+    """Return ``flat`` in this shape; convolution weights are stored channels-last, as the kernels need them."""
     if len(shape) == 4:
         out, channels, height, width = shape
         return flat.unflatten(-1, (out, height, width, channels)).movedim(-1, -3)
@@ -34,12 +34,12 @@ def as_view(flat: Tensor, shape: torch.Size) -> Tensor:
 
 
 def as_flat(tensor: Tensor) -> Tensor:
-    """The values of ``tensor`` in the order `as_view` lays them out in."""
+    """Return the values of ``tensor`` in the order in which `as_view` reads them."""
     return (tensor.movedim(-3, -1) if tensor.dim() >= 4 else tensor).reshape(-1)
 
 
 def padded(tensor: Tensor) -> int:
-    """Room for ``tensor`` such that the next one starts where matrix kernels like it."""
+    """Return the size of ``tensor`` with padding, so that the next tensor starts aligned."""
     return _aligned(tensor.numel())
 
 
@@ -48,9 +48,9 @@ def _aligned(size: int) -> int:
 
 
 class Home(NamedTuple):
-    """Where a working copy's values lie: ``rows`` stretches of ``size``, ``stride`` from start to start.
+    """Where a parameter's working copy is stored: ``rows`` of ``size`` values, one every ``stride`` values.
 
-    A parameter is one row; one parameter of all the clients of a stack has a row for each.
+    A parameter of one module has one row; a parameter of a stack of clients has one per client.
     """
 
     weights: "Weights"
@@ -61,11 +61,11 @@ class Home(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where the next parameter of the same module may start."""
+        """Return where the next parameter of the same module may start."""
         return self.start + _aligned(self.size)
 
     def of(self, flat: Tensor) -> Tensor:
-        """The rows in ``flat``, which is laid out as the weights are."""
+        """Return these rows of ``flat``, which has the layout of the weights."""
         return flat.as_strided(
             (self.rows, self.size), (self.stride, 1), flat.storage_offset() + self.start
         )
@@ -75,13 +75,13 @@ class Weights:
     """Moves a module's floating-point parameters and buffers into ``master``.
 
     With a ``dtype`` other than float32 the parameters of convolutions and linear layers become
-    views of ``work``, a copy of the head of ``master`` in that type; everything else stays a view
-    of ``master``. Whoever writes to ``master`` calls `refresh`. ``copied``: the parameters that
-    become views of ``work``, whatever ``dtype`` is.
+    views of ``work``, a copy of the first part of ``master`` in that type; everything else becomes
+    a view of ``master``. Code that writes to ``master`` calls `refresh` afterwards. ``copied``: the
+    parameters that become views of ``work`` for every ``dtype``.
     """
 
     base: Tensor | None = None
-    """What is added to ``master`` in ``work``, if the layers compute with a sum."""
+    """Added to ``master`` in ``work``, where the layers compute with a sum."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Weights:
         self.refresh()
 
     def refresh(self) -> None:
-        """Bring the working copy up to date."""
+        """Copy ``master`` to the working copy."""
         if self.work is not None:
             values = self.master[: self.work.numel()]
             self.work.copy_(values if self.base is None else values + self.base)
@@ -136,20 +136,29 @@ class Weights:
 
     @property
     def uncopied(self) -> Tensor:
-        """What of ``master`` has no working copy."""
+        """Return the part of ``master`` that has no working copy."""
         return self.master[0 if self.work is None else self.work.numel() :]
 
 
-class MovingAverage:
-    """``target`` <- decay target + (1 - decay) source, for weights laid out alike.
+class MovingAverage(Generic[Module]):
+    """A copy of ``module`` that follows it: copy <- decay copy + (1 - decay) module.
 
-    An optimiser that steps the source may `begin` an update and move each of the target's values
-    along with its step; `complete` then does what is left, and without a beginning everything.
+    Buffers are averaged with the weights; integer counters are copied. An optimiser of the module
+    may `begin` an update and move each of the copy's values together with its own step; `update`
+    then does the rest, and everything if nothing was begun.
     """
 
-    def __init__(self, target: Weights, source: Weights, decay: Callable[[], Tensor]) -> None:
-        """``decay`` is asked once per update."""
-        self.target, self.source = target, source
+    def __init__(self, module: Module, decay: Callable[[], Tensor]) -> None:
+        """``decay`` is called once per update."""
+        self.model: Module = clone(module).eval().requires_grad_(False)
+        self._module = module
+        self.source = weights_of(module)
+        self.target = Weights(self.model, self.source.dtype)
+        self._counters = [
+            (mine, theirs)
+            for mine, theirs in zip(self.model.buffers(), module.buffers(), strict=True)
+            if not mine.is_floating_point()
+        ]
         self._next_decay = decay
         self._decay: Tensor | None = None
         self._side: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -158,7 +167,7 @@ class MovingAverage:
     def begin(
         self, stepped: Sequence[Home], side: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Every working copy of the source is about to be ``stepped``, within ``side``."""
+        """Begin an update: every working copy of the module is about to be ``stepped``, within ``side``."""
         assert self._decay is None, "the update before was not completed"
         assert stepped[0].weights is self.source and stepped[0].start == 0
         assert self.source.work is not None and stepped[-1].stop == self.source.work.numel()
@@ -167,25 +176,38 @@ class MovingAverage:
             self._decay = self._next_decay()
 
     def along(self, home: Home) -> tuple[Tensor, Tensor, Tensor]:
-        """What moves along with ``home``: its values, their working copy, and the decay."""
+        """Return what moves with the step of ``home``: the copy's values, their working copy, the decay."""
         assert self.target.work is not None and self._decay is not None
         return home.of(self.target.master), home.of(self.target.work), self._decay
 
     @torch.no_grad()
-    def complete(self) -> None:
+    def update(self) -> None:
+        """Complete the update that was begun, or do all of it."""
+        assert weights_of(self._module) is self.source, "the module's weights moved"
         if self._decay is None:
             self.target.follow(self.source, self._next_decay())
-            return
-        rest, decay, self._decay = self.target.uncopied, self._decay, None
-        if rest.numel():
-            with self._side():
-                rest.lerp_(self.source.uncopied, 1 - decay)
+        else:
+            rest, decay, self._decay = self.target.uncopied, self._decay, None
+            if rest.numel():
+                with self._side():
+                    rest.lerp_(self.source.uncopied, 1 - decay)
+        for mine, theirs in self._counters:
+            mine.copy_(theirs)
 
 
-def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [
-        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ]
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, decay: Tensor) -> None:
+    """Set target <- decay target + (1 - decay) source, buffers included; counters are copied."""
+    weights = [module.__dict__.get("weights") for module in (target, source)]
+    flat = all(isinstance(one, Weights) for one in weights)
+    if flat:
+        weights_of(target).follow(weights_of(source), decay)
+    mine, theirs = target.state_dict(), source.state_dict()
+    for name, tensor in mine.items():
+        if not tensor.is_floating_point():
+            tensor.copy_(theirs[name])
+        elif not flat:
+            tensor.lerp_(theirs[name], 1 - decay)
 
 
 def _cast_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -207,14 +229,14 @@ def _take_master(layer: nn.Module, state: dict[str, Any], prefix: str, *_: Any) 
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """The module's `Weights`, made in float32 if it has none yet."""
+    """Return the module's `Weights`, and make them in float32 if there are none yet."""
     return module.__dict__.get("weights") or Weights(module)
 
 
 def clone(module: Module) -> Module:
-    """A copy with full-precision parameters of its own, whatever the original computes in."""
+    """Return a copy with its own full-precision parameters, whatever the original computes in."""
     own = module.__dict__.pop("weights", None)
-    # Dropout's generators stay the same objects: one that a captured graph uses must not be copied.
+    # Dropout's generators are shared: one that a captured graph uses must not be copied.
     values = [value for layer in module.modules() for value in vars(layer).values()]
     generators = {id(value): value for value in values if isinstance(value, torch.Generator)}
     try:

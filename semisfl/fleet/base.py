@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.batches import ViewKind
-from semisfl.engine.sums import UNREGULARISED, Regularisers
+from semisfl.engine.sums import UNREGULARISED
+from semisfl.engine.sums import Regularisers as Regularisers
 from semisfl.engine.weights import State as State
 from semisfl.fleet.byte_counts import Kind, Traffic
 from semisfl.fleet.held_back import HeldBack

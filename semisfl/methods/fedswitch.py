@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.algorithm.teacher import Teacher, follow
-from semisfl.data.batches import draw_batches
+from semisfl.algorithm.teacher import Teacher
+from semisfl.data.positions import draw_batches
+from semisfl.engine.facade import follow
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods.base import Setup
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
@@ -44,7 +45,7 @@ class FedSwitch:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
-        self.student = setup.hardware.working_copy(setup.model.whole())
+        self.student = setup.engine.prepared(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(
             setup, self.student, view=self.settings.labeled_view, ema=self.ema

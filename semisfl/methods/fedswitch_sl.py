@@ -16,10 +16,9 @@ from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.losses import consistency
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
-from semisfl.engine.sgd import SGD
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.methods import statistics
-from semisfl.methods.base import Meter, Setup
+from semisfl.methods.base import Setup
 from semisfl.methods.fedswitch import divergence
 from semisfl.methods.fedswitch_settings import FedSwitchSettings
 from semisfl.methods.full_model import SupervisedPhase
@@ -31,8 +30,7 @@ class FedSwitchSL:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
-        device = setup.hardware.device
-        self.student = setup.hardware.working_copy(setup.model.whole())
+        self.student = setup.engine.prepared(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.bottom, self.top = setup.model.bottom, setup.model.top
         self.teacher_bottom, self.teacher_top = (
@@ -41,7 +39,7 @@ class FedSwitchSL:
         self.supervised = SupervisedPhase(
             setup, self.student, view=self.settings.labeled_view, ema=self.ema
         )
-        self.server_sgd = SGD(self.top.parameters(), config.optimizer, setup.hardware.streams)
+        self.server_sgd = setup.engine.sgd(self.top.parameters(), config.optimizer)
         fixed = config.controller.model_copy(update={"kind": "fixed"})
         self.controller = Controller(
             config.controller if self.settings.controller else fixed,
@@ -50,13 +48,15 @@ class FedSwitchSL:
             setup.labeled_share,
         )
         self.active: tuple[int, ...] = ()
-        # By position among the active clients, in place: a captured step reads it.
-        self.by_teacher = torch.ones(config.clients.active, dtype=torch.bool, device=device)
+        # By position among the active clients; updated in place, as a repeated step reads it.
+        self.by_teacher = torch.ones(
+            config.clients.active, dtype=torch.bool, device=setup.engine.device
+        )
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
-        self.meter = Meter(setup.hardware)
+        self.meter = setup.engine.meter()
         self.influence = Influence(setup)
-        self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
+        self.cross_entity_step = setup.repeated(self._cross_entity_step, with_clients=True)
 
     def round(self, round_index: int) -> MethodMetrics:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
@@ -128,10 +128,12 @@ class FedSwitchSL:
         # The loss is a mean over all rows; a client wants the mean over its own.
         self.setup.fleet.backward(gradients * len(features.clients))
         self.meter.add(
+            lambda: statistics.of_step(
+                features, self.active, labels, confident, self.setup.classes
+            ),
             loss_semi=loss,
             loss_consistency=loss,
             client_predictions=self._by_client(predictions, features, places),
-            **statistics.of_step(features, self.active, labels, confident, self.setup.classes),
         )
 
     def _by_client(self, predictions: Tensor, features: Features, places: list[int]) -> Tensor:

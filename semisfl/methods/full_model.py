@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.teacher import Teacher
-from semisfl.engine.sgd import SGD
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods import statistics
-from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.base import ServerDropout, Setup
 from semisfl.settings.sections import View
 
 
@@ -36,14 +35,11 @@ class SupervisedPhase:
             clip_norm,
         )
         self.dropout = ServerDropout(setup)
-        self.sgd = SGD(
-            model.parameters(),
-            setup.config.optimizer,
-            setup.hardware.streams,
-            ema.average if ema is not None else None,
-        )
-        self.meter = Meter(setup.hardware)
-        self._captured = setup.capture(self._step)
+        self.sgd = setup.engine.sgd(model.parameters(), setup.config.optimizer)
+        if ema is not None:
+            ema.pair_with(self.sgd)
+        self.meter = setup.engine.meter()
+        self._repeated = setup.repeated(self._step)
 
     def run(self, round_index: int, steps: int, lr: float) -> float:
         """So many steps; their mean loss."""
@@ -51,7 +47,7 @@ class SupervisedPhase:
         self.labeled.start(round_index, steps, self.view, views=1)
         self.sgd.restart(lr)
         for _ in range(steps):
-            self._captured()
+            self._repeated()
         return float(self.meter.read()["loss_supervised"]) / steps
 
     def _step(self) -> None:

@@ -4,7 +4,8 @@ For every split method, wherever its clients live. Three limits, each relative t
 usual changes while a model learns (``robust.features``, ``length``, ``agreement``, ``class_share``):
 how long a feature vector is; how often a client's student features are seen as the class that its
 teacher features give them, which is what presenting one class as another cannot hide; and how many
-of a class's positive keys are one client's. Fixed shapes, no host decision: a step may be captured.
+of a class's positive keys are one client's. Shapes are fixed, and no value on
+the device decides what runs (`Engine.repeated`).
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ NO_LABEL = -1
 
 class Influence:
     def __init__(self, setup: Setup) -> None:
-        config, device = setup.config, setup.hardware.device
+        config, device = setup.config, setup.engine.device
         self.settings, self.classes = config.robust, setup.classes
         self.on = self.settings.features == "limited"
         # By position among the active clients, over the round's steps.

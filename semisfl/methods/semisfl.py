@@ -1,8 +1,8 @@
 """SemiSFL: split federated learning with clustering regularisation (the paper's Algorithm 1).
 
 Names: ``student`` w = (w_c, w_s, w_p) = (.bottom, .top, .projector), ``teacher`` w~. Where the
-paper and its published code differ, the configuration says which is followed. `Labelling`
-goes beyond both, and follows the paper unless set.
+paper and its published code differ, the settings say which is followed. `Labelling` and `Influence`
+go beyond both; with their default settings they change nothing.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from semisfl import seeds
 from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.labelling import Labelling
-from semisfl.algorithm.losses import consistency, contrastive, cross_entropy
+from semisfl.algorithm.losses import References, consistency, contrastive, cross_entropy
 from semisfl.algorithm.queue import QUEUES
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
-from semisfl.engine.sgd import SGD
-from semisfl.fleet.base import SplitRound
+from semisfl.fleet.base import Features, SplitRound
 from semisfl.methods import statistics
-from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.base import ServerDropout, Setup
 from semisfl.methods.influence import Influence
 from semisfl.methods.semisfl_settings import SemiSFLSettings
 from semisfl.metrics import MethodMetrics
@@ -29,19 +28,22 @@ from semisfl.metrics import MethodMetrics
 
 class SemiSFL:
     def __init__(self, setup: Setup) -> None:
-        config, self.config = setup.config, setup.config
+        config, engine = setup.config, setup.engine
         settings = self.settings = config.settings(SemiSFLSettings)
-        self.setup, self.fleet, self.labeled = setup, setup.fleet, setup.labeled
-        self.student = setup.hardware.working_copy(setup.model)
-        ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
-        self.ema, self.teacher = ema, ema.model
+        self.setup, self.config, self.engine = setup, config, engine
+        self.fleet, self.labeled = setup.fleet, setup.labeled
+        self.student = student = engine.prepared(setup.model)
+        self.supervised_sgd = engine.sgd(student.parameters(), config.optimizer)
+        self.server_sgd = engine.sgd(
+            [*student.top.parameters(), *student.projector.parameters()], config.optimizer
+        )
+        self.ema = Teacher(student, config.teacher.ema_decay, config.teacher.warmup)
+        self.ema.pair_with(self.supervised_sgd)
+        self.teacher = self.ema.model
         self.dropout = ServerDropout(setup)
         queue_seed = seeds.derive(config.seed, "queue")
         self.queue = QUEUES[settings.queue](
-            settings.queue_size,
-            self.student.keys,
-            setup.hardware.device,
-            queue_seed,
+            settings.queue_size, student.keys, engine.device, queue_seed
         )
         self.labelling = Labelling(
             settings.labels,
@@ -54,21 +56,13 @@ class SemiSFL:
         self.controller = Controller(
             config.controller, config.server.steps, config.clients.steps, setup.labeled_share
         )
-        streams = setup.hardware.streams
-        self.overlap, self.beside = streams.overlap, streams.side
-        self.supervised_sgd = SGD(
-            self.student.parameters(), config.optimizer, streams, followed_by=ema.average
-        )
-        server_side = [*self.student.top.parameters(), *self.student.projector.parameters()]
-        self.server_sgd = SGD(server_side, config.optimizer, streams)
-        self.meter = Meter(setup.hardware)
-        self.influence = Influence(setup)
+        self.meter, self.influence = engine.meter(), Influence(setup)
         self.active: tuple[int, ...] = ()
-        self.supervised_step = setup.capture(self._supervised_step)
-        self.cross_entity_step = setup.capture(self._cross_entity_step, setup.fleet.capturable)
+        self.supervised_step = setup.repeated(self._supervised_step)
+        self.cross_entity_step = setup.repeated(self._cross_entity_step, with_clients=True)
 
     def round(self, round_index: int) -> MethodMetrics:
-        """Round h: lines 3 to 23 of Algorithm 1."""
+        """Train round h (lines 3 to 23 of Algorithm 1) and return its metrics."""
         config, clients = self.config, self.config.clients
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         supervised_steps = self.controller.supervised_steps
@@ -85,7 +79,7 @@ class SemiSFL:
             # Line 7: broadcast w_c and w~_c.
             self.active = self.setup.active(round_index)
             self.fleet.start_round(self._plan(round_index, lr))
-            # Lines 8-17: cross-entity semi-supervised training.
+            # Lines 8-17: semi-supervised training across server and clients.
             self.server_sgd.restart(lr)
             self.influence.start_round()
             self.labelling.start_round(round_index, self.active)
@@ -123,71 +117,83 @@ class SemiSFL:
         )
 
     def _supervised_step(self) -> None:
-        """Lines 4 and 5: one step down L_s = H + T, and the teacher's moving average."""
+        """Take one step down f_s = H + T (line 4), and move the teacher (line 5)."""
         settings, student, teacher = self.settings, self.student, self.teacher
         for_student, for_teacher, labels = self.labeled.next_two()
+        shown = _for_each_view(labels, for_student)
         student.train()
-        with self.overlap:
+
+        def student_pass() -> tuple[Tensor, Tensor | None]:
             features = student.bottom(for_student)
-            shown = _for_each_view(labels, for_student)
             loss = cross_entropy(student.top(features), shown)  # H
-            projections = student.project(features) if settings.supervised_contrast else None
-        with torch.no_grad():
-            keys = teacher.project(teacher.bottom(for_teacher))
-        references = self.queue.push_labeled(keys, labels)
-        self.overlap.join()
-        parts = {}
+            return loss, student.project(features) if settings.supervised_contrast else None
+
+        def teacher_pass() -> References:
+            with torch.no_grad():
+                keys = teacher.project(teacher.bottom(for_teacher))
+            return self.queue.push_labeled(keys, labels)
+
+        (loss, projections), references = self.engine.together(student_pass, teacher_pass)
+        contrast = None
         if projections is not None:
             mask = None if settings.own_key else _own_key(labels, shown, references.keys)
-            contrast = contrastive(
-                projections, shown, references, settings.temperature, mask
-            )  # T, Eq. (3)
-            loss, parts = loss + contrast, {"loss_supervised_contrast": contrast}
-        with self.beside(loss, *parts.values()):
-            self.meter.add(loss_supervised=loss, **parts)
+            contrast = contrastive(projections, shown, references, settings.temperature, mask)
+            loss = loss + contrast  # T, Eq. (3)
+        self.meter.add(loss_supervised=loss, loss_supervised_contrast=contrast)
         self.supervised_sgd.descend(loss)  # Line 4
         self.ema.update()  # Line 5
 
     def _cross_entity_step(self) -> None:
-        """Lines 10 to 16: one exchange with every active client."""
-        settings, student, teacher = self.settings, self.student, self.teacher
-        features = self.influence.limited(self.fleet.forward(), self.active)  # Line 11
+        """Take one step with every active client: lines 10 to 16."""
+        student, teacher, active = self.student, self.teacher, self.active
+        features = self.influence.limited(self.fleet.forward(), active)  # Line 11
         student.train()
-        with self.overlap, torch.no_grad():  # Line 12: q-hat and z~
-            labels, confident = self.labelling.label(
-                teacher.top(features.teacher), features.clients, self.active
-            )
-            keys = teacher.project(features.teacher)
-        logits = student.top(features.student)
-        projections = student.project(features.student)
-        self.overlap.join()
-        labels, confident = self.influence.believed(
-            features, self.active, logits, labels, confident
+
+        # Line 12: labels q-hat and keys z~ by the teacher, logits and projections z by the student.
+        @torch.no_grad()
+        def teacher_pass() -> tuple[tuple[Tensor, Tensor], Tensor]:
+            logits = teacher.top(features.teacher)
+            labelled = self.labelling.label(logits, features.clients, active)
+            return labelled, teacher.project(features.teacher)
+
+        def student_pass() -> tuple[Tensor, Tensor]:
+            return student.top(features.student), student.project(features.student)
+
+        (labelled, keys), (logits, projections) = self.engine.together(teacher_pass, student_pass)
+        labels, confident = self.influence.believed(features, active, logits, *labelled)
+        agreement, clustering = self.engine.together(
+            lambda: consistency(logits, labels, confident),  # H, Eq. (1)
+            lambda: self._clustering(features, projections, keys, labels, confident),  # C, Eq. (5)
         )
-        with self.overlap:
-            loss = consistency(logits, labels, confident)  # H, Eq. (1)
-        parts = {"loss_consistency": loss}
-        if settings.clustering:
-            in_turn = settings.server_pass == "in_turn"
-            mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
-            positives = self.influence.as_positives(features, labels, confident)
-            references = self.queue.push_pseudo(keys, labels, positives)
-            clustering = contrastive(
-                projections, labels, references, settings.temperature, mask
-            )  # C, Eq. (5)
-            parts["loss_clustering"] = clustering
-        self.overlap.join()
-        if settings.clustering:
-            loss = loss + clustering
-        with self.beside(labels, confident, loss, *parts.values()):
-            counts = statistics.of_step(
-                features, self.active, labels, confident, self.setup.classes
-            )
-            self.meter.add(loss_semi=loss, **parts, **counts)
-        # Lines 13 and 16: L_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
+        loss = agreement if clustering is None else agreement + clustering
+        self.meter.add(
+            lambda: statistics.of_step(features, active, labels, confident, self.setup.classes),
+            loss_semi=loss,
+            loss_consistency=agreement,
+            loss_clustering=clustering,
+        )
+        # Lines 13 and 16: f_u = H + C descends w_s and w_p. C reaches the bottoms but not the top.
         (gradients,) = self.server_sgd.descend(loss, also=[features.student])
-        # Line 14. The loss is a mean over all rows; a client wants the mean over its own.
+        # Line 14. The loss is a mean over all rows; a client needs the mean over its own.
         self.fleet.backward(gradients * len(features.clients))
+
+    def _clustering(
+        self,
+        features: Features,
+        projections: Tensor,
+        keys: Tensor,
+        labels: Tensor,
+        confident: Tensor,
+    ) -> Tensor | None:
+        """Return C of Eq. (5), and put the keys into the queue; None where it is switched off."""
+        settings = self.settings
+        if not settings.clustering:
+            return None
+        in_turn = settings.server_pass == "in_turn"
+        mask = self.queue.mask_in_turn(features.owner, features.batch) if in_turn else None
+        positives = self.influence.as_positives(features, labels, confident)
+        references = self.queue.push_pseudo(keys, labels, positives)
+        return contrastive(projections, labels, references, settings.temperature, mask)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"teacher": self.teacher, "student": self.student}
@@ -209,16 +215,16 @@ class SemiSFL:
         self.queue.load_state_dict(state["queue"])
         self.controller.load_state_dict(state["controller"])
         self.labelling.load_state_dict(state.get("labelling", {}))
-        self.meter.clear()  # a round that was given up half-way leaves its sums behind
+        self.meter.clear()  # an aborted round leaves its sums behind
 
 
 def _for_each_view(labels: Tensor, images: Tensor) -> Tensor:
-    """Labels of ``images``, which may be several views one after the other."""
+    """Return the labels of ``images``, which may hold several views one after the other."""
     views = len(images) // len(labels)
     return labels.repeat(views) if views > 1 else labels
 
 
 def _own_key(labels: Tensor, shown: Tensor, references: Tensor) -> Tensor:
-    """Mask of each anchor's own teacher key, as A(j) in the paper leaves j out."""
+    """Return the mask of each anchor's own teacher key: A(j) in the paper leaves j out."""
     own = torch.eye(len(labels), len(references), dtype=torch.bool, device=references.device)
     return own.repeat(len(shown) // len(labels), 1)

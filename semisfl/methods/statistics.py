@@ -50,7 +50,7 @@ def of_step(
     features: Features, active: Sequence[int], labels: Tensor, confident: Tensor, classes: int
 ) -> dict[str, Tensor]:
     """Sums of one step, for a `Meter`; those by client in the order of ``active``, who answered or not."""
-    # A captured step pays for every kernel: what follows from other sums is left to `of_split_round`.
+    # Every operation of a step costs time: what follows from other sums is left to `of_split_round`.
     kept = confident.float()
     sums = {
         "client_images": kept.new_full((len(features.clients),), features.batch),

@@ -14,7 +14,7 @@ from semisfl.metrics import MethodMetrics
 class Supervised:
     def __init__(self, setup: Setup) -> None:
         self.config = setup.config
-        self.student = setup.hardware.working_copy(setup.model.whole())
+        self.student = setup.engine.prepared(setup.model.whole())
         self.supervised = SupervisedPhase(setup, self.student)
 
     def round(self, round_index: int) -> MethodMetrics:

@@ -41,6 +41,13 @@ def use_generator(module: nn.Module, generator: torch.Generator) -> None:
             layer.generator = generator
 
 
+def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return the BatchNorm layers of ``module``."""
+    return [
+        layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
+
+
 class Layers(nn.Sequential):
     """A Sequential that does convolution, BatchNorm, ReLU, max-pooling and linear layers in fewer operations."""
 

@@ -14,15 +14,17 @@ from semisfl.data import sources
 from semisfl.data.augment import Normalizer
 from semisfl.data.batches import RoundBatches
 from semisfl.data.elsewhere import join
+from semisfl.data.labeled import LabeledImages
 from semisfl.data.partition import Holdings, Partition
 from semisfl.data.sources import Dataset
+from semisfl.engine.facade import Engine
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.inference import outputs
 from semisfl.fleet.base import Fleet
 from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
-from semisfl.methods.base import LabeledImages, Method, Setup
+from semisfl.methods.base import Method, Setup
 from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.settings import lookup
@@ -265,11 +267,12 @@ def assemble(
         hardware.dtype,
         whole=hardware.capture,
     )
-    labeled = LabeledImages(batches, data.labels[chosen].to(hardware.device), config, hardware)
+    labels = data.labels[chosen].to(hardware.device)
+    labeled = LabeledImages(batches, labels, config, hardware.streams.while_busy)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
         method = lookup.method_class(lookup.method(config.method))(
-            Setup(config, split_model, fleet, labeled, classes, hardware, stop)
+            Setup(config, split_model, fleet, labeled, classes, Engine(hardware), stop)
         )
     except BaseException:
         fleet.close(finished=False)

@@ -20,9 +20,8 @@ from semisfl.data.batches import (
     side_by_side,
     split_views,
 )
-from semisfl.engine.hardware import Hardware
+from semisfl.data.labeled import LabeledImages
 from semisfl.fleet.base import draw_active
-from semisfl.methods.base import LabeledImages
 from semisfl.settings.config import parse
 
 AUGMENTATION = Augmentation(flip=True, pad=None, num_ops=2, cutout=6)
@@ -192,7 +191,6 @@ def test_labelled_images_come_as_two_independent_views_with_their_labels() -> No
         RoundBatches(pixels, still, Normalizer.of((0.0,), (1 / 255,)), torch.float32, whole=False),
         torch.arange(30) % 7,
         config,
-        Hardware("cpu"),
     )
     labeled.start(0, 3, "weak")
     for _ in range(3):
@@ -201,7 +199,7 @@ def test_labelled_images_come_as_two_independent_views_with_their_labels() -> No
         assert (one[:, 0, 0, 0].round().long() % 7).tolist() == labels.tolist()
 
     moving = RoundBatches(images(30), AUGMENTATION, NORMALIZER, torch.float32, whole=False)
-    labeled = LabeledImages(moving, torch.arange(30) % 7, config, Hardware("cpu"))
+    labeled = LabeledImages(moving, torch.arange(30) % 7, config)
     labeled.start(0, 1, "strong")
     first = labeled.next_two()
     assert not torch.equal(first[0], first[1])

@@ -205,7 +205,8 @@ def test_steps_beside_the_backward_pass_are_the_same_steps() -> None:
         model = models.build("cnn", (3, 32, 32), 10, seed=2).cuda()
         student = hardware.working_copy(nn.Sequential(model.bottom, model.top))
         teacher = Teacher(student, 0.9)
-        sgd = SGD(student.parameters(), OptimizerConfig(), streams, teacher.average)
+        sgd = SGD(student.parameters(), OptimizerConfig(), streams)
+        teacher.pair_with(sgd)
         sgd.restart(0.05)
 
         def step() -> None:

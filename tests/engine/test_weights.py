@@ -88,9 +88,9 @@ def test_a_step_through_the_masters_is_a_step_of_plain_sgd(
     for sgd in (ours, theirs):
         sgd.restart(0.1)
     for _ in range(4):
-        slopes = [torch.randn_like(p).bfloat16() for p in plain.parameters()]
-        ours.apply(slopes, clip)
-        theirs.apply([slope.float() for slope in slopes], clip)
+        gradients = [torch.randn_like(p).bfloat16() for p in plain.parameters()]
+        ours.apply(gradients, clip)
+        theirs.apply([gradient.float() for gradient in gradients], clip)
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-5, atol=1e-5)
         assert torch.equal(module.get_parameter(name), module.state_dict()[name].bfloat16())
@@ -149,7 +149,8 @@ def test_steps_taken_as_gradients_come_are_the_same_steps() -> None:
         student[0][11].p = 0.0  # dropout would draw differently for each
         Weights(student, torch.bfloat16)
         teacher = Teacher(student, 0.9)
-        sgd = SGD(student.parameters(), OptimizerConfig(), OneStream(), teacher.average)  # type: ignore[arg-type]
+        sgd = SGD(student.parameters(), OptimizerConfig(), OneStream())  # type: ignore[arg-type]
+        teacher.pair_with(sgd)
         sgd.restart(0.1)
         return student, sgd, teacher
 
@@ -169,7 +170,7 @@ def test_steps_taken_as_gradients_come_are_the_same_steps() -> None:
             torch.testing.assert_close(early_one.state_dict()[name], tensor)
     assert late_teacher.updates == early_teacher.updates == 3
     with pytest.raises(AssertionError):
-        early_teacher.average.begin(early_sgd._homes[1:], OneStream().side)
+        early_teacher._average.begin(early_sgd._homes[1:], OneStream().side)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -183,15 +184,15 @@ def test_a_step_of_a_stack_is_a_step_of_each_slot(slots: int) -> None:
     for sgd in (together, *alone):
         sgd.restart(0.1)
     for step in range(3):
-        slopes = [torch.randn(slots, *p.shape).bfloat16() for p in plain[0].parameters()]
+        gradients = [torch.randn(slots, *p.shape).bfloat16() for p in plain[0].parameters()]
         # A parameter that a step does not use has no gradient; its momentum and decay go on.
         missing = 1 if step == 1 else None
-        together.apply([None if i == missing else s for i, s in enumerate(slopes)])
+        together.apply([None if i == missing else s for i, s in enumerate(gradients)])
         for slot, sgd in enumerate(alone):
-            given = [s[slot].float() for s in slopes]
+            mine = [s[slot].float() for s in gradients]
             if missing is not None:
-                given[missing] = torch.zeros_like(given[missing])
-            sgd.apply(given)
+                mine[missing] = torch.zeros_like(mine[missing])
+            sgd.apply(mine)
     for slot, module in enumerate(plain):
         for name, tensor in module.state_dict().items():
             torch.testing.assert_close(stack.tensors[name][slot], tensor, rtol=1e-5, atol=1e-5)

@@ -13,13 +13,12 @@ from semisfl import seeds
 from semisfl.data.batches import split_views
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import Hardware
-from semisfl.engine.weights import batchnorms
 from semisfl.fleet.base import SplitRound, mean_state
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models import split as models
-from semisfl.models.layers import use_generator
+from semisfl.models.layers import batchnorms, use_generator
 from semisfl.models.split import SplitModel
 from semisfl.models.stack import Stack
 from semisfl.settings import config

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from semisfl import seeds
 from semisfl.data.batches import draw_batches
+from semisfl.engine.host import HostShelf
 from semisfl.fleet.base import FullRound
 from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image
 from semisfl.methods.fedmatch.method import (
@@ -284,7 +285,7 @@ def test_clients_are_known_by_what_their_upload_makes_of_the_noise_image() -> No
 
 
 def test_an_upload_is_kept_while_it_is_needed() -> None:
-    helpers = Helpers(torch.device("cpu"))
+    helpers = Helpers(HostShelf(torch.device("cpu")))
     for client in range(3):
         helpers.remember(client, 0, {"w": torch.full((1,), float(client))}, torch.eye(3)[client])
     helpers.choose([0, 7], 2)
@@ -297,7 +298,7 @@ def test_an_upload_is_kept_while_it_is_needed() -> None:
     assert float(helpers.of(0)["helper0"]["w"]) == 1, "client 0 still holds the old one"
     helpers.choose([0], 2)
     helpers.remember(2, 2, {"w": torch.full((1,), 8.0)}, torch.eye(3)[2])
-    copy_ = Helpers(torch.device("cpu"))
+    copy_ = Helpers(HostShelf(torch.device("cpu")))
     copy_.load_state_dict(helpers.state_dict())
     assert sorted(helpers.state_dict()["shelf"]) == ["0@0", "1@1", "2@0", "2@2"]
     assert float(copy_.of(0)["helper0"]["w"]) == 9

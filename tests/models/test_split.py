@@ -9,9 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.engine.weights import batchnorms
 from semisfl.models import split as models
-from semisfl.models.layers import ConvBlock, Dropout, NormBlock, Residual, parts_of, use_generator
+from semisfl.models.layers import (
+    ConvBlock,
+    Dropout,
+    NormBlock,
+    Residual,
+    batchnorms,
+    parts_of,
+    use_generator,
+)
 from semisfl.models.split import Shape, SplitModel, build, parameter_count, split
 from semisfl.settings import presets
 from tests.twin import bn_model

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisfl.engine.host import HostShelf
+from semisfl.engine.facade import HostShelf
 from semisfl.fleet.base import State
 
 
@@ -37,12 +37,11 @@ class Helpers:
     An upload stays on the shelf while it is a client's latest or still helps somebody.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, shelf: HostShelf) -> None:
+        self._shelf = shelf
         self._embeddings: dict[int, Tensor] = {}
         self._latest: dict[int, str] = {}
         self._given: dict[int, list[str]] = {}
-        self._shelf = HostShelf(device)
 
     def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
         self._embeddings[client] = embedding
@@ -79,7 +78,8 @@ class Helpers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._embeddings = {
-            int(client): value.to(self._device) for client, value in state["embeddings"].items()
+            int(client): value.to(self._shelf.device)
+            for client, value in state["embeddings"].items()
         }
         self._latest = {int(client): key for client, key in state["latest"].items()}
         self._given = {int(client): list(keys) for client, keys in state["given"].items()}

@@ -19,20 +19,18 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.batches import draw_batches
-from semisfl.engine.sgd import SGD
-from semisfl.engine.sums import Regularisers
-from semisfl.engine.weights import batchnorms
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import (
     Answers,
     ClientResult,
     ClientRuntime,
     FullRound,
+    Regularisers,
     State,
     every_tensor,
 )
-from semisfl.methods.base import Meter, ServerDropout, Setup
+from semisfl.methods.base import ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
 from semisfl.methods.fedmatch.settings import FedMatchSettings
 from semisfl.methods.full_model import (
@@ -45,6 +43,7 @@ from semisfl.methods.full_model import (
     start_counter,
 )
 from semisfl.metrics import MethodMetrics
+from semisfl.models.layers import batchnorms
 from semisfl.models.passes import passes
 
 THRESHOLD = 1e-5
@@ -80,11 +79,11 @@ class FedMatch:
         for name, parameter in self.psi.named_parameters():
             parameter.mul_(settings.psi_factor if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
-        self.sgd = SGD(self.sigma.parameters(), config.optimizer)
-        self.meter = Meter(setup.hardware)
-        self.supervised_step = setup.capture(self._supervised_step)
+        self.sgd = setup.engine.sgd(self.sigma.parameters(), config.optimizer)
+        self.meter = setup.engine.meter()
+        self.supervised_step = setup.repeated(self._supervised_step)
         self.work = FedMatchWork()
-        self.helpers = Helpers(setup.hardware.device)
+        self.helpers = Helpers(setup.engine.shelf())
         noise = noise_image(setup.labeled.shape, seeds.generator(config.seed, "noise"))
         self.noise = setup.labeled.normalized(noise)
         self._join()
@@ -150,7 +149,7 @@ class FedMatch:
         for client, upload in uploads.items():
             if self.settings.helpers:
                 theta = {**upload, **joined(self.sigma, upload)}
-                with self.setup.hardware.arithmetic():
+                with self.setup.engine.arithmetic():
                     embedding = (
                         functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
                     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.batches import draw_batches
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import (
     Answers,
     ClientResult,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from semisfl.engine.weights import batchnorms
+from semisfl.models.layers import batchnorms
 
 SBN_BATCH = 250
 
