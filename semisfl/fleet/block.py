@@ -14,7 +14,7 @@ from torch import Tensor
 from semisfl import seeds
 from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
 from semisfl.engine.sgd import SGD
-from semisfl.engine.weights import batchnorms, clone
+from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
@@ -23,7 +23,7 @@ from semisfl.fleet.local_full import FullModelClients
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.teacher_once import KeptRows, check, places
-from semisfl.models.layers import use_generator
+from semisfl.models.layers import batchnorms, use_generator
 from semisfl.models.stack import Stack
 
 
