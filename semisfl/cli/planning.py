@@ -76,10 +76,16 @@ def plan(
     from semisfl.runs.compare import choose_methods
     from semisfl.settings import config as configs
 
-    config = configs.parse(values_of(preset, settings))
+    values = values_of(preset, settings)
+    config = configs.parse(values)
     chosen = choose_methods(methods) if methods is not None else None
     held = about_images.planned(config)
-    made = plans.make(config, held, world_of(uplink, downlink, latency, profile, config.seed))
+    made = plans.make(
+        config,
+        held,
+        world_of(uplink, downlink, latency, profile, config.seed),
+        lambda name: configs.parse({**values, "method": name}),
+    )
     if chosen is not None:
         made = _only(made, chosen)
     if not json_:  # before the picture: drawing takes seconds

@@ -1,7 +1,7 @@
 """Estimates what each cut and each method would cost over given links and devices, before training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -127,11 +127,21 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.9g}")
 
 
-def make(config: Config, held: AboutImages, world: World) -> Plan:
+def make(
+    config: Config,
+    held: AboutImages,
+    world: World,
+    config_of: Callable[[str], Config] | None = None,
+) -> Plan:
+    """Return the plan; ``config_of`` gives the run's configuration with another method and its settings."""
     own = Priced.of(config, held)
     rows = lookup.methods()
     rows.setdefault(config.method, own.row)
-    methods = [line for row in rows.values() if (line := _line(replace(own, row=row), world))]
+    priced = [
+        replace(own, row=row, config=config_of(name) if config_of else config)
+        for name, row in rows.items()
+    ]
+    methods = [line for one in priced if (line := _line(one, world))]
     split = own if _is_split(own) else replace(own, row=lookup.method(SPLIT_METHOD))
     cuts = [_line(split.at(cut.index), world) for cut in every_cut(own.cut)]
     return Plan(config, world, [line for line in cuts if line], methods)

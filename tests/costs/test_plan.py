@@ -168,3 +168,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "lower one first" in capsys.readouterr().err
     assert main(["plan", "--profile", "cray"]) == 2
     assert "jetson-mix" in capsys.readouterr().err
+
+
+def test_every_method_is_priced_with_its_own_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that is not the run's: it is not part of the run's configuration."""
+    teachers = []
+    for kept in ("frozen", "ema"):
+        words = ["wire.teacher_once=true", "method=fedmatch", f"semisfl.client_teacher={kept}"]
+        code = main(["plan", "digits", "--methods", "semisfl", "--json", "--set", *words])
+        teachers.append((code, capsys.readouterr()))
+    assert teachers[0][0] == 0
+    assert teachers[1][0] != 0 and "set semisfl.client_teacher = 'frozen'" in teachers[1][1].err
