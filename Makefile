@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The oldest versions are only to be had for the oldest Python.
 OLDEST_PYTHON ?= python3.11
 OLDEST := .venv-oldest
+PAGES := results results-more paper-choices paper-costs paper-figures
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
 .PHONY: help demo test test-slow test-kernels test-oldest mutants chaos check bench results clean
@@ -19,7 +20,7 @@ help:
 	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
-	@echo "make results    the tables of docs/results.md and docs/security.md, again from the runs in results/"
+	@echo "make results    every table of the docs that runs stand behind, again from results/"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
 demo: $(VENV)/.installed
@@ -58,7 +59,8 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.virtual_clock
 
 results: $(VENV)/.installed
-	$(BIN)/semisfl reproduce all --no-run --into docs/results.md
+	for page in $(PAGES); do $(BIN)/semisfl reproduce all --no-run --into docs/$$page.md || exit 1; done
+	$(BIN)/python -m benchmarks.result_tables
 	$(BIN)/python -m benchmarks.security_tables
 
 # torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/security.md, again from the runs in results/leakage and results/spoilers.
+"""The tables and the picture of docs/security.md, again from the runs in results/leakage and results/poisoning.
 
     python -m benchmarks.security_tables
 
@@ -7,6 +7,7 @@ Each table stands between ``<!-- security tradeoff -->`` and ``<!-- end of trade
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,7 +18,7 @@ from semisfl.paper.document import filled
 from semisfl.runs.report import Spread
 from semisfl.settings import config as configs
 
-LEAKAGE, POISONING = Path("results/leakage"), Path("results/spoilers/digits.jsonl")
+LEAKAGE, POISONING = Path("results/leakage/leakage.json"), Path("results/poisoning/digits.jsonl")
 DOCUMENT, PICTURE = Path("docs/security.md"), Path("docs/leakage-tradeoff.png")
 POINTS = {
     "plain": "nothing",
@@ -46,7 +47,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def leaks(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((LEAKAGE / folder / "leakage.json").read_text())
+    found: dict[str, Any] = _all_leaks()[folder]
+    return found
+
+
+@cache
+def _all_leaks() -> dict[str, Any]:
+    """Return what `semisfl leakage` wrote, by the name of its run."""
+    found: dict[str, Any] = json.loads(LEAKAGE.read_text(encoding="utf-8"))
     return found
 
 

@@ -17,16 +17,16 @@ UNITS = {"hours": "Hours", "gigabytes": "GB"}
 TARGETS = {"svhn": (80, 85), "cifar10": (80, 85), "stl10": (80, 85), "image100": (50, 60)}
 # What the text says; the bars themselves have no numbers. By data set, target and method.
 HOURS = {
-    ("cifar10", 80, "semisfl"): 86.5 / 60,
-    ("cifar10", 80, "fedswitch-sl"): 113.6 / 60,
-    ("cifar10", 85, "semisfl"): 322.8 / 60,
-    ("cifar10", 85, "fedswitch-sl"): 330.9 / 60,
+    ("cifar10", 80, "semisfl"): Value(86.5 / 60),
+    ("cifar10", 80, "fedswitch-sl"): Value(113.6 / 60),
+    ("cifar10", 85, "semisfl"): Value(322.8 / 60),
+    ("cifar10", 85, "fedswitch-sl"): Value(330.9 / 60),
 }
 GIGABYTES = {
-    ("cifar10", 80, "semisfl"): 181.95,
-    ("cifar10", 80, "fedswitch-sl"): 181.95 + 59.7,
-    ("svhn", 85, "semisfl"): 74.4,
-    ("svhn", 85, "fedswitch"): 74.4 / 6.3,
+    ("cifar10", 80, "semisfl"): Value(181.95),
+    ("cifar10", 80, "fedswitch-sl"): Value(181.95 + 59.7, derived=True),
+    ("svhn", 85, "semisfl"): Value(74.4),
+    ("svhn", 85, "fedswitch"): Value(74.4 / 6.3, derived=True),
 }
 
 
@@ -35,7 +35,7 @@ def to_reach(
     preset: str,
     targets: Sequence[int],
     methods: Sequence[str] = WITH_CLIENTS,
-    said: Mapping[tuple[str, int, str], float] = MappingProxyType({}),
+    said: Mapping[tuple[str, int, str], Value] = MappingProxyType({}),
     changes: tuple[str, ...] = (),
     rounds: int = ROUNDS,
 ) -> Part:
@@ -53,7 +53,7 @@ def to_reach(
                 changes=changes,
                 rounds=rounds,
                 target=target,
-                paper=Value(value) if (value := said.get((preset, target, method))) else None,
+                paper=said.get((preset, target, method)),
             )
             for method in methods
             for target in targets
@@ -61,7 +61,7 @@ def to_reach(
     )
 
 
-def _parts(measure: str, said: Mapping[tuple[str, int, str], float]) -> tuple[Part, ...]:
+def _parts(measure: str, said: Mapping[tuple[str, int, str], Value]) -> tuple[Part, ...]:
     return tuple(to_reach(measure, name, TARGETS[name], said=said) for name in SETS)
 
 

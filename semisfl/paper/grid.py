@@ -21,6 +21,8 @@ class Value:
 
     mean: float
     stderr: float | None = None
+    derived: bool = False
+    """Whether it was worked out from other numbers of the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,7 @@ def _by_labels(adapted: bool) -> tuple[Cell, ...]:
 
 def _said(labels: str, adapted: bool) -> Value | None:
     if labels == "250":
-        return Value(82.9 if adapted else 82.9 - 10.8)
+        return Value(82.9) if adapted else Value(82.9 - 10.8, derived=True)
     return Value(88.6) if labels == "4000" and adapted else None
 
 
@@ -155,7 +155,8 @@ _ADAPTATION = Exhibit(
     ),
     notes=(
         "The text names 250 labels, where adaptation is worth 10.8 points and K_s is mainly below 30; the "
-        "other counts are assumed. SemiSFL's numbers are those of Tables I and V.",
+        "other counts are assumed. SemiSFL's numbers are those of Tables I and V; the value without "
+        "adaptation is 82.9 - 10.8.",
     ),
 )
 

@@ -88,6 +88,8 @@ def exhibit(
 def table(part: Part, cells: Sequence[Measured]) -> list[str]:
     """Rows and columns as in the paper; in each place ours, its value and the difference."""
     measure = MEASURES[part.measure]
+    # Beside runs with fewer rounds, those with all of them say so too.
+    mixed = len({cell.result.rounds for cell in cells} - {None}) > 1
     columns = list(dict.fromkeys(cell.result.cell.column for cell in cells))
     rows = list(dict.fromkeys(cell.result.cell.row for cell in cells))
     places = {(cell.result.cell.row, cell.result.cell.column): cell for cell in cells}
@@ -104,14 +106,14 @@ def table(part: Part, cells: Sequence[Measured]) -> list[str]:
         there = [places.get((row, column)) for column in columns]
         method = next(cell.result.cell.method for cell in there if cell)
         mark = "\\*" if note_of(method) else ""
-        texts = [cell_text(cell, measure) if cell else "" for cell in there]
+        texts = [cell_text(cell, measure, mixed) if cell else "" for cell in there]
         lines.append(f"| {row}{mark} | {' | '.join(texts)} |")
     return lines
 
 
-def cell_text(one: Measured, measure: Measure) -> str:
+def cell_text(one: Measured, measure: Measure, name_rounds: bool = False) -> str:
     paper = one.result.cell.paper
-    parts = [_ours(one, measure)]
+    parts = [_ours(one, measure, name_rounds)]
     if paper is not None:
         parts.append(paper_text(paper, measure))
     if one.difference is not None:
@@ -119,7 +121,7 @@ def cell_text(one: Measured, measure: Measure) -> str:
     return " / ".join(parts)
 
 
-def _ours(one: Measured, measure: Measure) -> str:
+def _ours(one: Measured, measure: Measure, name_rounds: bool) -> str:
     if one.result.rounds is None:
         return _unfinished(one.result)
     if one.spread is None:
@@ -129,13 +131,13 @@ def _ours(one: Measured, measure: Measure) -> str:
         text += f" ({len(one.values)} of {len(one.result.records)} seeds, others {one.why_not})"
     if one.result.data:
         text += "†"
-    fewer = one.result.rounds != one.result.cell.rounds
-    return text + (f" ({one.result.rounds:,} rounds)" if fewer else "")
+    named = name_rounds or one.result.rounds != one.result.cell.rounds
+    return text + (f" ({one.result.rounds:,} rounds)" if named else "")
 
 
 def paper_text(value: Value, measure: Measure) -> str:
     error = "" if value.stderr is None else f" ± {rounded(value.stderr, measure.digits)}"
-    return rounded(value.mean, measure.digits) + error
+    return rounded(value.mean, measure.digits) + error + (" (derived)" if value.derived else "")
 
 
 def _unfinished(result: Result) -> str:

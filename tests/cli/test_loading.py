@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 RESULTS = Path(__file__).parents[2] / "results"
-RUN = next(file.parent for file in sorted(RESULTS.rglob("config.toml")))
+RUN = min(RESULTS.rglob("*.run.json"))
 CODE = """
 import sys
 from semisfl.cli.main import main

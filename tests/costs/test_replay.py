@@ -94,13 +94,13 @@ def test_batchnorms_statistics_are_a_phase_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("plain", "codec"),
-    [("codecs/fp32-seed1", "int8"), ("codecs/fp32-seed1", "bf16"), ("codecs/fp32-seed1", "fp16")],
+    [("h200/compare/semisfl", codec) for codec in ("int8", "bf16", "fp16")],
 )
 def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
     plain: str, codec: str
 ) -> None:
-    replayed = replay(read_run(RESULTS / plain), WORLD, codec)
-    real = read_run(RESULTS / "codecs" / f"{codec}-seed1")
+    replayed = replay(read_run(RESULTS / f"{plain}.run.json"), WORLD, codec)
+    real = read_run(RESULTS / "codecs" / f"cifar10-{codec}.run.json")
     assert [row.bytes_total for row in replayed.rounds] == [row.bytes_total for row in real.rounds]
     assert replayed.config.wire.models == codec
 
@@ -118,7 +118,7 @@ def test_rows_whose_number_was_not_recorded_stay_and_models_do_not(tmp_path: Pat
 
 
 def test_every_committed_run_sums_up_to_what_it_recorded() -> None:
-    places = sorted(file.parent for file in RESULTS.rglob("config.toml"))
+    places = sorted(RESULTS.rglob("*.run.json"))
     assert len(places) > 40
     for place in places:
         run = read_run(place)
@@ -238,7 +238,7 @@ def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_picture_is_cut_off() -> None:
-    runs = report.find_runs([RESULTS / "digits"])
+    runs = report.find_runs(sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json")))
     replays = {run.path: replay(run, WORLD) for run in runs}
     groups = group_runs([one.as_run() for one in replays.values()])
     pairs = [(group, [replays[run.path] for run in group.runs]) for group in groups]

@@ -1,12 +1,15 @@
 """Documents whose tables are made again from runs, and ours, which must be as the runs say."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks import result_tables, security_tables
 from semisfl.paper import document, written
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.records import Records
+from semisfl.runs import reading
 from semisfl.settings.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +44,19 @@ def test_a_document_without_parts_or_with_an_open_one_is_refused() -> None:
         document.names_in(TEXT + TEXT, FILE)
 
 
-def test_the_record_is_what_the_committed_runs_say() -> None:
-    """`semisfl reproduce all --no-run --into docs/results.md` has been called since runs were added."""
-    file = ROOT / "docs" / "results.md"
+PAGES = ("results", "results-more", "paper-choices", "paper-costs", "paper-figures")
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    return Records(ROOT / "nowhere", [ROOT / "results"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_the_committed_runs_say(page: str, records: Records) -> None:
+    """`make results` has been called since runs were added."""
+    file = ROOT / "docs" / f"{page}.md"
     text = file.read_text(encoding="utf-8")
-    records = Records(ROOT / "nowhere", [ROOT / "results"])
 
     def make(name: str) -> str:
         exhibit = EXHIBITS[name]
@@ -53,6 +64,44 @@ def test_the_record_is_what_the_committed_runs_say() -> None:
         assert (file.parent / "paper" / f"{name}.png").is_file()
         return written.exhibit(exhibit, parts, file.parent, f"paper/{name}.png", alone=False)
 
-    names = document.names_in(text, file)
+    assert document.filled(text, make, document.names_in(text, file)) == text
+
+
+def test_every_table_of_the_paper_is_on_one_page_and_make_results_writes_all_pages() -> None:
+    text = {page: (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES}
+    names = [name for page in PAGES for name in document.names_in(text[page], Path(page))]
+    assert len(set(names)) == len(names)
     assert {f"table{number}" for number in range(1, 6)} <= set(names)
-    assert document.filled(text, make, names) == text
+    assert f"PAGES := {' '.join(PAGES)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_tables_of_our_own_are_what_the_committed_runs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    made = result_tables.pages()
+    for page, text in made.items():
+        assert page.read_text(encoding="utf-8") == text, f"{page}: call `make results`"
+    marks = [f"<!-- end of {name} -->" for name in result_tables.TABLES]
+    assert all(sum(mark in text for text in made.values()) == 1 for mark in marks)
+
+
+def test_security_tables_are_what_the_committed_runs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = security_tables.DOCUMENT.read_text(encoding="utf-8")
+    tables = security_tables.TABLES
+    assert document.filled(text, lambda name: tables[name](), list(tables), "security") == text
+
+
+def test_links_to_results_lead_somewhere() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        for link in re.findall(r"\]\((\.\./results/[^)#]*)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), (page.name, link)
+
+
+def test_there_are_few_result_files_and_every_run_has_an_environment() -> None:
+    files = [file for file in (ROOT / "results").rglob("*") if file.is_file()]
+    assert len(files) <= 450
+    assert sum(file.stat().st_size for file in files) <= 10e6
+    runs = [file for file in files if file.name.endswith(reading.SUFFIX)]
+    assert len(runs) > 400 and all(reading.read_environment(file) for file in runs)
+    directories = {file.parent for file in files if file.name == "config.toml"}
+    assert directories == {ROOT / "results" / "watch" / "served"}

@@ -8,6 +8,7 @@ from semisfl.paper.grid import Cell
 from semisfl.paper.missing import chosen, missing
 from semisfl.paper.records import Records
 from semisfl.runs.compare import Job
+from semisfl.runs.reading import name_of
 from semisfl.settings.config import ConfigError
 from tests.paper.fakes import digits_cell, leave_run
 
@@ -93,7 +94,7 @@ def test_a_configuration_that_no_longer_parses_is_named(tmp_path: Path) -> None:
     run = leave_run(tmp_path / "old", digits_cell().config(), [10.0, 20.0])
     file = run / "config.toml"
     file.write_text("gone = 1\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"old/config.toml .*unknown key 'gone'.*move"):
+    with pytest.raises(ConfigError, match=r"old cannot be read .*unknown key 'gone'.*move"):
         Records(tmp_path)
 
 
@@ -125,10 +126,11 @@ def test_the_committed_records_fill_their_cells() -> None:
         for name in ("table1", "table2")
         for cell in EXHIBITS[name].cells
     }
-    found = {key: [record.path.name for record in runs] for key, runs in table.items() if runs}
+    found = {key: [name_of(record.path) for record in runs] for key, runs in table.items() if runs}
     assert found[("SemiSFL", "CIFAR-10")] == ["cifar10-dir0.1-semisfl"]
     assert found[("Supervised-only", "SVHN")] == [
         "svhn-supervised",
         "svhn-supervised-seed1",
         "svhn-supervised-seed2",
     ]
+    assert found[("FedMatch", "SVHN")] == ["svhn-dir0.1-fedmatch"]

@@ -97,7 +97,7 @@ def test_hours_are_those_of_the_virtual_clock_up_to_the_target() -> None:
     from semisfl.costs.replay import replay
     from semisfl.runs.report import read_run
 
-    run = read_run(RESULTS / "h200" / "compare" / "semisfl")
+    run = read_run(RESULTS / "h200" / "compare" / "semisfl.run.json")
     cell = Cell(row="SemiSFL", column="75 %", preset="cifar10", target=75.0)
     first = next(row.round for row in run.tested if (row.accuracy or 0) >= 75)
     expected = sum(replay(run, paper_world()).seconds[: first + 1]) / 3600

@@ -41,8 +41,8 @@ def test_a_record_reads_as_the_directory_does(trained: tuple[Path, Path]) -> Non
     before, after = (configs.parse(reading.read_config(path)) for path in trained)
     assert identity(after) == identity(before) and after.seed == before.seed
     assert after.optimizer == before.optimizer and after.data == before.data
-    rows = zip(report.read_run(run).rows, report.read_run(file).rows, strict=True)
-    for ours, theirs in rows:
+    pairs = zip(report.read_run(run).rounds, report.read_run(file).rounds, strict=True)
+    for ours, theirs in pairs:
         assert theirs.bytes == ours.bytes and theirs.bytes_total == ours.bytes_total
         assert theirs.accuracy == pytest.approx(ours.accuracy, rel=1e-4)
         assert theirs.accuracies.keys() == ours.accuracies.keys()

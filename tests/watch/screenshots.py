@@ -16,6 +16,8 @@ from PIL import Image
 from semisfl.data.partition import count
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_data
+from semisfl.runs.reading import name_of
+from semisfl.runs.record import unpack
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
@@ -38,9 +40,10 @@ PICTURES = (
 
 def folders(place: Path) -> None:
     """Copies with what the results lack."""
-    shutil.copytree(RESULTS / "h200" / "compare", place / "compare")
+    for file in (RESULTS / "h200" / "compare").glob("*.run.json"):
+        unpack(file, place / "compare" / name_of(file))
     demo = place / "demo" / "semisfl-seed0"
-    shutil.copytree(RESULTS / "demo" / "semisfl-seed0", demo)
+    unpack(RESULTS / "demo" / "semisfl-seed0.run.json", demo)
     data, partition = load_data(RunDirectory.open(demo).config())
     holdings = count(partition, data.labels.numpy(), data.classes)
     (demo / "holdings.json").write_text(holdings.as_json())

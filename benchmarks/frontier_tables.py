@@ -1,0 +1,233 @@
+"""The tables of docs/frontier.md; `python -m benchmarks.result_tables` writes them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from benchmarks.records import (
+    METHODS,
+    RESULTS,
+    UNKNOWN,
+    accuracies,
+    called,
+    each,
+    numbered,
+    percent,
+    run,
+    runs,
+    sent,
+    summed,
+    table,
+)
+from semisfl.runs.reading import SUFFIX
+from semisfl.runs.report import Run, Spread
+
+PLAIN, BOTH = ("",), ("", "-seed1")
+
+
+def frontier() -> str:
+    """Return the variant beside the paper and SemiSFL, each seed by itself."""
+    places = {
+        "Dirichlet(0.1), 4,000 labels": (
+            83.8,
+            "h200/cifar10-dir0.1-semisfl",
+            PLAIN,
+            "frontier/cifar10-dir0.1",
+            BOTH,
+            86.0,
+        ),
+        "Dirichlet(0.05), 4,000 labels": (
+            82.3,
+            "h200/cifar10-dir0.05-semisfl",
+            BOTH,
+            "frontier/cifar10-dir0.05",
+            BOTH,
+            84.5,
+        ),
+        "IID, 250 labels": (
+            82.9,
+            "h200/cifar10-250-semisfl",
+            PLAIN,
+            "frontier/cifar10-250-fixed",
+            PLAIN,
+            85.0,
+        ),
+    }
+    lines = []
+    for title, (paper, plain, seeds, variant, more, aim) in places.items():
+        ours, theirs = runs(plain, seeds), runs(variant, more)
+        numbers = (each(accuracies(ours)), sent(ours), f"**{each(accuracies(theirs))}**")
+        lines.append((title, str(paper), *numbers, sent(theirs), str(aim)))
+    plain_cost = summed([run("h200/cifar10-iid-semisfl")], 80).to_target
+    costs = [summed([one], 80).to_target for one in numbered("frontier/cifar10-iid-to-80", 2)]
+    needed = [cost.bytes / 1e9 if cost and cost.bytes else None for cost in (plain_cost, *costs)]
+    numbers = (each(needed[:1], 0), "", f"**{each(needed[1:])}**")
+    lines.append(("GB sent until 80 %, IID, 4,000 labels", "182", *numbers, "", "30"))
+    return table(("", "the paper", "SemiSFL here", "GB", "`frontier`", "GB", "aim"), lines)
+
+
+def frontier_labels() -> str:
+    """Return how many labels are wrong and missing at the end, and what 83.5 % took, each seed by itself."""
+    lines = []
+    for title, name, seeds in (
+        ("SemiSFL", "h200/cifar10-dir0.1-semisfl", PLAIN),
+        ("`frontier`", "frontier/cifar10-dir0.1", BOTH),
+    ):
+        for seed, one in enumerate(runs(name, seeds)):
+            end, cost = one.rounds[-1], summed([one], 83.5).to_target
+            reached = (UNKNOWN, UNKNOWN)
+            if cost is not None and cost.rounds and cost.bytes:
+                reached = (f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:,.0f}")
+            lines.append(
+                (f"{title}, seed {seed}", percent(end.impurity), percent(end.mask_rate), *reached)
+            )
+    head = ("", "labels in use that are wrong", "images without a label", "rounds to 83.5 %", "GB")
+    return table(head, lines)
+
+
+def frontier_cost() -> str:
+    """Return accuracy, bytes and virtual hours, and what 77 % took."""
+    from semisfl.costs.recost import replay
+    from semisfl.paper.measures import paper_world
+
+    groups = {"SemiSFL, `frontier`": runs("frontier/cifar10-dir0.1", BOTH)}
+    groups |= {"SemiSFL": [run("h200/cifar10-dir0.1-semisfl")]}
+    groups |= {
+        called(method): runs(f"h200/short/cifar10-{method}")
+        for method in ("fedswitch-sl", "fedswitch", "semifl", "fedmatch", "supervised")
+    }
+    lines = []
+    for title, found in groups.items():
+        moved = [replace(one, rounds=replay(one, paper_world()).as_run().rounds) for one in found]
+        whole = summed(moved, 77)
+        cost = whole.to_target
+        assert cost is not None and whole.seconds is not None
+        needed = [UNKNOWN] * 3
+        if cost.rounds is not None and cost.bytes is not None and cost.seconds is not None:
+            needed = [f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:.1f}", f"{cost.seconds / 3600:.1f}"]
+        numbers = (f"{whole.rounds:,}", str(whole.accuracy), sent(found))
+        reached = (f"{whole.seconds / 3600:.1f}", f"{cost.reached} of {len(found)}", *needed)
+        lines.append((title, str(len(found)), *numbers, *reached))
+    head = ("", "seeds", "rounds", "accuracy %", "GB", "virtual hours")
+    return table((*head, "reach 77 %", "after rounds", "GB", "virtual hours"), lines)
+
+
+PARTS = {
+    "plain": "SemiSFL, the preset",
+    "align-client": '`semisfl.labels.align = "client"`',
+    "teacher-ema": "clients average their teachers",
+    "int4": "int4, models int8",
+    "both-views": '`semisfl.labeled_view = "both"`',
+    "together": "together",
+}
+
+
+def _tested(found: Sequence[Run]) -> list[float]:
+    """Return the accuracy on the test set of runs that are judged on validation images."""
+    return [one.tested[-1].test_accuracy or 0.0 for one in found]
+
+
+def frontier_parts() -> str:
+    """Return what each part of the variant is worth on the digits."""
+    lines = []
+    for name, words in PARTS.items():
+        found = numbered(f"frontier/digits/{name}", 3)
+        numbers = (str(Spread.of(accuracies(found))), str(Spread.of(_tested(found))))
+        lines.append((words, *numbers, sent(found, 1e6)))
+    return table(("", "validation %", "test %", "MB sent"), lines)
+
+
+FEW = {
+    "plain": "SemiSFL",
+    "both-views": '`semisfl.labeled_view = "both"`',
+    "align-global": '`semisfl.labels.align = "global"`',
+    "rate-5": "`optimizer.lr = 0.05`",
+    "fewer-steps": "32 supervised steps per round, always",
+}
+
+
+def few_short() -> str:
+    """Return what was tried with 250 labels over 100 rounds."""
+    lines = []
+    for name, words in FEW.items():
+        one = run(f"frontier/250-labels/{name}")
+        end = one.rounds[-1]
+        numbers = (each(accuracies([one])), each(_tested([one])))
+        lines.append((words, *numbers, percent(end.impurity), percent(end.mask_rate)))
+    head = ("", "validation %", "test %", "labels wrong", "images without a label")
+    return table(head, lines)
+
+
+FEW_LONG = {
+    "SemiSFL, the preset": "h200/cifar10-250-semisfl",
+    "– with frozen teachers": "h200/frozen/cifar10-250-semisfl",
+    '`frontier` with `controller.kind = "fixed"`': "frontier/cifar10-250-fixed",
+    "both views, four bits, frozen teachers, `controller.min_steps_factor = 64`": (
+        "frontier/cifar10-250-both-views"
+    ),
+    'the preset with `controller.kind = "raw"`': "h200/cifar10-250-semisfl-raw",
+}
+
+
+def few_long() -> str:
+    """Return what was tried with 250 labels over 1,000 rounds."""
+    lines = []
+    for words, name in FEW_LONG.items():
+        one = run(name)
+        steps = ", ".join(str(one.rounds[place - 1].supervised_steps) for place in (300, 500, 1000))
+        lines.append((words, each(accuracies([one])), steps, sent([one])))
+    head = ("", "accuracy %", "supervised steps in round 300, 500, 1,000", "GB")
+    return table(head, lines)
+
+
+def few_labels() -> str:
+    """Return the digits by number of labels, over five seeds."""
+    lines = []
+    for name in ("frontier", *METHODS):
+        found = {
+            labels: numbered(f"few-labels/{name}-data.labeled-{labels}", 5)
+            for labels in (10, 20, 40, 100)
+        }
+        title = "SemiSFL, `frontier`" if name == "frontier" else called(name)
+        cells = [str(Spread.of(accuracies(some))) for some in found.values()]
+        lines.append((title, sent(found[40], 1e6), *cells))
+    return table(("", "MB sent", "10 labels", "20", "40", "100"), lines)
+
+
+def tuning() -> str:
+    """Return each method's best rate and threshold by validation accuracy."""
+    lines = []
+    for name in ("frontier", *METHODS):
+        files = sorted((RESULTS / "tuning").glob(f"{name}-rate-*-seed0{SUFFIX}"))
+        points = {file.name.removesuffix(f"-seed0{SUFFIX}") for file in files}
+        found = {
+            tuple(re.findall(r"rate-(\d+)-threshold-(\d+)", point)[0]): numbered(
+                f"tuning/{point}", 2
+            )
+            for point in sorted(points)
+        }
+        best = max(found, key=lambda point: fmean(accuracies(found[point])))
+        rates = sorted({point[0] for point in found})
+        title = "SemiSFL, `frontier`" if name == "frontier" else called(name)
+        line = (
+            *(title, f"0.{best[0]}", UNKNOWN if name == "supervised" else f"0.{best[1]}"),
+            *(f"{fmean(accuracies(found[best])):.1f}", each(_tested(found[best]))),
+            *(each(_tested(found["02", "95"])), f"0.{rates[0]} to 0.{rates[-1]}"),
+        )
+        lines.append((fmean(accuracies(found[best])), line))
+    head = ("", "learning rate", "threshold", "validation %", "test %, seeds 0 and 1")
+    head = (*head, "test % as in the preset (0.02, 0.95)", "rates tried")
+    return table(head, [line for _, line in sorted(lines, reverse=True)])
+
+
+TABLES = {
+    "frontier": frontier,
+    "frontier-labels": frontier_labels,
+    "frontier-cost": frontier_cost,
+    "frontier-parts": frontier_parts,
+    "few-short": few_short,
+    "few-long": few_long,
+    "few-labels": few_labels,
+    "tuning": tuning,
+}

@@ -1,0 +1,61 @@
+"""Numbers of the records in results/ for tables in the docs: one, several seeds, or means over them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from semisfl.runs.reading import SUFFIX
+from semisfl.runs.report import Group, Run, Summary, read_run, summarise
+from semisfl.settings.lookup import note_of, title_of
+
+RESULTS, DOCS = Path("results"), Path("docs")
+METHODS = ("semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl", "fl2", "supervised")
+SEEDS = ("", "-seed1", "-seed2")
+UNKNOWN = "–"
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(text + ["| " + " | ".join(line) + " |" for line in lines])
+
+
+def run(name: str) -> Run:
+    """Return the run of the record ``results/NAME.run.json``."""
+    return read_run(RESULTS / f"{name}{SUFFIX}")
+
+
+def runs(name: str, seeds: Iterable[str] = SEEDS) -> list[Run]:
+    """Return the runs whose names end in these seeds."""
+    return [run(name + seed) for seed in seeds]
+
+
+def numbered(name: str, count: int) -> list[Run]:
+    """Return seeds 0 to ``count`` - 1 of a comparison."""
+    return runs(name, [f"-seed{seed}" for seed in range(count)])
+
+
+def called(method: str) -> str:
+    return title_of(method) + ("\\*" if note_of(method) else "")
+
+
+def summed(found: list[Run], target: float | None = None) -> Summary:
+    return summarise(Group("", found), target)
+
+
+def accuracies(found: Iterable[Run]) -> list[float]:
+    """Return each run's accuracy after its last round."""
+    return [one.tested[-1].accuracy or 0.0 for one in found]
+
+
+def each(values: Iterable[float | None], digits: int = 1) -> str:
+    """Return one number per seed."""
+    return ", ".join(UNKNOWN if value is None else f"{value:,.{digits}f}" for value in values)
+
+
+def sent(found: Sequence[Run], unit: float = 1e9, digits: int = 0) -> str:
+    return f"{fmean(one.rounds[-1].bytes_total or 0 for one in found) / unit:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.1f} %"
