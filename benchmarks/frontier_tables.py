@@ -88,7 +88,7 @@ def frontier_labels() -> str:
 
 def frontier_cost() -> str:
     """Return accuracy, bytes and virtual hours, and what 77 % took."""
-    from semisfl.costs.recost import replay
+    from semisfl.costs.replay import replay
     from semisfl.paper.measures import paper_world
 
     groups = {"SemiSFL, `frontier`": runs("frontier/cifar10-dir0.1", BOTH)}

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from semisfl.costs.recost import replay
 
 from semisfl import train
 from semisfl.cli.main import main
+from semisfl.costs.replay import replay
 from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
 from semisfl.paper.records import Records
 from semisfl.runs import reading, record, report
 from semisfl.settings import config as configs
 from semisfl.settings import presets
-from tests.costs.test_recost import WORLD
+from tests.costs.test_replay import WORLD
 from tests.paper.fakes import digits_cell, leave_run
 
 SHORT = ("rounds=2", "clients.steps=1", "server.steps=1", "clients.active=2", "optimizer.lr=0.013")
