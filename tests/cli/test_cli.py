@@ -469,7 +469,9 @@ def test_errors_and_version_as_a_shell_sees_them() -> None:
     assert command("--version").stdout == f"semisfl {__version__}\n"
 
 
-def test_a_full_disk_loses_no_checkpoint_and_no_metrics(images: Path) -> None:
+def test_a_full_disk_loses_no_checkpoint_and_no_metrics(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A limit on file sizes refuses checkpoints as a full disk does, but not the small files."""
     limit = 100_000
 
@@ -491,9 +493,8 @@ def test_a_full_disk_loses_no_checkpoint_and_no_metrics(images: Path) -> None:
     assert not list(Path("r").glob("*.safetensors")), "no half-written file"
     assert not list(Path("r").glob(".*")), "nor a temporary one"
 
-    again = command("run", "--resume", "r", "--json")
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["rounds"] == 2
+    assert main(["run", "--resume", "r", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 2
     checkpoint.read(Path("r/latest.safetensors"))
 
 
@@ -504,11 +505,11 @@ def rows_but_for_time(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(images: Path) -> None:
+def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = train_arguments(images, "rounds=12", "clients.steps=8", "runtime.checkpoint_every=5")
-    whole = command(*words, "--out", "whole")
-    assert whole.returncode == 0, whole.stderr
-
+    assert main([*words, "--out", "whole", "--quiet"]) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "semisfl", *words, "--out", "parts"],
         stdout=subprocess.PIPE,
@@ -533,9 +534,9 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(images: Path) -> 
     assert 2 <= done < 12
     assert checkpoint.read(Path("parts/latest.safetensors"))["round"] == done
 
-    resumed = command("run", "--resume", "parts", "--json")
-    assert resumed.returncode == 0, resumed.stderr
-    assert not json.loads(resumed.stdout)["stopped"]
+    capsys.readouterr()
+    assert main(["run", "--resume", "parts", "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out)["stopped"]
     for name in ("latest", "best"):
         states = [checkpoint.read(Path(run, f"{name}.safetensors")) for run in ("whole", "parts")]
         assert checkpoint.digest(states[0]) == checkpoint.digest(states[1]), name

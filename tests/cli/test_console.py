@@ -44,9 +44,7 @@ def test_a_full_disk_under_stderr_loses_lines_and_nothing_else(
     assert stream.getvalue().endswith("there is room again\n")
 
 
-@pytest.mark.parametrize(
-    "words", ["list", "reproduce --list", "plan digits --methods all --json", "run --help"]
-)
+@pytest.mark.parametrize("words", ["list", "show digits --json", "run --help"])
 def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
     command = [sys.executable, "-m", "semisfl", *words.split()]
     read, write = os.pipe()

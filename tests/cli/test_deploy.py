@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,21 +150,24 @@ def test_a_full_disk_is_not_success(labeled: Path) -> None:
     assert re.match(r"error: the run's end could not be saved: .*latest.safetensors", last), err
     assert not list(Path("out").glob("*.safetensors")) and not list(Path("out").glob(".*"))
     assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 2
-    # With room again it is done once more, with the same clients.
-    with served(*serve_words(labeled, "--resume", "out")) as (server, port):
-        assert joined(port, labeled).returncode == 0
-        out, err = server.communicate(timeout=300)
-    assert server.returncode == 0 and "after 2 rounds; saved in out" in out, err
-    assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2
-    assert json.loads(Path("out/roster.json").read_text())["index"] == {"plaintext:one": 0}
 
 
-def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(labeled: Path) -> None:
+def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
+    labeled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever bytes come to its port, and whoever else wants to serve the run."""
     words = [*serve_words(labeled), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
     with served(*words) as (server, port):
+        for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(nonsense)
+        assert main(serve_words(labeled, "--resume", "out")) == 3
+        assert f"out is in use by process {server.pid} on " in capsys.readouterr().err
         device = joined(port, labeled)
         out, err = server.communicate(timeout=300)
     assert (device.returncode, server.returncode) == (0, 0), (device.stderr, err)
+    ours = re.compile(r"(info|warning): |semisfl: round \d")
+    assert not [line for line in err.splitlines() if line and not ours.match(line)], err
     assert "ended as stop.gigabytes = 1e-09 is met" in out and "after 1 rounds; saved in out" in out
     assert "ended after round 0: stop.gigabytes = 1e-09 is met" in err
     words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")
@@ -187,6 +191,8 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(labeled: Path) -> No
     assert "after 2 rounds; saved in out" in out and "is met" not in out, err
     rows = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [row.get("stopped_by") for row in rows] == ["gigabytes", None]
+    assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2
+    assert json.loads(Path("out/roster.json").read_text())["index"] == {"plaintext:one": 0}
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> None:
@@ -195,29 +201,3 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing(labeled: Path) -> Non
     _, err = server.communicate(timeout=300)
     assert server.returncode == 2 and "cannot write to runs/out: File too large" in err
     assert not Path("runs").exists()
-    with served(*words):
-        assert Path("runs/out/config.toml").exists()
-
-
-def test_two_servers_cannot_share_a_run(labeled: Path) -> None:
-    with served(*serve_words(labeled), "--out", "out", *TINY) as (server, _):
-        second = start(*serve_words(labeled, "--resume", "out"))
-        _, err = second.communicate(timeout=300)
-        assert second.returncode == 3
-        assert f"out is in use by process {server.pid} on " in err
-    with served(*serve_words(labeled, "--resume", "out")):
-        pass
-
-
-def test_only_our_own_lines_are_in_a_servers_log(labeled: Path) -> None:
-    """Whatever bytes come to its port."""
-    import socket
-
-    with served(*serve_words(labeled), "--out", "out", *TINY) as (server, port):
-        for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(nonsense)
-        assert joined(port, labeled).returncode == 0
-        _, err = server.communicate(timeout=300)
-    ours = re.compile(r"(info|warning): |semisfl: round \d")
-    assert not [line for line in err.splitlines() if line and not ours.match(line)], err

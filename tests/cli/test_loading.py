@@ -1,11 +1,10 @@
 """What commands load: a person who asks a question does not wait for what trains or draws."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 RESULTS = Path(__file__).parents[2] / "results"
 RUN = min(RESULTS.rglob("*.run.json"))
@@ -19,70 +18,53 @@ def draw(groups, path, panels):
     print("drawing; loaded", "matplotlib" in sys.modules)
 
 plots.draw = draw
-code = main(sys.argv[1:])
-print(sorted(sys.modules), file=sys.stderr)
-sys.exit(code)
+for words in " ".join(sys.argv[1:]).split(" and "):
+    print("$", words, flush=True)
+    assert main(words.split()) == 0
+    print(sorted(sys.modules), file=sys.stderr)
 """
 HEAVY = {"torch", "matplotlib", "numpy", "grpc", "cryptography", "datasets", "triton"}
 
 
-def loaded(*words: str) -> tuple[str, set[str]]:
-    """What a command prints, and the heavy packages it has loaded by its end."""
+def loaded(*commands: str) -> tuple[list[str], set[str]]:
+    """Return what each of the commands prints, run one after the other in one process, and all
+    modules that are loaded by the end."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *words], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE, " and ".join(commands)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     modules = set(done.stderr.strip().splitlines()[-1][2:-2].split("', '"))
     assert "semisfl.cli.main" in modules
-    return done.stdout, HEAVY & modules
+    printed = re.split(r"^\$ .*\n", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(printed) == len(commands) and all(printed)
+    return printed, modules
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["show", "digits"],
-        ["list"],
-        ["reproduce", "--list"],
-        ["--help"],
-        ["run", "--help"],
-        ["--version"],
-    ],
-    ids=str,
-)
-def test_answers_without_anything_heavy(words: list[str]) -> None:
-    printed, heavy = loaded(*words)
-    assert printed and not heavy
+def test_answers_without_anything_heavy() -> None:
+    commands = ("show digits", "list", "reproduce --list", "--help", "run --help", "--version")
+    assert not HEAVY & loaded(*commands)[1]
 
 
 def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path: Path) -> None:
-    printed, heavy = loaded("report", str(RUN), "--out", str(tmp_path / "x.png"))
-    assert not heavy
-    table, picture = printed.index("accuracy %"), printed.index("drawing; loaded False")
-    assert table < picture < printed.index("curves: ")
-
-
-def test_a_page_needs_no_torch(tmp_path: Path) -> None:
-    printed, heavy = loaded("report", str(RUN), "--html", str(tmp_path / "x.html"))
-    assert printed.startswith("page: ") and not heavy
-
-
-def test_a_report_for_a_machine_needs_no_torch(tmp_path: Path) -> None:
-    printed, heavy = loaded("report", str(RUN), "--json", "--out", str(tmp_path / "x.png"))
-    assert not heavy
-    assert json.loads(printed.splitlines()[-1])["results"]
+    (report, page, told), modules = loaded(
+        f"report {RUN} --out {tmp_path}/x.png",
+        f"report {RUN} --html {tmp_path}/x.html",
+        f"report {RUN} --json --out {tmp_path}/x.png",
+    )
+    assert not HEAVY & modules
+    table, picture = report.index("accuracy %"), report.index("drawing; loaded False")
+    assert table < picture < report.index("curves: ")
+    assert page.startswith("page: ")
+    assert json.loads(told.splitlines()[-1])["results"]
 
 
 def test_a_run_starts_without_the_compiler_of_torch(tmp_path: Path) -> None:
-    """Importing it takes as long as torch itself does."""
-    short = ["rounds=1", "clients.steps=1", "server.steps=1", "clients.active=1"]
-    words = ["run", "digits", "--quiet", "--out", str(tmp_path / "run"), "--set", *short]
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, *words], capture_output=True, text=True, check=True
-    )
-    modules = done.stderr.strip().splitlines()[-1]
-    assert "'torch._C'" in modules
-    assert "'torch._dynamo'" not in modules and "'torch._inductor'" not in modules
-
-
-def test_the_check_would_see_torch() -> None:
-    assert "torch" in loaded("plan", "digits", "--methods", "all")[1]
+    """Importing it takes as long as torch itself does. This also shows that the tests above would
+    see torch."""
+    short = "rounds=1 clients.steps=1 server.steps=1 clients.active=1"
+    _, modules = loaded(f"run digits --quiet --json --out {tmp_path}/run --set {short}")
+    assert {"torch", "torch._C"} <= modules
+    assert not {"torch._dynamo", "torch._inductor"} & modules

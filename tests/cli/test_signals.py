@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
 
+import itertools
 import os
 import random
 import signal
@@ -108,10 +109,18 @@ COMMANDS = {
     ],
     "compare": lambda images: ["compare", "--out", "out", *SETTINGS, f"data.name={images}"],
 }
+USUAL = (("run", 0), ("join", 0), ("compare", 0))
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "seed"),
+    [
+        # Below: `serve` while it loads and while it waits, `demo-network` with its devices.
+        pytest.param(command, seed, marks=[] if case in USUAL else pytest.mark.slow)
+        for case in itertools.product(COMMANDS, range(4))
+        for command, seed in [case]
+    ],
+)
 def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images: Path) -> None:
     """Loading, starting, waiting for clients or training: wherever it is by then."""
     rng = random.Random(f"{command}{seed}")
@@ -144,7 +153,7 @@ def test_while_waiting_for_the_first_clients(images: Path) -> None:
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None:
     """Before its devices are there, and later."""
     rng = random.Random(seed)
