@@ -9,15 +9,26 @@ OLDEST := .venv-oldest
 PAGES := results results-more paper-choices paper-costs paper-figures
 OLDEST_PIP := $(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt
 
-.PHONY: help demo test test-slow test-kernels test-oldest mutants chaos check bench results clean
+# The core: what a round computes, without the command line, the network and processes.
+QUICK := tests/algorithm tests/settings tests/test_imports.py tests/test_metrics.py \
+	$(addprefix tests/data/test_,batches.py augment.py) tests/models/test_passes.py \
+	$(addprefix tests/engine/test_,plain_forms.py sgd.py sums.py weights.py) \
+	$(addprefix tests/fleet/test_,aggregate.py codec.py local.py outgoing.py) \
+	$(addprefix tests/methods/test_,semisfl.py semifl.py fedmatch.py fedswitch.py fedswitch_sl.py \
+	fl2.py influence.py methods.py)
+LONG := learns_a_toy_set or twin or resume or formula or aborted or counted
+
+.PHONY: help demo quick test test-slow test-kernels test-oldest mutants chaos check bench results clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
+	@echo "make quick      tests of the core: algorithm, methods, settings, data, simulated fleet"
 	@echo "make test       the tests (make test-slow: those that take minutes; make test-kernels:"
 	@echo "                the GPU's kernels in Triton's interpreter; make test-oldest: with the"
 	@echo "                oldest versions of everything that pyproject.toml promises)"
 	@echo "make mutants    deliberately wrong changes, one at a time: the tests must notice each"
-	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks"
+	@echo "make chaos      ten minutes of dying, frozen and lying clients, server kills, full disks;"
+	@echo "                then 200 more clients and servers killed at any moment"
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
 	@echo "make results    every table of the docs that runs stand behind, again from results/"
@@ -27,8 +38,14 @@ demo: $(VENV)/.installed
 	$(BIN)/semisfl compare digits --methods supervised,semisfl --seeds 1 \
 		--out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
+# Files of tests differ a lot in how long they take: an idle worker takes over from a busy one.
+PARALLEL := -n auto --dist worksteal
+
+quick: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu" -k "not ($(LONG))" $(QUICK)
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -37,13 +54,14 @@ test-kernels: $(VENV)/.installed-test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/engine/test_kernels.py
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n auto -m "not slow and not gpu"
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 mutants: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutants.run
 
 chaos: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.net.chaos $(CHAOS)
+	$(BIN)/python -m pytest $(PARALLEL) -m slow -k hundred tests/net/test_faults.py
 
 check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff check .

@@ -73,8 +73,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", ["two ranks", "four ranks"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [
+        *((case, "two ranks") for case in CASES),
+        ("semisfl", "four ranks"),
+        ("fedmatch", "four ranks"),
+    ],
+)
 def test_a_run_is_that_of_one_process_to_the_last_bit(case: str, ranks: str) -> None:
     """Also where rank 0 has no client."""
     method = case.partition(",")[0]

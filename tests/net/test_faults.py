@@ -94,14 +94,13 @@ def kill_before_gradients(net: Network, victim: int, round_index: int, step: int
     net.fleet.backward = backward  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_client_dies_and_the_run_goes_on_without_it(phase: str, seed: int) -> None:
-    run_with_a_death(phase, seed)
+def test_a_client_dies_and_the_run_goes_on_without_it(phase: str) -> None:
+    run_with_a_death(phase, 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 27))
+@pytest.mark.parametrize("seed", range(1, 26))
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_hundred_deaths(phase: str, seed: int) -> None:
     run_with_a_death(phase, seed)
@@ -239,7 +238,7 @@ def _crash_once(function: Callable) -> Callable:
     return call
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_killed_server_resumes_bit_for_bit(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +246,7 @@ def test_a_killed_server_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 110))
+@pytest.mark.parametrize("seed", range(6, 106))
 def test_a_hundred_server_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_with_server_kills(seed, tmp_path, monkeypatch)
 

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from semisfl import seeds
@@ -176,6 +176,7 @@ FIELD_VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     fields=st.dictionaries(st.text(), FIELD_VALUES.filter(lambda value: value is not None)),
     shape=st.lists(st.integers(0, 4), max_size=4),

@@ -142,7 +142,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch, rate: float) -> float:
         # they are the first long frame, so that no heartbeat was ever answered before.
         pytest.param(0.8 * MEGABIT, 1, 13, id="0.8 Mbit/s, light model"),
         pytest.param(0.8 * MEGABIT, 6, 13, id="0.8 Mbit/s, heavy model"),
-        pytest.param(chunks.LOWEST_RATE, 3, 6, id="the lowest rate"),
+        pytest.param(chunks.LOWEST_RATE, 3, 6, id="the lowest rate", marks=pytest.mark.slow),
     ],
 )
 def test_a_slow_link_keeps_its_place(
