@@ -6,7 +6,6 @@ back names those who did answer.
 """
 
 import logging
-import queue
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,10 +34,11 @@ from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
-from semisfl.net.server.device_log import DeviceLog, DeviceStatus, remembered, timestamp
+from semisfl.net.server.context import ServerContext
+from semisfl.net.server.device_log import DeviceStatus, remembered, timestamp
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
-from semisfl.net.server.questions import Arrival, Questions
+from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.value_checks import ranges, sizes
@@ -72,7 +72,6 @@ class NetworkFleet:
         self.held_back = HeldBack(self._tell_held_back)
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
-        self.device_log = DeviceLog()
         self._seen: Mapping[int, str] = {}
         self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
@@ -80,28 +79,15 @@ class NetworkFleet:
         self._on_trial: list[int] = []
         """Left out of the round that is being repeated, to see whether it is good without them."""
         self._settled = False
-        inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        context = ServerContext(
+            terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
+        )
+        self.device_log = context.device_log
         self._listener = Listener(
-            Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std),
-            self._shapes,
-            self.roster,
-            lambda session, ticket, data: inbox.put((session, ticket, data)),
-            lambda session: inbox.put((session, 0, None)),
-            network=setup.network,
-            device_log=self.device_log,
-            handshake_seconds=handshake_seconds,
-            thread=thread,
+            context, setup.network, handshake_seconds=handshake_seconds, thread=thread
         )
-        self._questions = Questions(
-            setup.config,
-            self._listener,
-            inbox,
-            self.roster,
-            self.traffic,
-            setup.stop,
-            self.device_log,
-            self.held_back,
-        )
+        self._questions = Questions(context, self._listener)
         self.port = self._listener.port
 
     def open(self, directory: Path | None) -> None:

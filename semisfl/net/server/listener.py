@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -15,7 +14,6 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import LoopThread, Violation
 from semisfl.net.frames import Frame, WireError, decode, encode
-from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server import endpoint
 from semisfl.net.server.admission import (
     HANDSHAKE_SECONDS,
@@ -28,8 +26,7 @@ from semisfl.net.server.admission import (
     policy_of,
     refused_by_policy,
 )
-from semisfl.net.server.device_log import DeviceLog
-from semisfl.net.server.roster import Roster
+from semisfl.net.server.context import ServerContext
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
 from semisfl.settings.policy import Policy
@@ -48,14 +45,9 @@ class Listener:
 
     def __init__(
         self,
-        terms: Terms,
-        schemas: Schemas,
-        roster: Roster,
-        deliver: Callable[[Session, int, bytearray], None],
-        gone: Callable[[Session], None],
-        *,
+        context: ServerContext,
         network: NetworkOptions,
-        device_log: DeviceLog,
+        *,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
@@ -67,9 +59,10 @@ class Listener:
         """Of clients that were here: seconds after the epoch."""
         self.sent = self.received = 0
         """Bytes of all streams that have ended."""
-        self._terms, self._shapes, self._roster = terms, schemas, roster
-        self._welcome_text, self._run = terms.to_json(), terms.run
-        self._deliver, self._gone, self._device_log = deliver, gone, device_log
+        self._context = context
+        self._terms, self._roster = context.terms, context.roster
+        self._welcome_text, self._run = self._terms.to_json(), self._terms.run
+        self._device_log = context.device_log
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         self._handshake_seconds = handshake_seconds
@@ -181,7 +174,7 @@ class Listener:
         if self._streams.get(session.identity) is not session:
             return
         if session.client >= 0:
-            self._deliver(session, ticket, data)
+            self._context.inbox.put((session, ticket, data))
             return
         ready = decode(data, {"ready": messages.READY, "refusal": messages.REFUSAL})
         try:
@@ -193,7 +186,7 @@ class Listener:
             session.close(refusal.code, refusal.reason)
 
     def _enrol(self, session: Session, ready: Frame) -> None:
-        check_ready(ready.fields, self._shapes)
+        check_ready(ready.fields, self._context.schemas)
         try:
             client = self._roster.enrol(session.identity, ready.fields["images"])
         except OSError as error:
@@ -254,7 +247,7 @@ class Listener:
                 self.last_heard[session.client] = session.heard_at
                 self.changed.notify_all()
                 self._device_log.gone(session.identity, session.client)
-        self._gone(session)
+        self._context.inbox.put((session, 0, None))
 
     def check_certificates(self) -> None:
         """Disconnect clients whose certificate was revoked or has expired since they came in."""

@@ -7,20 +7,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from semisfl.fleet.byte_counts import Kind, Traffic
-from semisfl.fleet.held_back import HeldBack
+from semisfl.fleet.byte_counts import Kind
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, WireError, decode, payload_bytes
 from semisfl.net.server.admission import refused_by_policy
-from semisfl.net.server.device_log import DeviceLog
+from semisfl.net.server.context import ServerContext
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
-from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
 from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable
-from semisfl.settings.config import Config
-from semisfl.stopping import StopFlag, Stopped
+from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +25,6 @@ STOP_SECONDS = 4.0
 """How long an iteration may still take to finish once the server is asked to stop."""
 
 Take = Callable[[int, Frame], None]
-Arrival = tuple[Session, int, bytearray | None]
-"""Whose, of which ticket, and the frame; None: the connection is lost."""
 
 
 @dataclass
@@ -54,26 +49,9 @@ class Awaited:
 class Questions:
     """At most one to each client at a time. Used by the thread that trains, not by the loop."""
 
-    def __init__(
-        self,
-        config: Config,
-        listener: Listener,
-        inbox: "queue.SimpleQueue[Arrival]",
-        roster: Roster,
-        traffic: Traffic,
-        stop: StopFlag,
-        device_log: DeviceLog,
-        held_back: HeldBack,
-    ) -> None:
+    def __init__(self, context: ServerContext, listener: Listener) -> None:
         self.screen = Screen()
-        self._held_back = held_back
-        self._config, self._listener, self._inbox = config, listener, inbox
-        self._roster, self._traffic, self._stop, self._device_log = (
-            roster,
-            traffic,
-            stop,
-            device_log,
-        )
+        self._context, self._listener = context, listener
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
         self._began_with: dict[int, Session | None] = {}
@@ -92,9 +70,9 @@ class Questions:
         self._awaited.pop(client, None)
         # One who answered, died and is back by now knows nothing of this round.
         if session is None or self._began_with.setdefault(client, session) is not session:
-            name = self._roster.name(client)
+            name = self._context.roster.name(client)
             log.warning("%s is not here and is left out of this round", name)
-            self._device_log.left_out(name, client, "it is not here")
+            self._context.device_log.left_out(name, client, "it is not here")
             return
         parcel = Parcel(client, crossing)
         ticket = session.ask(
@@ -102,7 +80,7 @@ class Questions:
             max(schema.limit for schema in due.frames.values()),
             lambda: self._crossed.append(parcel),
             copy=len(frame) > 1 or not isinstance(frame[0], bytes),
-            deadline=self._config.network.deadline,
+            deadline=self._context.config.network.deadline,
             steps=due.steps,
         )
         self._awaited[client] = Awaited(session, ticket, parcel, due)
@@ -116,14 +94,14 @@ class Questions:
         """
         stop_at: float | None = None
         while self._awaited:
-            if self._stop.requested:
+            if self._context.stop.requested:
                 stop_at = stop_at or time.monotonic() + STOP_SECONDS
                 if time.monotonic() > stop_at:
                     raise Stopped
             overdue = min(item.session.patience.ends for item in self._awaited.values())
             try:
                 wait = min(0.5, max(0.0, overdue - time.monotonic()))
-                session, ticket, data = self._inbox.get(timeout=wait)
+                session, ticket, data = self._context.inbox.get(timeout=wait)
             except queue.Empty:
                 self._leave_out_overdue()
                 continue
@@ -157,9 +135,9 @@ class Questions:
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
-        name = self._roster.name(client)
+        name = self._context.roster.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
-        self._device_log.left_out(name, client, reason)
+        self._context.device_log.left_out(name, client, reason)
 
     def _answered(self, item: Awaited, data: bytearray, kind: Kind, take: Take) -> None:
         """Hand an answer on if it may be used. Its client is no longer awaited either way."""
@@ -174,7 +152,9 @@ class Questions:
                 self._listener.dismiss(item.session, reason)
                 return
             if frame.tensors:
-                self._traffic.add(kind, "up", client, payload_bytes(item.due.frames[frame.kind]))
+                self._context.traffic.add(
+                    kind, "up", client, payload_bytes(item.due.frames[frame.kind])
+                )
             frame = item.due.whole(frame)
             found = ranges(frame.tensors)
             fault = unbelievable(frame.tensors, found)
@@ -200,15 +180,15 @@ class Questions:
     def _not_believed(self, client: int, fault: str) -> None:
         """A strike needs fault of one's own: none for what follows from what the server sent."""
         self._leave_out(client, fault)
-        self._held_back.note(client, fault)
+        self._context.held_back.note(client, fault)
         if self.screen.strained:
             log.warning("that may follow from what the server sent, so it is no strike")
         else:
-            self._listener.strike(self._roster.name(client), fault)
+            self._listener.strike(self._context.roster.name(client), fault)
 
     def _count(self, parcel: Parcel) -> None:
         """An answer proves that what it answers has crossed, even if the loop did not say so yet."""
         if not parcel.counted:
             parcel.counted = True
             for kind, size in parcel.sizes.items():
-                self._traffic.add(kind, "down", parcel.client, size)
+                self._context.traffic.add(kind, "down", parcel.client, size)

@@ -1,0 +1,33 @@
+"""What the parts of a server share while it serves one run."""
+
+import queue
+from dataclasses import dataclass, field
+
+from semisfl.fleet.byte_counts import Traffic
+from semisfl.fleet.held_back import HeldBack
+from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.device_log import DeviceLog
+from semisfl.net.server.roster import Roster
+from semisfl.net.server.session import Session
+from semisfl.settings.config import Config
+from semisfl.stopping import StopFlag
+
+Arrival = tuple[Session, int, bytearray | None]
+"""The session, the ticket that is answered, and the frame; None: the connection is lost."""
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    terms: Terms
+    schemas: Schemas
+    roster: Roster
+    traffic: Traffic
+    held_back: HeldBack
+    stop: StopFlag
+    device_log: DeviceLog = field(default_factory=DeviceLog)
+    inbox: "queue.SimpleQueue[Arrival]" = field(default_factory=queue.SimpleQueue)
+    """From the listener's loop to the thread that trains."""
+
+    @property
+    def config(self) -> Config:
+        return self.terms.config
