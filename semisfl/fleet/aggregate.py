@@ -1,7 +1,7 @@
-"""Several clients' states as one: the plain mean, and rules under which no client can do anything.
+"""Combine several clients' states: the plain mean, and rules that bound one client's influence.
 
 A rule sees what the clients changed, as rows of one matrix of *updates* (state minus what the server
-sent), so that skewed data and an honest start are not held against anybody. Rules are rows of
+sent), so that skewed data does not count against a client. Rules are entries of
 `semisfl.settings.catalog.AGGREGATES`; docs/security.md says what each holds against which attack.
 """
 
@@ -41,7 +41,7 @@ def combine(
     reference: State,
     held_back: HeldBack,
 ) -> State:
-    """The states of several clients as one; ``reference`` is what they were sent."""
+    """Return the states of several clients as one; ``reference`` is what they were sent."""
     rows = list(states.values())
     if settings.aggregate == "mean":
         return mean_state(rows)

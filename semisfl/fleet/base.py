@@ -1,4 +1,4 @@
-"""What a method may ask of its clients, wherever they live.
+"""Define what a method may ask of its clients, wherever they live.
 
 A *split* round is ``start_round``, then ``forward`` / ``backward`` once per step, then
 ``finish_round``. A *full-model* round is one call of ``train``: every client runs the method's
@@ -98,7 +98,7 @@ class ClientResult:
 
 
 def every_tensor(name: str) -> bool:
-    """For `Answers.states`: a whole model."""
+    """Return True: a state of `Answers.states` that is a whole model."""
     return True
 
 
@@ -118,12 +118,12 @@ class Answers:
     """Whether a client may have nothing to contribute: then it answers no state and no number."""
 
     def outline(self, tensors: Iterable[str]) -> dict[str, list[str]]:
-        """For each state the names of those of a full model's ``tensors`` that it holds."""
+        """Return for each state which of a full model's ``tensors`` it holds."""
         names = sorted(tensors)
         return {state: list(filter(holds, names)) for state, holds in self.states.items()}
 
     def within(self, name: str, value: float) -> float:
-        """``value`` as number ``name`` can be said; what is no number becomes the greatest."""
+        """Return ``value`` within the bounds of ``name``; NaN becomes the greatest."""
         least, greatest = self.numbers[name]
         return greatest if math.isnan(value) else min(max(value, least), greatest)
 
@@ -274,11 +274,11 @@ class Fleet(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
     def image_counts(self) -> Mapping[int, int]:
-        """How many images each client holds, of all that were ever here."""
+        """Return how many images each client holds, of all that were ever here."""
         ...
 
     def present(self) -> Sequence[int]:
-        """Who is there."""
+        """Return the clients that are there."""
         ...
 
     def wait_ready(self) -> None:
@@ -294,7 +294,7 @@ class Fleet(Protocol):
         ...
 
     def finish_round(self) -> State:
-        """The bottoms of the clients that are still there as one, by the rule of ``robust.aggregate``."""
+        """Return the bottoms of the remaining clients as one, by the rule of ``robust.aggregate``."""
         ...
 
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...
@@ -308,14 +308,14 @@ class Fleet(Protocol):
 def draw_active(
     seed: int, round_index: int, total: int, present: Sequence[int], count: int
 ) -> tuple[int, ...]:
-    """``count`` clients uniformly without replacement; an absent one is replaced by the next in line."""
+    """Draw ``count`` clients uniformly without replacement; the next in line replaces an absent one."""
     order = seeds.generator(seed, "active", round_index).permutation(total)
     there = set(present)
     return tuple(sorted([int(client) for client in order if int(client) in there][:count]))
 
 
 def mean_state(states: Sequence[State]) -> State:
-    """Plain mean, parameters and buffers alike; integer counters are averaged and truncated."""
+    """Return the plain mean of parameters and buffers; integer counters are averaged and truncated."""
     return {
         name: torch.stack(
             [

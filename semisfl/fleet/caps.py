@@ -1,4 +1,4 @@
-"""How much of its policy's caps a client has used up."""
+"""Count how much of its policy's caps a client has used up."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,9 @@ from semisfl.settings.policy import Policy, spent_epsilon
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:
-    """Of one of ``count`` images in a split round: batches come from the list repeated until it
-    suffices, so none is drawn more often than the list was repeated."""
+    """Return how often one of ``count`` images is used at most in a split round.
+
+    Batches come from the list of images, repeated until it suffices."""
     return -(-steps * batch // max(count, 1))
 
 
@@ -18,7 +19,7 @@ class Spent:
     """No image was used more often than this."""
 
     def refusal(self, policy: Policy, uses: int) -> str | None:
-        """Why one more round, with so many ``uses`` of an image, would be too much; None: it is not."""
+        """Return why one more round with so many ``uses`` of an image is too much, or None."""
         rounds, uses = self.rounds + 1, self.uses + uses
         if policy.rounds is not None and rounds > policy.rounds:
             return (

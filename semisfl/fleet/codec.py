@@ -24,7 +24,7 @@ Dimensions = Sequence[int]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 SMALLEST_SCALE = 2.0**-100
-"""Of a smaller maximum, parts would be subnormal: rounded differently by each device."""
+"""Below this, parts would be subnormal, which devices round differently."""
 
 
 def has_rows(shape: Dimensions) -> bool:
@@ -33,13 +33,13 @@ def has_rows(shape: Dimensions) -> bool:
 
 
 def scale_of(maximum: Tensor) -> Tensor:
-    """By which values of at most ``maximum`` are divided; 0: they are as good as zero; NaN: not finite."""
+    """Return the scale for values up to ``maximum``; 0 if negligible, NaN if not finite."""
     scale = torch.where(maximum < SMALLEST_SCALE, 0.0, maximum)
     return torch.where(scale.isfinite(), scale, torch.nan)
 
 
 def quantised(values: Tensor, scale: Tensor, most: int) -> Tensor:
-    """Whole numbers from -``most`` to ``most``, as floats."""
+    """Return whole numbers from -``most`` to ``most``, as floats."""
     whole = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
     # Inf / Inf is NaN, which no whole number is; the NaN scale carries the news.
     return whole.nan_to_num_(nan=0.0)
@@ -61,28 +61,28 @@ class Codec(ABC):
 
     @abstractmethod
     def layout(self, shape: Dimensions) -> Layout:
-        """Dimensions and dtype of every part that crosses for a tensor of this shape."""
+        """Return dimensions and dtype of every part that crosses for a tensor of this shape."""
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """The parts that cross."""
+        """Return the parts that cross."""
 
     @abstractmethod
     def decode(
         self, parts: Sequence[Tensor], shape: Dimensions, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The tensor of this shape that arrives."""
+        """Return the tensor of this shape that arrives."""
 
     @abstractmethod
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
-        """Whether `encode` could have made these parts. Synchronises: for arrivals only."""
+        """Return whether `encode` could have made these parts. Synchronises: for arrivals only."""
 
     def roundtrip(self, tensor: Tensor) -> Tensor:
-        """What the other side will hold."""
+        """Return what the other side will hold."""
         return self.decode(self.encode(tensor), tensor.shape, tensor.dtype)
 
     def size(self, shape: Dimensions) -> int:
-        """Bytes that cross for a tensor of this shape."""
+        """Return the bytes that cross for a tensor of this shape."""
         return sum(prod(part) * dtype.itemsize for part, dtype in self.layout(shape))
 
 
@@ -164,7 +164,7 @@ INT8 = RowScaled("int8")
 
 @cache
 def codec_named(name: str) -> Codec:
-    """The codec of a row of the catalog."""
+    """Return the codec of a catalog entry."""
     found = lookup.load(lookup.codec(name).code)
     if not isinstance(found, Codec):
         raise ConfigError(f"codec {name!r} is {type(found).__name__}, no semisfl.fleet.codec.Codec")
@@ -172,24 +172,24 @@ def codec_named(name: str) -> Codec:
 
 
 def codec_for(codec: str, dtype: torch.dtype) -> Codec:
-    """The codec by name, or the raw one for dtypes that must not lose anything."""
+    """Return the codec by name, or a raw one for dtypes that must not lose anything."""
     named = codec_named(codec)
     return named if dtype.is_floating_point else Cast("raw", dtype)
 
 
 def tensor_bytes(tensor: Tensor | tuple[Dimensions, torch.dtype], codec: str) -> int:
-    """Bytes that cross for a tensor, or for a (shape, dtype)."""
+    """Return the bytes that cross for a tensor, or for a (shape, dtype)."""
     shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else tensor
     return codec_for(codec, dtype).size(shape)
 
 
 def state_bytes(state: Mapping[str, Tensor], codec: str) -> int:
-    """Bytes that cross for a state dict."""
+    """Return the bytes that cross for a state dict."""
     return sum(tensor_bytes(tensor, codec) for tensor in state.values())
 
 
 def roundtrip_state(state: Mapping[str, Tensor], codec: str) -> dict[str, Tensor]:
-    """The state dict as the other side will hold it."""
+    """Return the state dict as the other side will hold it."""
     return {
         name: codec_for(codec, tensor.dtype).roundtrip(tensor) for name, tensor in state.items()
     }

@@ -1,4 +1,4 @@
-"""Where a run's terms and a device's policy meet: what the device would have to refuse."""
+"""Compare a run's terms with a device's policy: what the device would have to refuse."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ MEASURED = (64, 1024)
 
 
 def objections(policy: Policy, config: Config) -> list[str]:
-    """Every term that breaks ``policy``, as one line with the value, the limit and the fix."""
+    """Return one line for every term that breaks ``policy``: the value, the limit and the fix."""
     whole_models = bool(lookup.method(config.method).works)
     found = (
         _about_methods(policy, config.method) if whole_models else _about_features(policy, config)
@@ -75,7 +75,7 @@ def _about_cut(wanted: int | str, model: ModelConfig) -> list[str]:
 
 
 def _held(cut: int | str | None, names: Sequence[str], flat: Sequence[bool]) -> int:
-    """How many layers a cut gives to clients, as `semisfl.models.split` counts them."""
+    """Return how many layers a cut gives to clients, as `semisfl.models.split` counts them."""
     if cut is None:
         return flat.index(True) + 1 if True in flat else 0
     return names.index(cut) + 1 if isinstance(cut, str) else cut

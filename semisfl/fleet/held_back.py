@@ -1,4 +1,4 @@
-"""Who was held back in a round, and why: for the log, the round's row and a server's audit lines."""
+"""Collect which clients were held back in a round, and why: for log, metrics and audit lines."""
 
 import logging
 from collections.abc import Callable
@@ -22,10 +22,10 @@ class HeldBack:
         self._tell(client, why)
 
     def note(self, client: int, why: str) -> None:
-        """As `add`, of what was said already."""
+        """Do the same as `add` without logging."""
         self._reasons.setdefault(client, []).append(why)
 
     def take(self) -> dict[str, str] | None:
-        """The reasons by client since the last call; None if there are none."""
+        """Return the reasons by client since the last call; None if there are none."""
         reasons, self._reasons = self._reasons, {}
         return {str(client): "; ".join(reasons[client]) for client in sorted(reasons)} or None

@@ -1,4 +1,4 @@
-"""What a client can tell of its server from the gradients that it is sent, without any labels.
+"""Detect a hijacking server from the gradients that it sends to a client, without labels.
 
 Gradients of a classifier pull the features of different images different ways. Those of a server
 that wants features to look like its own encoder's (Pasquini et al. 2021) push all of them one way.
@@ -21,7 +21,7 @@ FAINT = 1e-3
 
 
 def alignment(gradients: Tensor) -> float | None:
-    """Mean cosine between the rows of two images; None where fewer than four have a direction."""
+    """Return the mean cosine between rows of two images; None if fewer than four have a direction."""
     norms = gradients.norm(dim=1)
     rows = gradients[norms > FAINT * norms.max()]
     count = len(rows)
@@ -37,7 +37,7 @@ class HijackDetector:
 
     @torch.no_grad()
     def look(self, gradients: Tensor) -> str | None:
-        """Why the latest gradients look like hijacking; None: they do not, or it is too early to say."""
+        """Return why the latest gradients look like hijacking; None if not, or if it is too early."""
         if (found := alignment(gradients.float())) is not None:
             self._seen.append(found)
         mean = sum(self._seen) / max(1, len(self._seen))

@@ -29,7 +29,7 @@ def check(wire: WireConfig) -> None:
 
 
 def first_uses(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the images of each step and row, numbered 0, 1, ...: which number, and whether it is new."""
+    """Number the images 0, 1, ...; return the number of each step and row, and whether it is new."""
     _, first, number = np.unique(images.ravel(), return_index=True, return_inverse=True)
     new = np.zeros(images.size, dtype=bool)
     new[first] = True
@@ -37,7 +37,7 @@ def first_uses(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def places(images: Sequence[np.ndarray]) -> dict[str, Tensor]:
-    """For `KeptRows`, of clients side by side: where each row is kept, and whether it is new."""
+    """Return for `KeptRows`, clients side by side, where each row is kept and whether it is new."""
     numbered = [first_uses(of_client) for of_client in images]
     place = [number + slot * number.size for slot, (number, _) in enumerate(numbered)]
     new = [fresh for _, fresh in numbered]
@@ -55,7 +55,7 @@ class KeptRows:
         self._rows = torch.zeros(count + 1, width, device=device)
 
     def whole(self, place: Tensor, new: Tensor, rows: Tensor) -> Tensor:
-        """Rows of images that were shown before become what crossed for them then."""
+        """Return all rows; an image that was shown before has the row that crossed for it then."""
         self._rows.index_copy_(0, torch.where(new, place, len(self._rows) - 1), rows)
         return self._rows.index_select(0, place)
 
@@ -72,11 +72,11 @@ class TeacherRows:
         self._kept: Tensor | None = None
 
     def new(self, step: int) -> int:
-        """Rows that come in this step."""
+        """Return how many rows come in this step."""
         return int(self._new[step].sum())
 
     def whole(self, step: int, came: Tensor) -> Tensor:
-        """All rows of the step."""
+        """Return all rows of the step."""
         if self._kept is None:
             self._kept = came.new_zeros(int(self._numbers.max()) + 1, came.shape[1])
         self._kept[self._numbers[step][self._new[step]]] = came

@@ -1,4 +1,4 @@
-"""What became of the devices, written down for who watches: every event, and how things stand now.
+"""Write what happens to devices: every event, and the current status of each.
 
 ``fleet.jsonl`` and ``fleet.json`` in the run's directory. Neither is read by the run itself, so a disk
 that refuses them is said once and harms nothing.

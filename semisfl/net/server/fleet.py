@@ -1,8 +1,8 @@
 """Clients on other machines, as a method sees them.
 
-Torch work stays in the caller's thread; streams live on a loop in another. Whoever does not
-answer, or answers with something that cannot be, is left out of the rest of the round: what comes
-back names those who did answer.
+Torch work stays in the caller's thread; streams live on a loop in another. A client that does not
+answer, or sends impossible values, is left out of the rest of the round. Results name the clients
+that did answer.
 """
 
 import logging
@@ -107,7 +107,7 @@ class NetworkFleet:
         return dict(self.roster.images)
 
     def devices(self) -> list[DeviceStatus]:
-        """Everyone who has a place. Bytes are those of whole rounds; any thread may ask."""
+        """Return the status of every enrolled client. Bytes are of whole rounds; any thread may call."""
         with self._listener.changed:
             sessions, heard = dict(self._listener.sessions), dict(self._listener.last_heard)
         rows = []
@@ -129,7 +129,7 @@ class NetworkFleet:
         return rows
 
     def wait_ready(self) -> None:
-        """Until a round can be started: a quorum is there.
+        """Wait until a round can be started, i.e. until a quorum is there.
 
         After a start or restart everyone who is enrolled, and as many as a round draws, get one
         deadline to arrive, so that a restarted run goes on with the same clients.
@@ -146,7 +146,7 @@ class NetworkFleet:
                 return
 
     def wait_for(self, count: int, seconds: float | None = None) -> bool:
-        """Until ``count`` clients are there, or ``seconds`` have passed; whether they are."""
+        """Wait for ``count`` clients or ``seconds``; return whether the clients are there."""
         return self._wait(count, seconds)
 
     def _wait(self, count: int, seconds: float | None) -> bool:
@@ -194,7 +194,7 @@ class NetworkFleet:
         self._check_quorum(len(self._questions))
 
     def _answers(self, kind: Kind) -> dict[int, Frame]:
-        """One frame of every client that is still taking part, if they are enough."""
+        """Return one frame of every client that still takes part; abort the round if they are too few."""
         answers: dict[int, Frame] = {}
         for client in self._questions.collect(kind, answers.__setitem__):
             del answers[client]
@@ -266,7 +266,7 @@ class NetworkFleet:
         return suspect
 
     def _accuse(self) -> str | None:
-        """Leave out of the repetition who stood out most; its name. Nobody if too few would be left."""
+        """Exclude the most suspicious client from the retry and return its name, or None."""
         suspect = self._questions.screen.suspect(self._on_trial)
         if suspect is None or len(self.present()) <= self.config.network.quorum:
             return None
@@ -274,7 +274,7 @@ class NetworkFleet:
         return self.roster.name(suspect)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:
-        """Rather than send out what will blow its clients up, begin again without who caused it."""
+        """Abort before sending abnormal values, and retry without the likely cause."""
         if not self._questions.screen.sends(sizes(ranges(sent))):
             return
         suspect = self._accuse()
@@ -300,7 +300,7 @@ class NetworkFleet:
             self.roster.load_state_dict(state["roster"])
 
     def stream_bytes(self) -> tuple[int, int]:
-        """Bytes sent and received on all streams, framing included: what the overhead is measured by."""
+        """Return bytes sent and received on all streams, framing included."""
         return self._listener.bytes_moved()
 
     def close(self, finished: bool) -> None:

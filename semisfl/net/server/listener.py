@@ -1,4 +1,4 @@
-"""Where clients arrive: who comes in, who does not, and one audit line for each who does not."""
+"""Accept or refuse clients and keep their sessions; every refusal leaves an audit line."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Asking clients, and what becomes of their answers: used, refused, or waited for no longer."""
+"""Ask clients and collect their answers, with deadlines and checks."""
 
 import logging
 import queue
@@ -121,7 +121,7 @@ class Questions:
         return set(outliers)
 
     def give_up(self) -> None:
-        """Await nobody any more."""
+        """Stop waiting for every client."""
         for item in self._awaited.values():
             item.session.abandon()
         self._awaited.clear()
@@ -178,7 +178,7 @@ class Questions:
         return frame
 
     def _not_believed(self, client: int, fault: str) -> None:
-        """A strike needs fault of one's own: none for what follows from what the server sent."""
+        """Leave the client out; it gets no strike if the server's own values may be the cause."""
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)
         if self.screen.strained:

@@ -1,4 +1,4 @@
-"""What is believed of the values that clients send, and who stands out by them.
+"""Check the values that clients send, and find clients whose values stand out.
 
 Values that cannot be are refused one frame at a time. Values that could be, but are far from
 everybody else's, are found by comparison: a *size* is the largest magnitude in a part of an answer
@@ -40,7 +40,7 @@ def ranges(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
 
 
 def unbelievable(tensors: Mapping[str, Tensor], found: Ranges) -> str | None:
-    """What is wrong with values that came from a client; None if they can be."""
+    """Return what is wrong with a client's values, or None."""
     for name, (low, high) in found.items():
         most = ABSURD if tensors[name].is_floating_point() else MOST_COUNTED
         # Comparisons with NaN are false, so this catches NaN too.
