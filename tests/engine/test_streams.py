@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from semisfl.engine.facade import Engine
 from semisfl.engine.hardware import Hardware
 
 
@@ -41,3 +42,23 @@ def test_one_that_fails_leaves_the_threads_as_they_were(two_threads: None) -> No
     with pytest.raises(RuntimeError, match="here"), streams.a_core_each():
         streams.side_by_side([seen, seen, fail])
     assert torch.get_num_threads() == 2
+
+
+def test_two_calls_together_run_in_order_on_a_cpu() -> None:
+    order: list[str] = []
+    both = Hardware("cpu").streams.together(
+        lambda: order.append("first") or 1, lambda: order.append("second") or 2
+    )
+    assert both == (1, 2) and order == ["first", "second"]
+
+
+def test_a_meter_sums_what_is_there_and_starts_again() -> None:
+    meter = Engine(Hardware("cpu")).meter()
+    for step in (1.0, 2.0):
+        meter.add(
+            lambda step=step: {"counts": torch.tensor([step, 10.0])},
+            loss=torch.tensor(step),
+            missing=None,
+        )
+    assert meter.read() == {"loss": 3.0, "counts": [3.0, 20.0]}
+    assert meter.read() == {"loss": 0.0, "counts": [0.0, 0.0]}
