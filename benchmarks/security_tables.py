@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/security.md, again from the runs in results/leakage and results/poisoning.
+"""Write the tables of docs/leakage.md and docs/poisoning.md, and a picture, from results/leakage and results/poisoning.
 
     python -m benchmarks.security_tables
 
@@ -6,6 +6,7 @@ Each table stands between ``<!-- security tradeoff -->`` and ``<!-- end of trade
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,8 @@ from semisfl.runs.report import Spread
 from semisfl.settings import config as configs
 
 LEAKAGE, POISONING = Path("results/leakage/leakage.json"), Path("results/poisoning/digits.jsonl")
-DOCUMENT, PICTURE = Path("docs/security.md"), Path("docs/leakage-tradeoff.png")
+DOCUMENTS = (Path("docs/leakage.md"), Path("docs/poisoning.md"))
+PICTURE = Path("docs/leakage-tradeoff.png")
 POINTS = {
     "plain": "nothing",
     "tau0.9": "threshold 0.9 alone",
@@ -267,11 +269,20 @@ def draw(file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
+def names_in(text: str) -> list[str]:
+    """Return the names of the tables that a document has a place for."""
+    return re.findall(r"^<!-- security (\S+) -->$", text, re.MULTILINE)
+
+
+def with_tables(text: str) -> str:
+    """Return the document with its tables made again."""
+    return filled(text, lambda name: TABLES[name](), names_in(text), "security")
+
+
 def main() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(
-        filled(text, lambda name: TABLES[name](), list(TABLES), "security"), encoding="utf-8"
-    )
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        document.write_text(with_tables(text), encoding="utf-8")
     draw(PICTURE)
 
 

@@ -57,7 +57,7 @@ def installed(install: Install) -> None:
 
 
 def test_the_documentation_shows_the_example() -> None:
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
     for file in sorted(EXAMPLE.rglob("*.py")):
         assert file.read_text(encoding="utf-8").strip() in page, file.name
     assert f'{NAME} = "{entry_points_of(EXAMPLE)["semisfl.methods"][NAME]}"' in page

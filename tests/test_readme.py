@@ -66,8 +66,3 @@ def test_commands_parse(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     for option in options:
         assert option in shown or option in ("--debug", "--version"), option
-
-
-def test_links_lead_somewhere() -> None:
-    for place in re.findall(r"\]\(([^)#]+)\)", README):
-        assert place.startswith("http") or (ROOT / place).exists(), place

@@ -3,7 +3,7 @@
 Gradients of a classifier pull the features of different images different ways. Those of a server
 that wants features to look like its own encoder's (Pasquini et al. 2021) push all of them one way.
 Where a client's images are nearly all of one class an honest server's are aligned too, so this is a
-sign and no proof; docs/security.md has how often it is wrong. A bottom that was planted by the
+sign and no proof; docs/leakage.md says how often it is wrong. A bottom that was planted by the
 server needs no gradients and leaves no such sign.
 """
 

@@ -26,7 +26,7 @@ SMALL = [
     *("clients.total=3", "clients.active=2", "clients.batch=4", "clients.steps=2"),
     *("server.batch=4", "server.steps=2"),
 ]
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def small(*assignments: str) -> Config:
@@ -125,7 +125,7 @@ def test_the_pages_table_is_a_model() -> None:
 def test_the_pages_python_writes_a_table() -> None:
     (code,) = [block for block in blocks("python") if "layers_of" in block]
     names: dict[str, Any] = {}
-    exec(compile(code, "extending.md", "exec"), names)
+    exec(compile(code, "models.md", "exec"), names)
     chosen = names["config"]
     assert [layer.kind for layer in chosen.model.layers] == [
         "conv",

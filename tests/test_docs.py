@@ -1,0 +1,115 @@
+"""The pages for readers: links lead somewhere, files and settings exist, no page is too long."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import semisfl
+from semisfl.settings import catalog, lookup
+from semisfl.settings.config import config_class, known_keys
+from semisfl.settings.robust import robust_class
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "results/README.md",
+]
+LONGEST = 250
+# Pages that are about to be split.
+LONGER = {"performance.md", "results.md"}
+# Folders that a path in a page may start from: `methods/semisfl.py` is the package's.
+STARTS = (ROOT, ROOT / "semisfl", ROOT / "examples" / "fedavg_fixmatch", ROOT / "docs")
+# Files of the examples in the pages, which readers make themselves.
+READERS_OWN = ("mypackage/", "mytracking.py")
+FILE_SUFFIXES = {"json", "jsonl", "toml", "py", "md", "key", "crt"}
+NAMES_OF_THE_PACKAGE = {"codecs", "aggregates", "sinks", "audit", "rules", *semisfl.__all__}
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
+
+
+@cache
+def prose(page: Path) -> str:
+    """Return the text of a page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        file = (page.parent / place).resolve() if place else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}: {sorted(anchors(file))}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LONGER], ids=page_name)
+def test_a_page_is_short(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").count("\n")
+    assert lines <= LONGEST, f"{lines} lines; split the page, at most {LONGEST} are allowed"
+
+
+@every_page
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Python files anywhere, and everything below the folders of the repository."""
+    for name in re.findall(r"`([\w./-]+)`", prose(page)):
+        inside = name.startswith(("semisfl/", "tests/", "results/", "benchmarks/", "docs/"))
+        if (inside or name.endswith(".py")) and not name.startswith(READERS_OWN):
+            known = any((start / name).exists() for start in STARTS)
+            assert known or _beside(name, prose(page)), name
+
+
+def _beside(name: str, text: str) -> bool:
+    """Return whether a bare file name lies beside another file that the page names with its folder."""
+    folders = {Path(path).parent for path in re.findall(r"`([\w./-]+/[\w.-]+\.py)`", text)}
+    return "/" not in name and any(
+        (start / folder / name).exists() for start in STARTS for folder in folders
+    )
+
+
+@cache
+def settings() -> set[str]:
+    """Return every setting of this package's methods and aggregation rules."""
+    kinds = [config_class(lookup.method(name)) for name in catalog.METHODS]
+    kinds += [config_class(None, robust_class(rule)) for rule in catalog.AGGREGATES]
+    return {key for kind in kinds for key in known_keys(kind)}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem != "CHANGELOG"], ids=page_name
+)
+def test_settings_that_a_page_names_exist(page: Path) -> None:
+    """Names such as `clients.total` or `clients.total = 4` in the text, and `clients.total=4` in commands."""
+    text, keys = page.read_text(encoding="utf-8"), settings()
+    inline = re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?: ?=[^`]*)?`", text)
+    assigned = re.findall(r"(?<![\w./-])([a-z_]+(?:\.[a-z_0-9]+)+)=", text)
+    sections = {key.partition(".")[0] for key in keys if "." in key}
+    for name in {*inline, *assigned}:
+        if name.partition(".")[0] in sections and not _no_setting(name):
+            known = name in keys or any(key.startswith(f"{name}.") for key in keys)
+            assert known, f"{name} is no setting"
+
+
+def _no_setting(name: str) -> bool:
+    """Return whether a dotted name is a file, a method of the fleet or a name within the package."""
+    section, *rest = name.split(".")
+    if section == "semisfl":  # the method's section has the package's name
+        code = (ROOT / "semisfl" / rest[0], ROOT / "semisfl" / f"{rest[0]}.py")
+        return rest[0] in NAMES_OF_THE_PACKAGE or any(path.exists() for path in code)
+    return rest[-1] in FILE_SUFFIXES or (section == "fleet" and rest != ["kind"])
