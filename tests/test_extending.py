@@ -36,7 +36,7 @@ TINY += ["server.batch=4", "server.steps=2", "data.labeled=20"]
 @pytest.fixture(autouse=True)
 def inside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    with imported_anew("fedavg_fixmatch", "other"):
+    with imported_anew("fedavg_fixmatch", "other", "mypackage"):
         yield
 
 
@@ -111,9 +111,9 @@ def test_an_installed_method_is_listed_shown_and_priced(
     assert 'labeled_view = "strong"         # augmentation of labelled images' in shown
     assert main(["show", "digits"]) == 0
     assert "fixmatch" not in capsys.readouterr().out, "a run is readable where it is not installed"
-    assert main(["costs", "digits", "--json"]) == 0
-    prices = {row["method"]: row for row in json.loads(capsys.readouterr().out)["costs"]}
-    assert prices[NAME]["down_bytes"] == prices["fedswitch"]["down_bytes"] // 2
+    assert main(["plan", "digits", "--methods", "all", "--json"]) == 0
+    prices = {item["method"]: item for item in json.loads(capsys.readouterr().out)["methods"]}
+    assert prices[NAME]["down"] == prices["fedswitch"]["down"] // 2
     assert main(["show", "--set", f"method={NAME}", "fixmatch.confidence=1"]) != 0
     assert "did you mean 'fixmatch.confidence_threshold'" in capsys.readouterr().err
 
