@@ -18,8 +18,6 @@ PAGES = [
     ROOT / "results/README.md",
 ]
 LONGEST = 250
-# Pages that are about to be split.
-LONGER = {"performance.md", "results.md"}
 # Folders that a path in a page may start from: `methods/semisfl.py` is the package's.
 STARTS = (ROOT, ROOT / "semisfl", ROOT / "examples" / "fedavg_fixmatch", ROOT / "docs")
 # Files of the examples in the pages, which readers make themselves.
@@ -59,7 +57,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{target}: {sorted(anchors(file))}"
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LONGER], ids=page_name)
+@every_page
 def test_a_page_is_short(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").count("\n")
     assert lines <= LONGEST, f"{lines} lines; split the page, at most {LONGEST} are allowed"
