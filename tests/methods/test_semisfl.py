@@ -332,6 +332,6 @@ def test_presets_follow_the_published_code_but_where_runs_said_otherwise() -> No
     for name in ("digits", "cifar10", "svhn", "stl10", "image100"):
         default, code = presets.preset(name), presets.preset(f"{name}+as_published_code")
         client = "ema" if name in ("cifar10", "svhn") else "frozen"
-        semisfl = code.semisfl.model_copy(update={"queue": "two_level"})
-        teacher = code.teacher.model_copy(update={"client": client})
-        assert default == code.model_copy(update={"semisfl": semisfl, "teacher": teacher})
+        ours = {"queue": "two_level", "client_teacher": client}
+        semisfl = code.semisfl.model_copy(update=ours)
+        assert default == code.model_copy(update={"semisfl": semisfl})
