@@ -137,7 +137,7 @@ def train(message: Message, context: Context) -> Message:
         model.parameters(),
         lr=RATE,
         momentum=chosen.optimizer.momentum,
-        nesterov=chosen.optimizer.nesterov,
+        nesterov=chosen.optimizer.momentum > 0,
         weight_decay=chosen.optimizer.weight_decay,
         fused=True,
     )

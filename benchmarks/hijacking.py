@@ -16,6 +16,7 @@ import torch
 from semisfl import parse
 from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
 from semisfl.attacks.likeness import likeness
+from semisfl.data.augment import Augmentation
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import Features
 from semisfl.fleet.hijack_detection import alignment
@@ -40,12 +41,13 @@ def victim() -> tuple[Experiment, SemiSFL, Public, torch.Tensor]:
         {
             "model": {"layers": LAYERS},
             "clients": {"active": 1, "batch": 64, "steps": 20},
-            "data": {"augment": {"operations": 0, "cutout": 0, "pad": 0}},
         },
     )
     config = parse(values)
     data, partition = load_data(config)
     experiment = assemble(config, data, partition, device="cpu")
+    assert isinstance(experiment.fleet, LocalFleet)
+    experiment.fleet.block.batches.augmentation = Augmentation(False, pad=0, num_ops=0, cutout=0)
     scale, offset = (p.view(-1, 1, 1) for p in vars(experiment.normalizer).values())
     public = Public(
         data.test_images.float() / 255,

@@ -137,7 +137,7 @@ def sgd(module: nn.Module, settings: Config, lr: float) -> torch.optim.SGD:
         module.parameters(),
         lr=lr,
         momentum=chosen.momentum,
-        nesterov=chosen.nesterov,
+        nesterov=chosen.momentum > 0,
         weight_decay=chosen.weight_decay,
     )
 

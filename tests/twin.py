@@ -187,7 +187,7 @@ class PlainTwin:
             parameters,
             lr=lr,
             momentum=settings.momentum,
-            nesterov=settings.nesterov and settings.momentum > 0,
+            nesterov=settings.momentum > 0,
             weight_decay=settings.weight_decay,
         )
 
@@ -278,7 +278,7 @@ class PlainTwin:
             teacher.load_state_dict(roundtrip_state(self.teacher.bottom.state_dict(), wire.models))
             for layer in teacher.modules():
                 if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                    layer.train(config.teacher.client_batchnorm == "batch")
+                    layer.train()
             seed = seeds.derive(config.seed, "dropout", index, client)
             use_generator(bottom, torch.Generator().manual_seed(seed))
             bottoms.append(bottom.train())

@@ -10,6 +10,8 @@ from semisfl.settings.run import ControllerConfig
 
 # The published code asks for this much more progress of the semi-supervised loss.
 MARGIN = 1e-5
+# A period has ten windows, as in the published code: 100 rounds in windows of 10.
+WINDOWS = 10
 
 
 @dataclass
@@ -24,8 +26,8 @@ class _Round:
 class Controller:
     """Lowers ``supervised_steps`` by ``step_decay`` when the semi-supervised loss falls faster.
 
-    ``normalised`` [published code]: every ``period`` rounds, over differences of ``window``-round
-    means divided by learning rate and steps; K_s <- round(max(K_s / alpha, K_min)).
+    ``normalised`` [published code]: every ``period`` rounds, over differences of means of ten
+    windows, divided by learning rate and steps; K_s <- round(max(K_s / alpha, K_min)).
     ``raw``, as the paper's Algorithm 1 has it: after every round, over plain differences;
     K_s <- max(floor(K_s / alpha), floor(K_min)).
     ``fixed``: never. In all, K_s never rises: a K_min above the first K_s leaves it as it is.
@@ -43,6 +45,7 @@ class Controller:
         self.supervised_steps = supervised_steps
         self.cross_entity_steps = cross_entity_steps
         self._labeled_share = labeled_share
+        self._window = max(1, config.period // WINDOWS)
         self.semi_faster_share = 0.0
         self._rounds: list[_Round] = []
         self._seen = 0
@@ -62,7 +65,7 @@ class Controller:
         )
         self._seen += 1
         # Ten differences need eleven whole windows, and `raw` decides inside the twelfth too.
-        del self._rounds[: -(self.config.period + 2 * self.config.window)]
+        del self._rounds[: -(self.config.period + 2 * self._window)]
         {"normalised": self._decide_normalised, "raw": self._decide_raw}[self.config.kind]()
 
     def _decide_normalised(self) -> None:
@@ -77,9 +80,9 @@ class Controller:
             self._lower(round(lowered))
 
     def _decide_raw(self) -> None:
-        # R_h is over ten differences (period / window), so over eleven windows. Whole ones only,
+        # R_h is over ten differences (period / window), thus over eleven windows. Whole ones only,
         # counted from round 0, so that a mean does not change once it is formed.
-        if self._seen < self.config.period + self.config.window:
+        if self._seen < self.config.period + self._window:
             return
         semi_fell_faster = self._fall("semi") > self._fall("supervised")
         self.semi_faster_share = float(np.mean(semi_fell_faster))
@@ -93,7 +96,7 @@ class Controller:
         self.supervised_steps = max(1, min(self.supervised_steps, steps))
 
     def _means(self, name: str) -> np.ndarray:
-        window = self.config.window
+        window = self._window
         complete = self._rounds[: len(self._rounds) - self._seen % window]
         values = np.array([getattr(item, name) for item in complete])
         values = values[len(values) % window :]

@@ -17,7 +17,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble, load_data, load_images
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.policy import Policy, guarantee
+from semisfl.settings.policy import Policy
 from semisfl.stopping import StopFlag
 
 
@@ -109,9 +109,6 @@ def measure_all(
             measured.append(meter.measure(scene, cut, name, defence, quick, uses))
     if updates:
         progress("gradient inversion of updates")
-    clients = scene.config.clients
-    fewest = min(len(shard) for shard in scene.shards)
-    drawn = -(-clients.steps * clients.batch // max(1, fewest))
     found = {
         "method": scene.config.method,
         "seed": scene.config.seed,
@@ -120,11 +117,6 @@ def measure_all(
         "public_images": len(scene.public),
         "features": [item.row for item in measured],
         "updates": meter.measure_updates(scene, quick) if updates else [],
-        "guarantees": {
-            name: guarantee(policy, drawn * scene.config.rounds, scene.config.rounds)
-            for name, policy in defences.items()
-            if isinstance(policy, Policy)
-        },
     }
     return found, measured
 

@@ -142,8 +142,6 @@ def _print_leakage(result: dict[str, Any]) -> None:
             f"from the {entry['sent']} of {entry['clients']} x {entry['images_each']} images: SSIM "
             f"{entry['ssim']:.2f}, found {entry['identified']:.0%} (chance {entry['chance_identified']:.1%})"
         )
-    for name, line in result["guarantees"].items():
-        print(f"differential privacy with {name}: {line}")
     print(
         f"accuracy {result['accuracy']:.1f} %. Chance, without any features, is in brackets. bytes are one "
         "image's features, sent once. SSIM and found are those of a decoder trained on "

@@ -23,6 +23,8 @@ from semisfl.data.operations import MAX_LEVEL, OPERATIONS, identity, to_device
 from semisfl.settings.run import AugmentConfig
 
 GREY = 127
+# RandAugment's N, as in the authors' code.
+OPERATIONS_PER_IMAGE = 2
 
 
 # --- what is drawn for each image, on the host ----------------------------------------------------
@@ -81,12 +83,12 @@ class Augmentation:
 
     flip: bool = True
     pad: int | None = None
-    num_ops: int = 2
+    num_ops: int = OPERATIONS_PER_IMAGE
     cutout: int = 16
 
     @classmethod
     def of(cls, config: AugmentConfig) -> Self:
-        return cls(config.flip, config.pad, config.operations, config.cutout)
+        return cls(config.flip, cutout=config.cutout)
 
     def __post_init__(self) -> None:
         for name in ("pad", "num_ops", "cutout"):

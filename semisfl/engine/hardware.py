@@ -20,7 +20,7 @@ class Hardware:
         cuda = self.device.type == "cuda"
         precision = config.precision if config.precision != "auto" else ("bf16" if cuda else "fp32")
         self.precision = precision
-        self.capture = config.capture and cuda
+        self.capture = cuda  # steps become CUDA graphs
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         if cuda:

@@ -188,7 +188,7 @@ class SGD:
             self.lr,
             config.weight_decay,
             config.momentum,
-            config.nesterov,
+            config.momentum > 0,  # Nesterov's form, as in the authors' code
             *(average.along(home) if average is not None else ()),
             scale=share,
             base=None if base is None else home.of(base),
@@ -240,7 +240,7 @@ def fused_step(
         momentum=config.momentum,
         lr=lr,
         dampening=0.0,
-        nesterov=config.nesterov and config.momentum > 0,
+        nesterov=config.momentum > 0,
         maximize=False,
         is_first_step=False,
     )
@@ -258,10 +258,7 @@ def foreach_step(
     if config.momentum > 0:
         torch._foreach_mul_(momenta, config.momentum)
         torch._foreach_add_(momenta, step)
-        if config.nesterov:
-            torch._foreach_add_(step, momenta, alpha=config.momentum)
-        else:
-            step = momenta
+        torch._foreach_add_(step, momenta, alpha=config.momentum)
     torch._foreach_sub_(parameters, torch._foreach_mul(step, lr))
 
 

@@ -71,9 +71,8 @@ class ClientBlock:
         )
         self._size = setup.shape[1:]
         self._bottom = clone(model.bottom)
-        self._teacher_per_client = (
-            any(batchnorms(model.bottom)) and config.teacher.client_batchnorm == "batch"
-        )
+        # A teacher normalises by the statistics of its client's batch, as in the authors' code.
+        self._teacher_per_client = any(batchnorms(model.bottom))
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from semisfl.settings.policy import Policy, spent_epsilon
+from semisfl.settings.policy import Policy
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:
@@ -30,13 +30,6 @@ class Spent:
                 f"an image would be used {uses} times, the policy has "
                 f"uses_per_image = {policy.uses_per_image}"
             )
-        if policy.epsilon is not None:
-            epsilon = spent_epsilon(policy, uses, rounds)
-            if epsilon is None or epsilon > policy.epsilon:
-                return (
-                    f"{uses} uses in {rounds} rounds would spend epsilon = {epsilon or float('inf'):.4g}, "
-                    f"the policy has epsilon = {policy.epsilon:g}"
-                )
         return None
 
     def take(self, uses: int) -> None:

@@ -1,7 +1,7 @@
 """How much one client's features can do to the top, the queue and, through them, to everybody.
 
 For every split method, wherever its clients live. Three limits, each relative to the fleet, as what is
-usual changes while a model learns (``robust.features``, ``length``, ``agreement``, ``class_share``):
+usual changes while a model learns (``robust.features``, ``robust.class_share``):
 how long a feature vector is; how often a client's student features are seen as the class that its
 teacher features give them, which is what presenting one class as another cannot hide; and how many
 of a class's positive keys are one client's. Shapes are fixed, and no value on
@@ -19,6 +19,10 @@ from semisfl.fleet.base import Features
 from semisfl.fleet.held_back import HeldBack
 from semisfl.methods.base import Setup
 
+LONGEST = 2.0
+"""Longest feature vector that is used, in median lengths: honest clients differ by less than that."""
+LEAST_AGREEMENT = 0.5
+"""A client is ignored if its features agree on the class less often than this times the median client's."""
 NO_LABEL = -1
 """Of rows that are not used: no confident key has it, so such an anchor has no positives."""
 
@@ -50,7 +54,7 @@ class Influence:
         """And which share of each client's rows was too long."""
         lengths = rows.float().norm(dim=1)
         usual = _median(lengths.view(len(features.clients), -1).mean(1))
-        most = self.settings.length * usual
+        most = LONGEST * usual
         factors = (most / lengths.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1)
         too_long = (factors < 1).float().view(len(features.clients), -1).mean(1)
         return rows * factors.to(rows.dtype).unsqueeze(1), too_long
@@ -75,7 +79,7 @@ class Influence:
         seen = self._kept.index_select(0, places) > 0
         # Who had no confident label yet has no rate; the fleet's is that of those who had.
         usual = _median(rates, seen)
-        unused = seen & (rates < self.settings.agreement * usual)
+        unused = seen & (rates < LEAST_AGREEMENT * usual)
         self._unused.index_add_(0, places, unused.float())
         self._steps.add_(1)
         rows = unused.repeat_interleave(features.batch)
@@ -106,7 +110,7 @@ class Influence:
             if long > 0.5:
                 held_back.add(
                     client,
-                    f"{long:.0%} of its features are longer than {self.settings.length:g} times the median",
+                    f"{long:.0%} of its features are longer than {LONGEST:g} times the median",
                 )
             if unused:
                 held_back.add(

@@ -12,7 +12,7 @@ Flat = dict[str, Any]
 """A configuration's values by dotted key."""
 MOST_DIFFERENCES = 4
 """More of them would fill a table's cell or a legend."""
-UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.capture")
+UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every")
 """Settings that change no number of a round."""
 BESIDE = (*UNSEEN, "stop.target", "stop.patience", "stop.hours", "stop.gigabytes")
 """Those, and what changes only how many rounds there are."""

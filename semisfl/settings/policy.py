@@ -5,10 +5,8 @@ the section ``[policy]``, where it holds for every client. Over a network both c
 in each line: a server may ask its devices for more protection, never for less.
 """
 
-import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,10 +46,6 @@ class Policy(Section):
     update_noise: float = Field(
         0.0, ge=0, description="Gaussian noise on the bottom sent, in units of update_clip"
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
-    epsilon: float | None = Field(
-        None, gt=0, description="most that one image may lose in total; none: no limit"
-    )
     uses_per_image: int | None = Field(
         None, ge=1, description="most times that features of one image are sent; none: any"
     )
@@ -66,8 +60,6 @@ class Policy(Section):
             raise ValueError(
                 f"policy.update_noise = {self.update_noise:g} is in units of policy.update_clip; set it too"
             )
-        if self.epsilon is not None and (reason := no_guarantee(self)):
-            raise ValueError(f"policy.epsilon = {self.epsilon:g} cannot be kept: {reason}")
         return self
 
     @property
@@ -77,7 +69,7 @@ class Policy(Section):
 
     @property
     def capped(self) -> bool:
-        return any(limit is not None for limit in (self.uses_per_image, self.rounds, self.epsilon))
+        return any(limit is not None for limit in (self.uses_per_image, self.rounds))
 
     def summary(self) -> str:
         """What it demands beyond nothing, in one line."""
@@ -124,9 +116,8 @@ def _strongest(one: Answer, other: Answer) -> Answer:
 _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("codec", "layers"), lambda own, asked: asked if own is None else own),
     "full_models": lambda one, other: one and other,
-    **dict.fromkeys(("clip", "update_clip", "epsilon", "uses_per_image", "rounds"), _least),
+    **dict.fromkeys(("clip", "update_clip", "uses_per_image", "rounds"), _least),
     **dict.fromkeys(("noise", "update_noise"), max),
-    "delta": min,
     "hijacking": _strongest,
 }
 
@@ -147,66 +138,3 @@ def stricter(own: Policy, asked: Policy) -> Policy:
         if amounts and chosen[clip]:
             chosen[noise] = max(chosen[noise], max(amounts) / chosen[clip])
     return own.model_copy(update=chosen)
-
-
-# --- what noise guarantees ------------------------------------------------------------------------
-
-
-def no_guarantee(policy: Policy) -> str | None:
-    """Why this policy gives no differential privacy at all; None: `spent_epsilon` says how much."""
-    if policy.clip is None or not policy.noise:
-        return "features leave without clip and noise, so there is no differential privacy"
-    if not policy.update_noise:
-        return (
-            "the bottom sent after each round depends on the images and carries no noise "
-            "(update_clip and update_noise), so there is no differential privacy in total"
-        )
-    return None
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Zero-concentrated differential privacy (Bun and Steinke 2016) for one image that is replaced
-    by any other: rho of every Gaussian release is distance² / (2 deviation²), and rhos add up."""
-
-    rho: float
-
-    def epsilon(self, delta: float) -> float:
-        return self.rho + 2 * math.sqrt(self.rho * math.log(1 / delta))
-
-
-def step_loss(policy: Policy) -> Loss | None:
-    """Of one use of an image: the student's and the teacher's features of it, together."""
-    if policy.clip is None or not policy.noise:
-        return None
-    # Each of two rows may move by 2 clip; deviation = noise clip: 2 (2 clip)² / (2 (noise clip)²).
-    return Loss(4 / policy.noise**2)
-
-
-def update_loss(policy: Policy) -> Loss | None:
-    """Of one round's bottom."""
-    return Loss(2 / policy.update_noise**2) if policy.update_noise else None
-
-
-def spent_epsilon(policy: Policy, uses: int, rounds: int) -> float | None:
-    """Of an image that was used so often in so many rounds; None where there is no guarantee."""
-    step, update = step_loss(policy), update_loss(policy)
-    if step is None or update is None:
-        return None
-    return Loss(uses * step.rho + rounds * update.rho).epsilon(policy.delta)
-
-
-def guarantee(policy: Policy, uses: int, rounds: int, batchnorm: bool = False) -> str:
-    """The sentence that a device, a report and the documentation say about it."""
-    if batchnorm and step_loss(policy):
-        return (
-            "none: BatchNorm makes an image's features depend on the others of its batch, so clipping "
-            "each row does not bound what one image changes"
-        )
-    if step := step_loss(policy):
-        once = f"features of one use: ({step.epsilon(policy.delta):.3g}, {policy.delta:g})-DP"
-        total = spent_epsilon(policy, uses, rounds)
-        if total is None:
-            return f"{once}; in total none: {no_guarantee(policy)}"
-        return f"{once}; {uses} uses in {rounds} rounds: ({total:.3g}, {policy.delta:g})-DP"
-    return f"none: {no_guarantee(policy)}"

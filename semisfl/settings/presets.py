@@ -76,7 +76,7 @@ def as_published_code(values: Values) -> Values:
     return merge(
         values,
         {
-            "teacher": {"warmup": True, "client_batchnorm": "batch"},
+            "teacher": {"warmup": True},
             "controller": {"kind": "normalised"},
             "semisfl": {
                 "queue": "single",
@@ -119,7 +119,6 @@ def fedmatch_original(values: Values) -> Values:
                 "lr": 1e-3,
                 "lr_min": 1e-3,
                 "momentum": 0.0,
-                "nesterov": False,
                 "weight_decay": 0.0,
             },
             "fedmatch": {

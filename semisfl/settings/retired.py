@@ -19,10 +19,20 @@ ANYTHING = object()
 RETIRED: dict[str, Any] = {
     "controller.warm_rounds": 0,
     "controller.warm_steps": ANYTHING,
+    "controller.window": 10,
+    "data.augment.operations": 2,
+    "data.augment.pad": "none",
     "fedmatch.sparse": False,
     "fedmatch.threshold": 1e-5,
     "fedswitch.rule": "student",
+    "optimizer.horizon": "none",
+    "optimizer.nesterov": True,
+    "policy.delta": 1e-5,
     "policy.distance_correlation": 0,
+    "policy.epsilon": "none",
+    "robust.agreement": 0.5,
+    "robust.length": 2.0,
+    "runtime.capture": True,
     "semisfl.clustering_against": "keys",
     "semisfl.labels.adjust": 0,
     "semisfl.labels.below": "unused",
@@ -35,10 +45,11 @@ RETIRED: dict[str, Any] = {
     "semisfl.labels.threshold": "fixed",
     "semisfl.server_momentum": 0,
     "semisfl.sharpness": 0,
+    "teacher.client_batchnorm": "batch",
     "wire.gradient_rows": "all",
     "wire.updates": "none",
 }
-"""Each key with the value that meant "off"."""
+"""Each key with the one value that today's code follows: it meant "off", or is a constant now."""
 
 MOVED = {
     "teacher.client": ("semisfl.client_teacher",),

@@ -45,16 +45,7 @@ class RobustConfig(Section):
     )
     features: Literal["as_sent", "limited"] = Field(
         "as_sent",
-        description="whether the next three settings limit what one client's features can do",
-    )
-    length: float = Field(
-        2.0, ge=1, description="longest feature vector that is used, in medians of the round's"
-    )
-    agreement: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="a client is ignored if its student and teacher features agree on the class less often than this times the median client's",
+        description="limited: the server shortens long features and ignores a client whose student and teacher features disagree",
     )
     class_share: float = Field(
         1.0,

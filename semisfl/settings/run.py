@@ -32,10 +32,6 @@ class PartitionConfig(Section):
 
 class AugmentConfig(Section):
     flip: bool = Field(True, description="flip half of the images left to right")
-    pad: int | None = Field(
-        None, ge=0, description="crop after reflecting so many pixels; none: side // 8"
-    )
-    operations: int = Field(2, ge=0, le=8, description="RandAugment operations of a strong view")
     cutout: int = Field(16, ge=0, description="side of the grey square of a strong view")
 
 
@@ -114,9 +110,7 @@ class OptimizerConfig(Section):
     lr: float = Field(0.02, gt=0, description="learning rate at round 0, eta")
     lr_min: float = Field(0.005, ge=0, description="learning rate the cosine ends at")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, reset each round")
-    nesterov: bool = Field(True, description="Nesterov's form of momentum")
     weight_decay: float = Field(5e-4, ge=0, description="on every parameter")
-    horizon: int | None = Field(None, ge=1, description="rounds the cosine spans; none: rounds")
 
 
 class TeacherConfig(Section):
@@ -124,10 +118,6 @@ class TeacherConfig(Section):
     warmup: bool = Field(
         True,
         description="decay min(1 - 1/(t+1), gamma), as in the authors' code; false: gamma, as in the paper",
-    )
-    client_batchnorm: Literal["batch", "running"] = Field(
-        "batch",
-        description="statistics that clients' teacher bottoms use: batch (the authors' code) or running",
     )
 
 
@@ -139,14 +129,13 @@ class ControllerConfig(Section):
     step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by it")
     min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
     period: int = Field(100, ge=2, description="rounds a decision looks back on")
-    window: int = Field(10, ge=1, description="rounds averaged into one observation")
 
     @model_validator(mode="after")
     def _whole_windows(self) -> "ControllerConfig":
-        if self.period % self.window or self.period < 2 * self.window:
+        # The controller averages windows of a tenth of a period, at least one round.
+        if self.period >= 20 and self.period % 10:
             raise ValueError(
-                f"controller.period = {self.period} must be a multiple (2 or more) of "
-                f"controller.window = {self.window}"
+                f"controller.period = {self.period} must be a multiple of 10, or below 20"
             )
         return self
 
@@ -210,7 +199,6 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto", description="arithmetic of the models; auto: bf16 on a GPU, fp32 elsewhere"
     )
-    capture: bool = Field(True, description="capture iterations as CUDA graphs")
     deterministic: bool = Field(False, description="bit-identical repeats on a GPU, slower")
     evaluate_every: int = Field(
         1, ge=1, description="rounds between two tests; the last round is tested"

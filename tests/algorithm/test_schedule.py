@@ -16,9 +16,7 @@ def test_cosine_by_hand() -> None:
     assert learning_rate(config, 1000, 1000) == pytest.approx(0.005)
 
 
-def test_horizon_replaces_the_rounds_and_the_rate_then_stays() -> None:
-    config = OptimizerConfig(lr=0.02, lr_min=0.005, horizon=10)
-    assert learning_rate(config, 5, 1000) == pytest.approx(0.0125)
-    assert (
-        learning_rate(config, 10, 1000) == learning_rate(config, 700, 1000) == pytest.approx(0.005)
-    )
+def test_the_rate_stays_after_the_last_round() -> None:
+    config = OptimizerConfig(lr=0.02, lr_min=0.005)
+    assert learning_rate(config, 5, 10) == pytest.approx(0.0125)
+    assert learning_rate(config, 10, 10) == learning_rate(config, 15, 10) == pytest.approx(0.005)

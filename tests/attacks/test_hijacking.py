@@ -7,6 +7,7 @@ import torch
 
 from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
 from semisfl.attacks.likeness import likeness
+from semisfl.data.augment import Augmentation
 from semisfl.data.partition import Partition
 from semisfl.data.sources import load
 from semisfl.fleet.base import RoundAborted, SplitRound
@@ -20,16 +21,17 @@ LAYERS = [
     {"kind": "conv", "channels": 8, "kernel": 5, "stride": 2},
     *({"kind": "relu"}, {"kind": "flatten"}, {"kind": "linear"}),
 ]
-PLAIN = {"labeled": 8, "augment": {"flip": False, "pad": 0, "operations": 0, "cutout": 0}}
+AS_THEY_ARE = Augmentation(flip=False, pad=0, num_ops=0, cutout=0)
 
 
 @pytest.fixture
-def digits() -> Any:
+def digits(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(Augmentation, "of", lambda _: AS_THEY_ARE)
     data = load("digits")
     shard = torch.arange(100, 148).numpy()
     config = tiny(
         1,
-        data=PLAIN,
+        data={"labeled": 8},
         model={"layers": LAYERS, "projector": "linear"},
         clients={"batch": 16, "steps": WINDOW + 4, "total": 1, "active": 1},
     )

@@ -378,7 +378,7 @@ def test_a_row_of_images() -> None:
 def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None, added: bool) -> None:
     from semisfl.engine.kernels.update import fused_sgd
 
-    config = OptimizerConfig(nesterov=True)
+    config = OptimizerConfig()
     flat = [random(100, dtype=torch.float32) for _ in range(4)]
     master, momentum, teacher, base = flat
     master[7] = 0.0  # of |0| no gradient is taken
@@ -400,7 +400,7 @@ def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None, adde
     along = (home.of(teacher), home.of(teacher_work), decay) if followed else ()
     fused_sgd(
         home.of(master), home.of(work), home.of(momentum), gradient, lr,
-        config.weight_decay, config.momentum, config.nesterov, *along,
+        config.weight_decay, config.momentum, True, *along,
         scale=None if scale is None else torch.tensor(scale, device=DEVICE),
         **({"base": home.of(base), "l2": 0.2, "l1": 0.05} if added else {}),
     )  # fmt: skip

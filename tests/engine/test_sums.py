@@ -44,7 +44,7 @@ def test_steps_of_a_sum_are_steps_of_its_learned_part() -> None:
         [psi.get_parameter(name) for name in names],
         lr=0.05,
         momentum=CONFIG.momentum,
-        nesterov=CONFIG.nesterov,
+        nesterov=True,
         weight_decay=CONFIG.weight_decay,
     )
     for number in range(4):

@@ -261,7 +261,6 @@ def test_the_controller_is_used_where_it_is_asked_for(adaptive: bool) -> None:
         f"fedswitch.controller={str(adaptive).lower()}",
         "controller.kind=raw",
         "controller.period=2",
-        "controller.window=1",
         "controller.min_steps_factor=0",
         "fedswitch.confidence_threshold=1",
     )

@@ -40,7 +40,7 @@ def test_off_gives_back_what_it_is_given() -> None:
 
 
 def test_vectors_are_at_most_so_long_and_others_as_they_were() -> None:
-    limit, rows = limited("robust.length=2"), torch.ones(6, 4)
+    limit, rows = limited(), torch.ones(6, 4)
     rows[4:] *= torch.tensor([[50.0], [1.5]])
     found = limit.limited(features(rows.clone()), ACTIVE)
     # Each client's mean length is 2, 2 and 51.5: the median is 2, twice that is taken.
@@ -51,7 +51,7 @@ def test_vectors_are_at_most_so_long_and_others_as_they_were() -> None:
 
 
 def test_who_presents_one_class_as_another_is_not_used_and_is_named() -> None:
-    limit, held = limited("robust.agreement=0.5"), HeldBack()
+    limit, held = limited(), HeldBack()
     given = features(torch.ones(12, 4))
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0])
     seen = torch.tensor([0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3])  # three of four, all, none
@@ -117,13 +117,18 @@ def test_the_median_is_of_those_who_are_there(count: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl"])
-def test_limits_that_nobody_reaches_change_nothing(method: str) -> None:
-    loose = ["robust.features=limited", "robust.length=1e6", "robust.agreement=0"]
+def test_limits_that_nobody_reaches_change_nothing(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = ["rounds=2", "semisfl.confidence_threshold=0.3", "fedswitch.confidence_threshold=0.3"]
-    plain, wide, tight = (
-        toy.assemble(method, *common, *more)
-        for more in ([], loose, ["robust.features=limited", "robust.length=1"])
-    )
-    rows = [run_rounds(experiment).rounds[-1] for experiment in (plain, wide, tight)]
+    limits = {"as_sent": (2.0, 0.5), "limited": (1e6, 0.0), "limited tightly": (1.0, 0.5)}
+    experiments, rows = [], []
+    for features, (longest, agreement) in limits.items():
+        monkeypatch.setattr("semisfl.methods.influence.LONGEST", longest)
+        monkeypatch.setattr("semisfl.methods.influence.LEAST_AGREEMENT", agreement)
+        chosen = f"robust.features={features.split()[0]}"
+        experiments.append(toy.assemble(method, *common, chosen))
+        rows.append(run_rounds(experiments[-1]).rounds[-1])
+    plain, wide, _ = experiments
     assert rows[0]["loss_semi"] == rows[1]["loss_semi"] != rows[2]["loss_semi"]
     toy.assert_same(*(next(iter(e.method.tested().values())).state_dict() for e in (plain, wide)))

@@ -85,14 +85,14 @@ def test_fedmatchs_clients_are_sent_the_buffers_of_the_trained_model() -> None:
     assert seen == 3
 
 
-def test_semisfls_queue_has_few_positives_of_one_client() -> None:
+def test_semisfls_queue_has_few_positives_of_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     share = 0.2
+    monkeypatch.setattr("semisfl.methods.influence.LEAST_AGREEMENT", 0.0)
     experiment = toy.assemble(
         "semisfl",
         "clients.active=3",
         "semisfl.confidence_threshold=0",
         "robust.features=limited",
-        "robust.agreement=0",
         f"robust.class_share={share}",
     )
     method = experiment.method

@@ -152,7 +152,7 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "bn and dropout": (["semisfl.client_teacher=ema"], bn_model),
     "dropout on clients": (["model.cut=12"], bn_model),
     "controller": (
-        ["controller.period=2", "controller.window=1", "controller.min_steps_factor=0"],
+        ["controller.period=2", "controller.min_steps_factor=0"],
         lambda: None,
     ),
     "supervised": (["method=supervised"], bn_model),
