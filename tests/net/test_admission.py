@@ -19,6 +19,7 @@ from semisfl.net.server.admission import (
 )
 from semisfl.net.server.roster import Roster
 from semisfl.settings import config
+from semisfl.settings.policy import Policy
 
 SETTINGS = config.parse(
     {"clients": {"total": 2, "active": 1}, "wire": {"gradients": "int8", "models": "fp16"}}
@@ -28,9 +29,9 @@ SCHEMAS = Schemas.of(SETTINGS, models.build("cnn", (1, 28, 28), 10, projector="n
 
 
 def hello(**change: Any) -> dict[str, Any]:
-    """What a client says that fits, but for ``change``."""
-    said = encode("hello", messages.hello(["semifl", "semisfl"], run=TERMS.run), {})
-    return {**decode(b"".join(said), {"hello": messages.HELLO}).fields, **change}
+    """Return the fields of a fitting hello with ``change``."""
+    frame = encode("hello", messages.hello(["semifl", "semisfl"], run=TERMS.run), {})
+    return {**decode(b"".join(frame), {"hello": messages.HELLO}).fields, **change}
 
 
 def ready(**change: Any) -> dict[str, Any]:
@@ -99,6 +100,14 @@ def test_a_policy_that_cannot_be_read_is_one_short_line() -> None:
     with pytest.raises(Refused, match=r"^the client's policy: x\?y") as refused:
         policy_of(hello(policy={"x\ny" + "z" * 60_000: 1}))
     assert len(refused.value.reason) == LONGEST_SAID
+
+
+def test_an_older_device_may_send_a_retired_policy_setting_that_is_off() -> None:
+    policy = {**hello()["policy"], "distance_correlation": 0.0}
+    check_hello(hello(policy=policy), "ann", TERMS, roster())
+    assert policy_of(hello(policy=policy)) == Policy()
+    with pytest.raises(Refused, match=r"distance_correlation = 0\.5 .*only version 0\.1\.0 has"):
+        check_hello(hello(policy={**policy, "distance_correlation": 0.5}), "ann", TERMS, roster())
 
 
 def test_a_place_once_given_is_kept_and_others_find_none() -> None:

@@ -89,9 +89,7 @@ def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path
     jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=found)
     assert len(jobs) == len(found) and found[0] == Variant("plain")
     for variant, job in zip(found, jobs, strict=True):
-        path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*/config.toml"))
-        had, has = (
-            flatten(one) for one in (reading.read_config(path.parent), job.config.model_dump())
-        )
+        path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*.run.json"))
+        had, has = (flatten(one) for one in (reading.read_config(path), job.config.model_dump()))
         keys = [assignment.partition("=")[0] for assignment in variant.assignments]
         assert [had[key] for key in keys] == [has[key] for key in keys]

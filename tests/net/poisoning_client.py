@@ -1,4 +1,4 @@
-"""The real client, whose block of one sends something else: ``python -m tests.net.spoiler ATTACK join ...``."""
+"""Run the real client with poisoned answers: ``python -m tests.net.poisoning_client ATTACK join ...``."""
 
 import sys
 from functools import partial

@@ -47,22 +47,24 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     with network(config) as net:
         net.join_all()
         over_network = run_rounds(net.experiment).rounds
-        found = weights(net.experiment)
+        reached = weights(net.experiment)
     for key, value in weights(simulated).items():
-        torch.testing.assert_close(value, found[key], rtol=1e-3, atol=1e-4, msg=key)
+        torch.testing.assert_close(value, reached[key], rtol=1e-3, atol=1e-4, msg=key)
     assert [row.get("held_back", {}).keys() for row in over_network] == [
         row.get("held_back", {}).keys() for row in rows
     ]
     if attack == "reversed_update":
         assert [list(row["held_back"]) for row in over_network] == [[str(attacker)]] * 2
-        said = over_network[0]["held_back"][str(attacker)]
+        reason = over_network[0]["held_back"][str(attacker)]
         name = f"plaintext:client-{attacker}"
-        assert f"{name} is held back: {said}" in caplog.text
+        assert f"{name} is held back: {reason}" in caplog.text
         (peer,) = {r.args[0] for r in caplog.records if r.name == "semisfl.audit" and r.args}
-        assert f"held back peer={peer} identity={name} reason={said}" in caplog.text
+        assert f"held back peer={peer} identity={name} reason={reason}" in caplog.text
 
 
-def test_who_is_not_believed_is_in_the_metrics_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_metrics_name_a_client_with_unbelievable_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = tiny(4, rounds=1)
     (attacker,) = attackers_of(config.seed, 4, 0.25)
     scaled = partial(PoisonedBlock, attack=attack_named("scaled_features"), share=0.25)
@@ -82,18 +84,18 @@ def test_a_process_that_attacks_is_held_back(labeled: Path) -> None:
     settings += ["semisfl.confidence_threshold=0.2", "network.deadline=300"]
     with served(*serve_words(labeled), "--out", "out", *settings) as (server, port):
         devices = []
-        for name in ("one", "two", "spoiler"):
+        for name in ("one", "two", "attacker"):
             program = ["-m", "semisfl"]
-            if name == "spoiler":
-                program = ["-m", "tests.net.spoiler", "reversed_update"]
+            if name == "attacker":
+                program = ["-m", "tests.net.poisoning_client", "reversed_update"]
             words = ["join", f"127.0.0.1:{port}", "--data", str(labeled / "train")]
             words += ["--insecure-loopback", "--name", name]
             devices.append(subprocess.Popen([sys.executable, *program, *words]))
         _, err = server.communicate(timeout=300)
         codes = [device.wait(60) for device in devices]
     assert (server.returncode, codes) == (0, [0, 0, 0]), err
-    place = json.loads(Path("out/roster.json").read_text())["index"]["plaintext:spoiler"]
+    place = json.loads(Path("out/roster.json").read_text())["index"]["plaintext:attacker"]
     rows = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [list(row["held_back"]) for row in rows] == [[str(place)]] * 2
     log = Path("out/run.log").read_text()
-    assert "held back peer=" in log and "identity=plaintext:spoiler reason=its update is" in log
+    assert "held back peer=" in log and "identity=plaintext:attacker reason=its update is" in log
