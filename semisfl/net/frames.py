@@ -18,21 +18,23 @@ where every value is looked at (`semisfl.net.server.value_checks`).
 """
 
 import math
-import reprlib
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
-import msgpack
 import numpy as np
 import torch
 from torch import Tensor
 
 from semisfl.fleet.codec import Codec, codec_for
+from semisfl.net.headers import MAX_HEADER as MAX_HEADER
+from semisfl.net.headers import MAX_ITEMS as MAX_ITEMS
+from semisfl.net.headers import Entry, listed, pack, short, unpack
+from semisfl.net.headers import WireError as WireError
 from semisfl.settings.catalog import CODECS
 
 if sys.byteorder != "little":
@@ -42,9 +44,6 @@ PROTOCOL = 3
 MAGIC = b"SSFL"
 PREFIX = struct.Struct("<4sIII")
 ALIGNMENT = 16
-MAX_HEADER = 256 * 1024  # about 4,000 tensors; a hostile header unpacks to 100 times its bytes
-MAX_ITEMS = 4096  # in one list or map: msgpack reserves a list's room before it reads the items
-MAX_DEPTH = 8  # of lists and maps inside one another
 
 DTYPES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -53,14 +52,6 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-
-
-Row = list[Any]
-"""A tensor in the header: name, dtype, shape, codec."""
-
-
-class WireError(ValueError):
-    """A frame that cannot be sent or must not be believed; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +67,8 @@ class TensorSpec:
         """The codec that is used: integers cross raw, whatever was asked for."""
         return codec_for(self.codec, self.dtype)
 
-    def described(self, name: str) -> Row:
-        """The tensor's row in the header."""
+    def described(self, name: str) -> Entry:
+        """Return the tensor's entry in the header."""
         return [name, DTYPES[self.dtype], list(self.shape), self.how.name]
 
 
@@ -95,7 +86,7 @@ class Schema:
         return dict(sorted((self.tensors or {}).items()))
 
     @cached_property
-    def table(self) -> list[Row]:
+    def table(self) -> list[Entry]:
         return [spec.described(name) for name, spec in self.specs.items()]
 
     @cached_property
@@ -143,20 +134,20 @@ def encode(
         raise WireError(
             f"{len(tensors)} tensors exceed {MAX_ITEMS} in a frame: send several frames"
         )
-    table: list[Row] = []
+    table: list[Entry] = []
     buffers: list[bytes | memoryview] = []
     for name, tensor in sorted(tensors.items()):
         if tensor.dtype not in DTYPES:
-            raise WireError(f"tensor {name!r} is {tensor.dtype}: only {_listed(DTYPES)} can cross")
+            raise WireError(f"tensor {name!r} is {tensor.dtype}: only {listed(DTYPES)} can cross")
         if not isinstance(codecs, str) and name not in codecs:
-            raise WireError(f"tensor {name!r} has no codec: name one of {_listed(CODECS)}")
+            raise WireError(f"tensor {name!r} has no codec: name one of {listed(CODECS)}")
         codec = codecs if isinstance(codecs, str) else codecs[name]
         spec = TensorSpec(tuple(tensor.shape), tensor.dtype, codec)
         table.append(spec.described(name))
         for part in spec.how.encode(tensor):
             raw = _bytes_of(part.cpu().contiguous())
             buffers += [raw.data, _padding(raw.nbytes)]
-    header = _packed(kind, fields, table)
+    header = pack(kind, fields, table)
     if len(header) > MAX_HEADER:
         raise WireError(
             f"header of {len(header)} bytes exceeds {MAX_HEADER}: send a tensor instead"
@@ -191,14 +182,12 @@ def decode(
         raise WireError(f"header of {length} bytes exceeds {min(MAX_HEADER, len(view))}")
 
     header = view[PREFIX.size : PREFIX.size + length]
-    kind, fields, table = _unpacked(header)
+    kind, fields, table = unpack(header)
     schema = expected.get(kind)
     if schema is None:
-        raise WireError(
-            f"kind {_short(kind)} is not expected: this phase takes {_listed(expected)}"
-        )
+        raise WireError(f"kind {short(kind)} is not expected: this phase takes {listed(expected)}")
     _check_fields(fields, schema)
-    if _packed(kind, fields, schema.table) != header:
+    if pack(kind, fields, schema.table) != header:
         raise WireError(_difference(schema.table, table))
     total = start + schema.buffers
     if len(view) != total or total > schema.limit:
@@ -242,83 +231,19 @@ class _Regions:
         return tensor
 
 
-def _unpacked(header: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
-    """Kind, fields and tensor table, within limits of size but otherwise unchecked."""
-    try:
-        content = msgpack.unpackb(
-            header,
-            strict_map_key=True,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.UnpackException) as error:
-        reason = _short(str(error) or type(error).__name__)
-        raise WireError(f"header is not msgpack within limits: {reason}") from None
-    match content:
-        case [str(kind), dict(fields), list(table)]:
-            return kind, fields, table
-    raise WireError("header is not [kind, fields, tensors]")
-
-
-def _packed(kind: str, fields: Mapping[str, Any], table: list[Row]) -> bytes:
-    plain = {name: _plain(value, f"field {name!r}") for name, value in sorted(fields.items())}
-    try:
-        return msgpack.packb([kind, plain, table])
-    except (ValueError, OverflowError) as error:
-        raise WireError(f"fields of {kind!r} cannot be packed: {_short(str(error))}") from None
-
-
-def _finite(value: float, where: str, _: int) -> float:
-    if not math.isfinite(value):
-        raise WireError(f"{where} holds {value}: only finite numbers cross as fields")
-    return value
-
-
-def _sorted_map(value: dict[Any, Any], where: str, depth: int) -> dict[str, Any]:
-    if not all(type(key) is str for key in value):
-        raise WireError(f"{where} holds a map with keys that are not strings")
-    return {key: _plain(item, where, depth + 1) for key, item in sorted(value.items())}
-
-
-def _list(value: Sequence[Any], where: str, depth: int) -> list[Any]:
-    return [_plain(item, where, depth + 1) for item in value]
-
-
-def _same(value: Any, where: str, depth: int) -> Any:
-    return value
-
-
-PLAIN: Mapping[type, Callable[[Any, str, int], Any]] = {
-    **dict.fromkeys((int, str, bool, bytes, type(None)), _same),
-    **{float: _finite, dict: _sorted_map, list: _list, tuple: _list},
-}
-
-
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """The value with sorted maps, once it is known to hold nothing but plain finite values."""
-    if type(value) not in PLAIN:
-        raise WireError(f"{where} holds a {type(value).__name__}: only plain values cross")
-    if depth > MAX_DEPTH:
-        raise WireError(f"{where} is nested deeper than {MAX_DEPTH}")
-    if type(value) in (dict, list, tuple) and len(value) > MAX_ITEMS:
-        raise WireError(f"{where} holds {len(value)} items, more than {MAX_ITEMS}: send a tensor")
-    return PLAIN[type(value)](value, where, depth)
-
-
 def _check_fields(fields: dict[str, Any], schema: Schema) -> None:
     if fields.keys() != schema.fields.keys():
-        raise WireError(f"fields are {_listed(fields)}, but {_listed(schema.fields)} are expected")
+        raise WireError(f"fields are {listed(fields)}, but {listed(schema.fields)} are expected")
     for name, wanted in schema.fields.items():
         if type(fields[name]) is not wanted:
             is_type = type(fields[name]).__name__
             raise WireError(f"field {name!r} is {is_type}, but {wanted.__name__} is expected")
 
 
-def _difference(wanted: list[Row], received: list[Any]) -> str:
+def _difference(wanted: list[Entry], received: list[Any]) -> str:
     for want, got in zip_longest(wanted, received):
         if want != got:
-            return f"tensor {_short(got)} where {_short(want)} is expected"
+            return f"tensor {short(got)} where {short(want)} is expected"
     return "header is not in its one canonical form"
 
 
@@ -335,14 +260,3 @@ def _padded(size: int) -> int:
 
 def _padding(size: int) -> bytes:
     return bytes(_padded(size) - size)
-
-
-def _short(value: object) -> str:
-    """At most a hundred or so printable characters of something a stranger sent."""
-    return reprlib.repr(value)
-
-
-def _listed(names: Any) -> str:
-    names = [str(name) for name in names]
-    shown = ", ".join(_short(name) for name in names[:8])
-    return (shown or "none") + (", ..." if len(names) > 8 else "")

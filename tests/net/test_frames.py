@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from semisfl import seeds
 from semisfl.fleet.codec import codec_named, state_bytes
 from semisfl.net.frames import (
-    MAX_DEPTH,
     MAX_HEADER,
     MAX_ITEMS,
     PROTOCOL,
@@ -27,6 +26,7 @@ from semisfl.net.frames import (
     encode,
     payload_bytes,
 )
+from semisfl.net.headers import MAX_DEPTH
 from semisfl.settings import catalog
 
 

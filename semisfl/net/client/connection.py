@@ -8,15 +8,16 @@ import secrets
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, messages
-from semisfl.net.chunks import PREFIX, Assembler, LoopThread, Parts, Violation, cut
+from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
+from semisfl.net.client.stream import Received as Received
+from semisfl.net.client.stream import Stream as Stream
 from semisfl.net.frames import encode
 from semisfl.net.tls import credentials
 from semisfl.net.tls.credentials import Credentials
@@ -43,37 +44,6 @@ FINAL = {
 
 class Rejected(Exception):
     """This client cannot take part, and trying again would not change that; the message says why."""
-
-
-class Stream:
-    """One connection's life. `answer` and `beat` may be called from any thread, also after its end."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.assembler = Assembler(in_order=True)
-        self.assembler.limit = messages.WELCOME.limit
-        self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
-        self.drained = asyncio.Event()
-        self.beaten = time.monotonic()
-        self._loop = loop
-
-    def answer(self, ticket: int, parts: Parts) -> None:
-        """Send ``parts``, which must not change any more, as the answer to ``ticket``."""
-        self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, parts))
-
-    def beat(self, ticket: int) -> None:
-        """Tell the server that ``ticket`` is still being worked on."""
-        self.answer(ticket, [])
-
-    def finish(self) -> None:
-        """Send what is queued, then close this side."""
-        self._loop.call_soon_threadsafe(self.outbox.put_nowait, None)
-
-
-@dataclass(frozen=True)
-class Received:
-    stream: Stream
-    ticket: int
-    data: bytearray
 
 
 class Connection:

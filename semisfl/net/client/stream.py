@@ -1,0 +1,39 @@
+"""Hold one stream to the server: what arrives on it and what waits to be sent."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from semisfl.net import messages
+from semisfl.net.chunks import Assembler, Parts
+
+
+class Stream:
+    """One connection's life. `answer` and `beat` may be called from any thread, also after its end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.assembler = Assembler(in_order=True)
+        self.assembler.limit = messages.WELCOME.limit
+        self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
+        self.drained = asyncio.Event()
+        self.beaten = time.monotonic()
+        self._loop = loop
+
+    def answer(self, ticket: int, parts: Parts) -> None:
+        """Send ``parts``, which must not change any more, as the answer to ``ticket``."""
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, parts))
+
+    def beat(self, ticket: int) -> None:
+        """Tell the server that ``ticket`` is still being worked on."""
+        self.answer(ticket, [])
+
+    def finish(self) -> None:
+        """Send what is queued, then close this side."""
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, None)
+
+
+@dataclass(frozen=True)
+class Received:
+    stream: Stream
+    ticket: int
+    data: bytearray

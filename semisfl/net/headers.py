@@ -1,0 +1,94 @@
+"""Pack and unpack a frame's header: plain values only, in one canonical form and within limits."""
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+MAX_HEADER = 256 * 1024  # about 4,000 tensors; a hostile header unpacks to 100 times its bytes
+MAX_ITEMS = 4096  # in one list or map: msgpack reserves a list's room before it reads the items
+MAX_DEPTH = 8  # of lists and maps inside one another
+
+Entry = list[Any]
+"""A tensor in the header: name, dtype, shape, codec."""
+
+
+class WireError(ValueError):
+    """A frame that cannot be sent or must not be believed; the message is one line."""
+
+
+def unpack(header: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
+    """Kind, fields and tensor table, within limits of size but otherwise unchecked."""
+    try:
+        content = msgpack.unpackb(
+            header,
+            strict_map_key=True,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        reason = short(str(error) or type(error).__name__)
+        raise WireError(f"header is not msgpack within limits: {reason}") from None
+    match content:
+        case [str(kind), dict(fields), list(table)]:
+            return kind, fields, table
+    raise WireError("header is not [kind, fields, tensors]")
+
+
+def pack(kind: str, fields: Mapping[str, Any], table: list[Entry]) -> bytes:
+    plain = {name: _plain(value, f"field {name!r}") for name, value in sorted(fields.items())}
+    try:
+        return msgpack.packb([kind, plain, table])
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"fields of {kind!r} cannot be packed: {short(str(error))}") from None
+
+
+def _finite(value: float, where: str, _: int) -> float:
+    if not math.isfinite(value):
+        raise WireError(f"{where} holds {value}: only finite numbers cross as fields")
+    return value
+
+
+def _sorted_map(value: dict[Any, Any], where: str, depth: int) -> dict[str, Any]:
+    if not all(type(key) is str for key in value):
+        raise WireError(f"{where} holds a map with keys that are not strings")
+    return {key: _plain(item, where, depth + 1) for key, item in sorted(value.items())}
+
+
+def _list(value: Sequence[Any], where: str, depth: int) -> list[Any]:
+    return [_plain(item, where, depth + 1) for item in value]
+
+
+def _same(value: Any, where: str, depth: int) -> Any:
+    return value
+
+
+PLAIN: Mapping[type, Callable[[Any, str, int], Any]] = {
+    **dict.fromkeys((int, str, bool, bytes, type(None)), _same),
+    **{float: _finite, dict: _sorted_map, list: _list, tuple: _list},
+}
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """The value with sorted maps, once it is known to hold nothing but plain finite values."""
+    if type(value) not in PLAIN:
+        raise WireError(f"{where} holds a {type(value).__name__}: only plain values cross")
+    if depth > MAX_DEPTH:
+        raise WireError(f"{where} is nested deeper than {MAX_DEPTH}")
+    if type(value) in (dict, list, tuple) and len(value) > MAX_ITEMS:
+        raise WireError(f"{where} holds {len(value)} items, more than {MAX_ITEMS}: send a tensor")
+    return PLAIN[type(value)](value, where, depth)
+
+
+def short(value: object) -> str:
+    """At most a hundred or so printable characters of something a stranger sent."""
+    return reprlib.repr(value)
+
+
+def listed(names: Any) -> str:
+    names = [str(name) for name in names]
+    shown = ", ".join(short(name) for name in names[:8])
+    return (shown or "none") + (", ..." if len(names) > 8 else "")
