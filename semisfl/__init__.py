@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from semisfl.use.predict import evaluate as evaluate
     from semisfl.use.predict import predict as predict
 
-# Looked up on first use, so that reading a report or `--help` does not wait for torch.
+# Imported on first use, so that `--help` and reports do not wait for torch.
 _HOMES = {
     "Classifier": "semisfl.use.classifier",
     "Config": "semisfl.settings.config",

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and pictures."""
+"""Write files whole or not at all, and save pictures."""
 
 import contextlib
 import errno
@@ -18,10 +18,10 @@ TEMPORARY = ".tmp"
 def write_whole(
     path: Path, content: bytes | Callable[[BinaryIO], object], *, private: bool = False
 ) -> None:
-    """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was.
+    """Replace ``path`` at once: after a crash or on a full disk the previous file is still there.
 
-    ``content`` is what to write, or writes it to the file it is given. ``private``: there is no
-    moment in which others could read it.
+    ``content`` is the bytes to write, or a function that writes to the open file. ``private``: at
+    no moment can other users read it.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -39,27 +39,27 @@ def write_whole(
 
 
 def remove_temporary(folder: Path) -> None:
-    """Clear away what processes that were killed while writing left; nobody may be writing now."""
+    """Delete temporary files of processes that were killed while writing; nobody may be writing now."""
     for left in folder.glob(f".*{TEMPORARY}"):
         left.unlink(missing_ok=True)
 
 
 def stamp(*paths: Path) -> tuple[object, ...]:
-    """Differs once any of these files was written or replaced."""
+    """Return a value that changes when one of these files is written or replaced."""
     stamps: list[object] = []
     for path in paths:
         try:
-            found = path.stat()
-            stamps.append((found.st_mtime_ns, found.st_size, found.st_ino))
+            status = path.stat()
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
         except OSError:
             stamps.append(None)
     return tuple(stamps)
 
 
 def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
-    """All of ``data`` or nothing: half a line would spoil the next one too.
+    """Append all of ``data`` or nothing: half a line would also damage the next one.
 
-    ``private``: a file that is made for it can be read by nobody else.
+    ``private``: if the file is new, other users cannot read it.
     """
     flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
     with open(os.open(path, flags, 0o600 if private else 0o666), "ab", buffering=0) as file:
@@ -74,5 +74,5 @@ def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
 
 def save_picture(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of scripts that the font lacks
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # letters that the font lacks
         figure.savefig(path, dpi=120)

@@ -1,15 +1,15 @@
-"""How a run is asked to end: its owner sets a flag, and whatever takes long looks at it."""
+"""Ask a run to end: its owner sets a flag, and long operations check it."""
 
 
 class Stopped(BaseException):
-    """Somebody asked the run to end; raised between two iterations, or anywhere before the first.
+    """The run was asked to end; raised between two iterations, or anywhere before the first.
 
-    No ``Exception``: whoever is ready for a failure of any kind must not take it for one.
+    Not an ``Exception``, so that code that catches every failure does not catch it.
     """
 
 
 class StopFlag:
-    """Belongs to a run; may be set from a signal handler or another thread."""
+    """The flag of one run; a signal handler or another thread may set it."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -18,6 +18,6 @@ class StopFlag:
         self.requested = True
 
     def check(self) -> None:
-        """Raise `Stopped` if the end was asked for."""
+        """Raise `Stopped` if the run was asked to end."""
         if self.requested:
             raise Stopped

@@ -1,14 +1,14 @@
-"""Weak and strong augmentation of whole batches of uint8 images, on a CPU or a GPU.
+"""Augment whole batches of uint8 images weakly or strongly, on a CPU or a GPU.
 
-What happens to each image is drawn beforehand on the host, for any number of steps at once
-(`Augmentation.draw_weak`, `draw_strong`), then carried out by `weak` and `strong`. Because the
-draws stay on the host, the images are grouped by operation there and each operation touches only
-its own images; nothing waits for the device.
+`Augmentation.draw_weak` and `draw_strong` draw on the host what happens to each image, for any
+number of steps at once; `weak` and `strong` apply it. Because the draws stay on the host, images
+are grouped by operation there, each operation touches only its own images, and nothing waits for
+the device.
 
 Weak: horizontal flip with p = 1/2, then a random crop after reflect padding by side // 8.
 Strong: weak, then `num_ops` draws with replacement from `OPERATIONS`, each applied with p = 1/2
 at a level uniform in 1..9 and, where the operation has a direction, a random sign; then always a
-grey square. Every operation gives what Pillow gives.
+grey square. Every operation gives the same result as Pillow.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class WeakDraws:
         return self.flip.shape
 
     def __getitem__(self, key: Any) -> Self:
-        """The draws of one step, or of a slice of steps; the key addresses the leading shape."""
+        """Return the draws of one step or of a slice of steps; the key indexes the leading shape."""
         return self._map(lambda values: values[key])
 
     def flatten(self) -> Self:
@@ -52,7 +52,7 @@ class WeakDraws:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self], axis: int = 0) -> Self:
-        """Joins draws along one of their leading axes, e.g. those of several clients."""
+        """Return draws joined along one of their leading axes, e.g. those of several clients."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(p, name) for p in parts], axis) for name in names))
 
@@ -72,13 +72,13 @@ class StrongDraws(WeakDraws):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The chances of weak and strong augmentation; `pad` None means side // 8 on each axis.
+    """The settings of weak and strong augmentation; `pad` None means side // 8 on each axis.
 
-    `cutout` is the side of the grey square, 16 pixels at every resolution; 0 leaves it out. Its
-    ends are inclusive, as the authors' code draws it, so 17 pixels are covered: a centre uniform
-    over the image gives the upper left corner, int(max(0, centre - side / 2)), and the square runs
-    from there to corner + side, clipped by the image. Near the top and left edges it is therefore
-    moved inside whole; at the bottom and right it is cut off.
+    `cutout` is the side of the grey square, 16 pixels at every resolution; 0: no square. Its ends
+    are inclusive, as in the authors' code, so it covers 17 pixels. The centre is uniform over the
+    image, the upper left corner is int(max(0, centre - side / 2)), and the square runs to corner +
+    side, clipped by the image. So near the top and left edges it is moved inside as a whole; at
+    the bottom and right it is cut off.
     """
 
     flip: bool = True
@@ -132,7 +132,7 @@ class Augmentation:
         return np.concatenate([start, end.astype(np.int16)], axis=-1)
 
 
-# --- carrying it out ------------------------------------------------------------------------------
+# --- apply the draws ------------------------------------------------------------------------------
 
 
 def _check(images: Tensor, draws: WeakDraws) -> None:
@@ -149,17 +149,17 @@ def _check(images: Tensor, draws: WeakDraws) -> None:
 
 
 def _reflected(shift: np.ndarray, side: int, device: torch.device) -> Tensor:
-    """For each image, the source of every row (or column) of a crop that sticks out by `shift`."""
+    """Return, for each image, the source of every row (or column) of a crop moved by `shift`."""
     place = (torch.arange(side, device=device) + to_device(shift, device)[:, None]).abs_()
     return torch.minimum(place, 2 * (side - 1) - place)
 
 
 def weak(images: Tensor, draws: WeakDraws) -> Tensor:
-    """Flips and crops uint8 images [n, C, H, W]; always a new tensor."""
+    """Return uint8 images [n, C, H, W] flipped and cropped, always as a new tensor."""
     _check(images, draws)
     draws, device = draws.flatten(), images.device
     n, channels, height, width = images.shape
-    # Rows move whole, columns by an index shared by all rows: no index the size of the batch.
+    # Whole rows are moved, columns by an index that all rows share: no index as large as the batch.
     planes = torch.arange(0, n * channels * height, height, device=device).view(n, channels, 1)
     rows = planes + _reflected(draws.shift_y, height, device)[:, None]
     columns = _reflected(draws.shift_x, width, device)
@@ -170,12 +170,12 @@ def weak(images: Tensor, draws: WeakDraws) -> Tensor:
 
 
 def strong(images: Tensor, draws: StrongDraws) -> Tensor:
-    """Weak augmentation, the drawn operations and the grey square, on uint8 [n, C, H, W]."""
+    """Return uint8 images [n, C, H, W] after weak augmentation, the drawn operations and the grey square."""
     out = weak(images, draws)
     draws = draws.flatten()
     place = np.arange(len(out))
     for slot in range(draws.operation.shape[1]):
-        # Sorted by operation, those not applied last: each operation then works on one slice.
+        # Sort by operation, images without one last: each operation then works on one slice.
         chosen = np.where(draws.applied[:, slot], draws.operation[:, slot], len(OPERATIONS))
         order = np.argsort(chosen, kind="stable")
         out, draws, place = _taken(out, order), draws[order], place[order]
@@ -197,14 +197,14 @@ def _cut_out(images: Tensor, boxes: np.ndarray) -> Tensor:
     x = torch.arange(images.shape[3], device=images.device, dtype=torch.int16)
     mask = ((y >= box[:, 0]) & (y < box[:, 2])) & ((x >= box[:, 1]) & (x < box[:, 3]))
     grey = mask.flatten(2).to(torch.uint8).neg_()
-    # Bit masks, since `masked_fill_` with a mask shared by the channels takes several times as long.
+    # Bit masks: `masked_fill_` with a mask that channels share takes several times as long.
     images.flatten(2).bitwise_and_(~grey).bitwise_or_(grey & GREY)
     return images
 
 
 @dataclass(frozen=True, eq=False)
 class Normalizer:
-    """uint8 images -> floats, (x / 255 - mean) / std by channel, as one multiply-add."""
+    """Turn uint8 images into floats: (x / 255 - mean) / std per channel, as one multiply-add."""
 
     scale: Tensor  # [C]
     offset: Tensor
@@ -223,15 +223,15 @@ class Normalizer:
         return type(self)(self.scale.to(device), self.offset.to(device))
 
     def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[n, C, H, W] comes back in channels-last memory, which convolutions prefer."""
+        """Return [n, C, H, W] in channels-last memory, with which convolutions are faster."""
         n, channels, height, width = images.shape
         if images.dtype != torch.uint8 or channels != len(self.scale):
             raise ValueError(
                 f"cannot normalise {images.dtype} images of {channels} channels: give uint8 "
                 f"images of {len(self.scale)} channels, or a mean and std for each channel"
             )
-        # Rearranged while still bytes, then scaled along one long axis: twice as fast on a CPU.
-        # In float32, since a half-precision scale would be off by up to 0.4 %.
+        # Rearrange bytes first, then scale along one long axis: twice as fast on a CPU.
+        # Scale in float32: a half-precision scale has an error of up to 0.4 %.
         values = images.permute(0, 2, 3, 1).reshape(n, -1).float()
         scale, offset = (t.repeat(height * width) for t in (self.scale, self.offset))
         torch.addcmul(offset, values, scale, out=values)

@@ -1,4 +1,4 @@
-"""A round's augmented batches: drawn at its start, made in few large calls, read step by step."""
+"""Augmented batches of a round: drawn at its start, made in few large calls, read step by step."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class DrawnView:
 
 
 Views = tuple[Mapping[str, DrawnView], Mapping[str, Tensor]]
-"""What a round shows, and tensors [steps, ...] that are read along with it."""
+"""The views of a round, and tensors [steps, ...] that are read along with them."""
 
 
 def draw_view(
@@ -47,14 +47,14 @@ def draw_view(
     seed: int,
     *purpose: int | str,
 ) -> DrawnView:
-    """``view`` of the images ``indices`` [steps, rows], its draws a function of ``purpose``."""
+    """Return a view of the images ``indices`` [steps, rows]; its draws depend on ``seed`` and ``purpose``."""
     rng = seeds.generator(seed, *purpose)
     draw = {"weak": augmentation.draw_weak, "strong": augmentation.draw_strong}.get(view)
     return DrawnView(view, indices, draw(rng, indices.shape, *size) if draw else None)
 
 
 def side_by_side(plans: list[DrawnView]) -> DrawnView:
-    """The same step of several clients as one batch."""
+    """Return the views of several clients as one, each step of all clients in one batch."""
     indices = np.concatenate([item.indices for item in plans], axis=1)
     draws = [item.draws for item in plans]
     if draws[0] is None:
@@ -72,7 +72,7 @@ def split_views(
     round_index: int,
     client: int,
 ) -> dict[str, DrawnView]:
-    """The strong and the weak view of one client's images in a split round."""
+    """Return the strong and the weak view of one client's images in a split round."""
     indices = shard[draw_positions(seed, round_index, client, len(shard), steps, batch)]
     return {
         "strong": draw_view(
@@ -83,7 +83,7 @@ def split_views(
 
 
 def make_view(images: Tensor, planned: DrawnView) -> Tensor:
-    """uint8 images of ``planned``, its leading shape flattened."""
+    """Return the uint8 images of ``planned``, its leading shape flattened."""
     index = torch.from_numpy(np.ascontiguousarray(planned.indices.reshape(-1))).to(
         images.device, non_blocking=True
     )
@@ -102,10 +102,10 @@ class _Prepared:
 
 
 class RoundBatches:
-    """Batches of a round, behind a step counter that lives on the device.
+    """The batches of a round, read by a step counter that is on the device.
 
     ``whole``: all steps are made at the start, in buffers that stay in place, so that a captured
-    step can read them. Otherwise they are made as needed, at most ``budget`` bytes at a time.
+    step can read them. Otherwise they are made when needed, at most ``budget`` bytes at a time.
     """
 
     def __init__(
@@ -134,16 +134,16 @@ class RoundBatches:
     def start(
         self, plans: Mapping[str, DrawnView], extras: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Begin a round; ``extras`` are tensors [steps, ...] read along with the views."""
+        """Start a round; ``extras`` are tensors [steps, ...] that are read along with the views."""
         self._begin(self._prepare(plans, extras or {}))
 
     def start_from(self, key: Key, make: Callable[..., Views]) -> None:
-        """Begin the round ``key``, whose views are ``make(*key)``, unless that was done `ahead`."""
+        """Start the round ``key`` with the views ``make(*key)``, or with those that `ahead` made."""
         waiting, self._waiting = self._waiting, None
         self._begin(waiting[1] if waiting and waiting[0] == key else self._prepare(*make(*key)))
 
     def ahead(self, key: Key, make: Callable[..., Views]) -> None:
-        """Make the views of a coming round beside those in use."""
+        """Make the views of a later round, beside those in use."""
         self._waiting = key, self._prepare(*make(*key))
 
     def _prepare(self, plans: Mapping[str, DrawnView], extras: Mapping[str, Tensor]) -> _Prepared:
@@ -169,7 +169,7 @@ class RoundBatches:
         return made.view(*planned.indices.shape, *made.shape[1:])
 
     def _place(self, buffer: Tensor | None, value: Tensor) -> Tensor:
-        """``value`` in the buffer it had before, if it fits: captured steps know that address."""
+        """Return ``value`` in its earlier buffer, if it fits: captured steps read that address."""
         value = value.to(self.images.device)
         if (
             not self.whole
@@ -180,12 +180,12 @@ class RoundBatches:
             return value
         buffer[: len(value)].copy_(value)
         if value.is_cuda:
-            # It may come from another stream, whose next round must not reuse it too early.
+            # Another stream may have made it; its memory must not be reused before this copy is done.
             value.record_stream(torch.cuda.current_stream())
         return buffer
 
     def get(self, name: str) -> Tensor:
-        """This step's images, normalised."""
+        """Return this step's images, normalised."""
         if not self.whole and not self._first <= self._step < self._last:
             self._make_stretch()
         views = self._views[name]
@@ -196,7 +196,7 @@ class RoundBatches:
         return self.normalizer(self._row(views, self._first), self.dtype)
 
     def _make_stretch(self, each: int = 1) -> None:
-        """The views of as many steps, from this one on, as the budget holds at ``each`` bytes per value."""
+        """Make the views of the next steps, as many as the budget allows at ``each`` bytes per value."""
         rows = sum(item.indices.shape[1] for item in self._plans.values())
         fit = self.budget // (rows * self.images[0].numel() * each)
         self._first, self._last = self._step, min(self._steps, self._step + max(1, fit))
@@ -204,11 +204,11 @@ class RoundBatches:
             self._views[name] = self._make(planned[self._first : self._last])
 
     def stretches(self, clients: int) -> Iterator[list["Part"]]:
-        """The round in stretches that the budget holds: of each, the parts of clients side by side."""
+        """Yield the round in stretches that fit the budget, each as one part per client."""
         while self._step < self._steps:
             self._make_stretch(each=1 + self.dtype.itemsize)
             steps = range(self._first, self._last)
-            # One call for all steps and clients: for small models it costs as much as they do.
+            # One call for all steps and clients: with small models normalising costs as much as training.
             normalized = {
                 name: self.normalizer(self._views[name].flatten(0, 1), self.dtype)
                 for name in self._plans
@@ -220,7 +220,7 @@ class RoundBatches:
         return self.row_of(self._extras[name])
 
     def row_of(self, tensor: Tensor) -> Tensor:
-        """The current step's row of any tensor [steps, ...]."""
+        """Return the current step's row of any tensor [steps, ...]."""
         return self._row(tensor, 0)
 
     def _row(self, tensor: Tensor, first: int) -> Tensor:
@@ -234,7 +234,7 @@ class RoundBatches:
 
 
 class Part:
-    """One client's rows of a stretch of steps, normalised, to be read at a pace of its own."""
+    """One client's rows of a stretch of steps, normalised; each client reads on its own."""
 
     def __init__(self, views: Mapping[str, Tensor], steps: range, place: int, clients: int) -> None:
         self.steps = steps
@@ -243,14 +243,14 @@ class Part:
         self._step = steps.start
 
     def get(self, name: str) -> Tensor:
-        """This step's images. A slice of the first axis, since that alone leaves them channels-last."""
+        """Return this step's images: a slice of the first axis, because only that keeps channels-last."""
         images = self._views[name]
         rows = len(images) // (len(self.steps) * self._clients)
         start = ((self._step - self.steps.start) * self._clients + self._place) * rows
         return images[start : start + rows]
 
     def row_of(self, tensor: Tensor) -> Tensor:
-        """The current step's row of any tensor [steps, ...]."""
+        """Return the current step's row of any tensor [steps, ...]."""
         return tensor[self._step]
 
     def advance(self) -> None:

@@ -1,4 +1,4 @@
-"""Unlabelled images from another place than the labelled ones: ``data.unlabeled``."""
+"""Take unlabelled images from another place than the labelled ones (``data.unlabeled``)."""
 
 from dataclasses import replace
 
@@ -9,16 +9,18 @@ from semisfl.data.sources import Dataset
 
 
 def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:
-    """One set whose first images are the server's, all others the clients'.
+    """Return one data set: the server's images first, then the clients'.
 
-    What the server's set has besides labelled training images is left out, and so are the test images
-    of the other one, and what no client's folder there holds if it has such folders. Labels of the
-    clients' images are kept, for the partition and the statistics, where the classes are the same ones.
+    Of ``labeled`` only the labelled training images and the test images are used. Of ``unlabeled``
+    the test images are left out, and if it has client folders, also images outside them. The
+    clients' labels are kept, for the partition and statistics, if both sets have the same classes.
     """
     known = labeled.labels >= 0
     if not known.any():
-        raise ValueError(f"{labeled.name} has no labelled training images for the server")
-    # Loose images, or those of one folder, are for all clients.
+        raise ValueError(
+            f"{labeled.name} has no labelled training images for the server; add some, or set data.name to another set"
+        )
+    # Images outside client folders, or in a single one, are divided among all clients.
     holders = unlabeled.clients if unlabeled.clients and len(unlabeled.clients) > 1 else None
     taken = np.arange(len(unlabeled.images))
     if holders:

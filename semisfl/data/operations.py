@@ -1,6 +1,6 @@
 """The fourteen operations of strong augmentation: (images, signed level of each) -> images.
 
-Each gives what Pillow gives, on whole batches, without waiting for the device.
+Each gives the same result as Pillow, on whole batches, without waiting for the device.
 """
 
 import math
@@ -19,12 +19,12 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _per_image(values: np.ndarray, images: Tensor) -> Tensor:
-    """One value per image, shaped to broadcast over its channels and pixels."""
+    """Return one value per image, shaped to broadcast over its channels and pixels."""
     return to_device(values, images.device).view(-1, 1, 1, 1)
 
 
 def _blend(plain: Tensor | int, images: Tensor, levels: np.ndarray) -> Tensor:
-    """Pillow's enhancement: plain + factor * (image - plain) in float32, truncated."""
+    """Return Pillow's enhancement: plain + factor * (image - plain) in float32, truncated."""
     factor = (0.09 * np.abs(levels.astype(np.float64)) + 0.05).astype(np.float32)
     change = images.float()
     change.sub_(plain).mul_(_per_image(factor, images)).add_(plain)
@@ -32,7 +32,7 @@ def _blend(plain: Tensor | int, images: Tensor, levels: np.ndarray) -> Tensor:
 
 
 def _luma(images: Tensor) -> Tensor:
-    """Pillow's conversion to greyscale; its 16-bit fixed point fits float32 exactly (< 2**24)."""
+    """Return greyscale as Pillow converts; its 16-bit fixed point fits float32 exactly (< 2**24)."""
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = (images[:, channel : channel + 1].float() for channel in range(3))
@@ -41,7 +41,7 @@ def _luma(images: Tensor) -> Tensor:
 
 
 def _look_up(tables: Tensor, images: Tensor) -> Tensor:
-    """Replaces every grey value by its entry in the table [n, C, 256] of its image and channel."""
+    """Replace every grey value by its entry in the table [n, C, 256] of its image and channel."""
     return tables.gather(2, images.flatten(2).long()).view_as(images)
 
 
@@ -49,8 +49,8 @@ def _autocontrast(images: Tensor, levels: np.ndarray) -> Tensor:
     pixels = images.flatten(2)
     low = pixels.amin(2, keepdim=True).double()
     span = pixels.amax(2, keepdim=True).double() - low
-    # A channel of one value stays as it is. Pillow divides, multiplies and adds in doubles, then
-    # truncates; `255.0 / span` would multiply by a reciprocal and differ in the last place.
+    # A channel with a single value stays unchanged. Pillow divides, multiplies and adds in doubles,
+    # then truncates; `255.0 / span` multiplies by a reciprocal and differs in the last bit.
     flat = span == 0
     scale = torch.full_like(span, 255).div_(span).masked_fill_(flat, 1.0)
     offset = (-low * scale).masked_fill_(flat, 0.0)
@@ -68,7 +68,7 @@ def _equalize(images: Tensor, levels: np.ndarray) -> Tensor:
     step = (pixels.shape[2] - last) // 255
     below = counts.cumsum(2, dtype=torch.int32) - counts
     tables = ((below + step // 2) // step.clamp(min=1)).clamp_(max=255)
-    # Too few pixels off the brightest value to give each of 255 steps one: left alone.
+    # If fewer than 255 pixels differ from the brightest value, Pillow leaves the channel unchanged.
     greys = torch.arange(256, device=images.device, dtype=torch.int32)
     return _look_up(torch.where(step == 0, greys, tables).to(torch.uint8), images)
 
@@ -92,14 +92,14 @@ def _contrast(images: Tensor, levels: np.ndarray) -> Tensor:
 
 
 def _sharpness(images: Tensor, levels: np.ndarray) -> Tensor:
-    # Sums over the flat pixels run on past the row ends, but only into the border columns, and
-    # the border is kept: long runs are several times faster than the rows' short ones.
+    # Sums over flat pixels cross the ends of rows, but only in the border columns, which are kept
+    # as they were: long runs are several times faster than one short run per row.
     width, smooth = images.shape[3], images.float()
     flat = smooth.flatten(2)
     across = flat[..., :-2] + flat[..., 1:-1] + flat[..., 2:]
     total = across[..., : -2 * width] + across[..., width:-width] + across[..., 2 * width :]
     total.add_(flat[..., width + 1 : -width - 1], alpha=4)
-    # Pillow's SMOOTH: thirteenths, rounded; never a tie, so float32 is safe.
+    # Pillow's SMOOTH divides by 13 and rounds; ties cannot occur, so float32 is safe.
     flat[..., width + 1 : -width - 1] = total.mul_(1 / 13).add_(0.5).floor_()
     smooth[..., :1], smooth[..., -1:] = images[..., :1], images[..., -1:]
     return _blend(smooth, images, levels)
@@ -140,16 +140,16 @@ def _translate_y(level: int, height: int, width: int) -> tuple[float, ...]:
 
 
 Matrix = Callable[[int, int, int], tuple[float, ...]]
-"""(level, height, width) -> the six coefficients that take an output pixel to its source."""
+"""(level, height, width) -> the six coefficients that map an output pixel to its source."""
 
 
 @lru_cache(maxsize=64)
 def _sources(
     matrix: Matrix, height: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """For every level -9..9: each output pixel's flat source pixel, and 0 where it lies outside.
+    """Return, for every level -9..9, each output pixel's flat source pixel, and 0 where it lies outside.
 
-    Follows Pillow's nearest-neighbour affine transform: 16.16 fixed point, from pixel centres.
+    This is Pillow's nearest-neighbour affine transform: 16.16 fixed point, from pixel centres.
     """
     y, x = np.mgrid[:height, :width]
     index, inside = [], []
@@ -158,9 +158,9 @@ def _sources(
         c, f = c + (a + b) / 2, f + (d + e) / 2
         a, b, c, d, e, f = (math.floor(value * 65536 + 0.5) for value in (a, b, c, d, e, f))
         column, row = (c + a * x + b * y) >> 16, (f + d * x + e * y) >> 16
-        found = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        index.append(np.where(found, row * width + column, 0).ravel())
-        inside.append(found.astype(np.uint8).ravel())
+        valid = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+        index.append(np.where(valid, row * width + column, 0).ravel())
+        inside.append(valid.astype(np.uint8).ravel())
     return to_device(np.stack(index), device), to_device(np.stack(inside), device)
 
 

@@ -1,15 +1,15 @@
-"""Who holds what: the server's labelled images and every client's unlabelled ones.
+"""Divide a data set: labelled images for the server, unlabelled ones for every client.
 
 The rule is that of the published code (per class, in seeded order: the server's share first, then
-the clients'), with two declared divergences:
+the clients'), with two differences:
 
-- the published code rounds every share by itself and leaves the remainder unused; here cumulative
+- the published code rounds every share on its own and leaves the remainder unused; here cumulative
   rounding assigns every image, so a partition is disjoint and complete, and the server gets
-  exactly as many labels as asked for;
-- the published code lets a client end up with nothing; here such a client takes one image from
-  the largest one.
+  exactly `labeled` labels;
+- the published code may leave a client without images; here such a client gets one image of the
+  largest client.
 
-Before all that, a share of the images can be set aside for validation: nobody trains on them.
+A share of the images can be set aside for validation before that: nobody trains on them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 Kind = Literal["iid", "dirichlet"]
 NONE = np.empty(0, np.int64)
 UNKNOWN, SET_ASIDE = -1, -2
-"""In the place of a label."""
+"""Stand in the place of a label."""
 LONGEST_NAME = 32
-"""Letters of a class's name in a picture."""
+"""Letters of a class name that a picture shows."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Partition:
     labeled: np.ndarray
     clients: tuple[np.ndarray, ...]
     validation: np.ndarray = field(default_factory=NONE.copy)
-    """Nobody's; rounds are judged on them. Empty: on the test set."""
+    """Images that nobody trains on and that rounds are tested on. Empty: the test set is used."""
 
 
 def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
-    """Rows for validation: of every class its share of the images with a label, at least one of each.
+    """Return indices for validation: ``share`` of the labelled images of every class, at least one each.
 
-    What a client's folder holds, or was loaded for clients alone, is not among them. They depend on
-    ``seed`` and ``share`` alone, so that runs which differ in the rest are judged on the same images.
+    Images of client folders, or loaded for clients only, are not among them. The choice depends on
+    ``seed`` and ``share`` alone, so that runs with other settings are tested on the same images.
     """
     labels = dataset.labels.numpy().copy()
     labels[len(labels) if dataset.served is None else dataset.served :] = UNKNOWN
@@ -83,15 +83,13 @@ def split(
     served: int | None = None,
     validation: np.ndarray = NONE,
 ) -> Partition:
-    """Deal images to the server and the clients; images of unknown label (-1) to clients only.
+    """Return a partition; images of unknown label (-1) go to clients only, ``validation`` to nobody.
 
-    Those of ``validation`` are dealt to nobody.
-
-    With ``served``, the images before it are the server's alone, labelled or unused, and the clients
-    are dealt the others.
+    ``served``: the first so many images are the server's alone, labelled or unused; clients get
+    the others.
 
     The labelled images depend on ``seed`` and ``labeled`` alone, not on the number of clients or
-    the skew, so that runs which differ in those share their labels.
+    the skew, so that runs which differ in those have the same labels.
     """
     labels = np.array(labels, dtype=np.int64)
     labels[validation] = SET_ASIDE
@@ -131,10 +129,10 @@ def split(
 def by_folder(
     dataset: Dataset, labeled: int, seed: int, validation: np.ndarray = NONE
 ) -> Partition:
-    """Clients as the folders say; the server's labels are drawn from what no client holds.
+    """Return a partition by client folders; the server's labels are drawn from the other images.
 
-    Clients come in the order of ``dataset.clients``. Labelled images beyond ``labeled`` stay
-    unused: they lie on the server, so no client could train on them.
+    Clients are in the order of ``dataset.clients``. Labelled images beyond ``labeled`` stay
+    unused: they are on the server, so no client can train on them.
     """
     if not dataset.clients:
         raise ValueError(
@@ -163,13 +161,13 @@ def _iid(alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarr
 
 
 def _dirichlet(alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
-    """s_ci = p_ic / sum_j p_jc with p_i ~ Dir(alpha 1_M): each client draws its mix of classes."""
+    """Return s_ci = p_ic / sum_j p_jc with p_i ~ Dir(alpha 1_M): each client draws its mix of classes."""
     if alpha is None or not 0 < alpha < np.inf:
-        raise ValueError(f"alpha = {alpha} is not a positive number; 0.1 is strongly skewed")
+        raise ValueError(f"alpha = {alpha} is not a positive number; use e.g. 0.1, strongly skewed")
     generator = seeds.generator(seed, "partition", "dirichlet")
     wanted = generator.dirichlet(np.full(classes, alpha), size=clients).T
     total = wanted.sum(axis=1, keepdims=True)
-    # At alpha = 0.01 draws underflow to 0; a class that nobody wants is dealt evenly.
+    # At alpha = 0.01 draws underflow to 0; a class with no share at all is divided evenly.
     return np.where(total > 0, wanted / np.where(total > 0, total, 1), 1 / clients)
 
 
@@ -180,7 +178,7 @@ _SHARES: dict[str, Callable[[float | None, int, int, int], np.ndarray]] = {
 
 
 def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: int) -> np.ndarray:
-    """[classes, clients]: which part of a class each client gets; rows sum to 1."""
+    """Return [classes, clients]: the share of each class that each client gets; rows sum to 1."""
     if kind not in _SHARES:
         raise ValueError(f"partition kind {kind!r} is unknown; known: {', '.join(_SHARES)}")
     return _SHARES[kind](alpha, clients, classes, seed)
@@ -189,13 +187,16 @@ def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: in
 def _stratified(
     labels: np.ndarray, labeled: int, classes: int, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per class, in seeded order: (the server's rows, the others)."""
+    """Return, per class and in seeded order, the server's indices and the others."""
     if labels.size and labels.max() >= classes:
-        raise ValueError(f"label {labels.max()} is outside the {classes} classes")
+        raise ValueError(
+            f"label {labels.max()} is outside the {classes} classes; use 0 to {classes - 1}, or -1 for unknown"
+        )
     counts = np.bincount(labels[labels >= 0], minlength=classes)
     if labeled > counts.sum():
         raise ValueError(
-            f"labeled = {labeled} exceeds the {counts.sum()} training images with a known label"
+            f"labeled = {labeled} exceeds the {counts.sum()} training images with a known label; "
+            "use fewer labels"
         )
     if labeled < classes:
         raise ValueError(
@@ -209,7 +210,7 @@ def _stratified(
 def _by_class(
     labels: np.ndarray, classes: int, seed: int, purpose: str = "shuffle"
 ) -> list[np.ndarray]:
-    """The rows of each class, in seeded order."""
+    """Return the indices of each class, in seeded order."""
     shuffles = (seeds.generator(seed, "partition", purpose, label) for label in range(classes))
     return [
         shuffle.permutation(np.flatnonzero(labels == label))
@@ -218,12 +219,12 @@ def _by_class(
 
 
 def _apportion(counts: np.ndarray, total: int) -> np.ndarray:
-    """``total`` seats by class size: largest remainder, at least one for every class present."""
+    """Return ``total`` divided by class size: largest remainder, at least one for every class present."""
     quota = counts * total / max(counts.sum(), 1)
     seats: np.ndarray = np.maximum(np.floor(quota).astype(np.int64), np.minimum(counts, 1))
     while seats.sum() < total:
         seats[np.argmax(np.where(seats < counts, quota - seats, -np.inf))] += 1
-    while seats.sum() > total:  # many tiny classes were lifted to one
+    while seats.sum() > total:  # many tiny classes were raised to one
         seats[np.argmax(np.where(seats > 1, seats - quota, -np.inf))] -= 1
     return seats
 
@@ -248,26 +249,27 @@ class Holdings:
 
 
 def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:
+    """Return how many images of each class every holder has; -1 counts as a last class, ``unknown``."""
     labels = np.asarray(labels)
-    rows = [*classes, *(["unknown"] if (labels < 0).any() else [])]
+    names = [*classes, *(["unknown"] if (labels < 0).any() else [])]
     held = [partition.labeled, *partition.clients]
-    counts = [np.bincount(labels[one] % len(rows), minlength=len(rows)) for one in held]
-    return Holdings(rows, np.stack(counts))
+    counts = [np.bincount(labels[one] % len(names), minlength=len(names)) for one in held]
+    return Holdings(names, np.stack(counts))
 
 
 def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
-    """A picture of who holds what, as a file."""
+    """Save the picture of a partition to a file."""
     save_picture(picture(partition, labels, classes), path)
 
 
 def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Figure:
-    """Who holds what: one column per holder, one row per class, area = images."""
-    from matplotlib.figure import Figure  # heavy, and only wanted here
+    """Return a chart of who holds what: one column per holder, one line per class, area = images."""
+    from matplotlib.figure import Figure  # slow to import, and only needed here
 
     holdings = count(partition, labels, classes)
     rows, counts = list(map(_short, holdings.classes)), holdings.counts.T
     holders = holdings.counts
-    # Inches: names of classes need about 0.1 per letter, and the grid is what is left of the width.
+    # In inches: class names need about 0.1 per letter; the grid takes the rest of the width.
     names_width = 0.1 * max(map(len, rows))
     grid_width = float(np.clip(1.5 + 0.3 * len(holders), 3.5, 15))
     height = float(np.clip(2.2 + 0.3 * len(rows), 3.5, 24))
@@ -281,7 +283,7 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     totals.spines[["top", "right"]].set_visible(False)
 
     row, column = np.nonzero(counts)
-    # The largest bubble fills its cell, whose side is 0.3 inch, or less on crowded pictures.
+    # The largest bubble fills its cell, whose side is 0.3 inch, or less with many holders or classes.
     side = 72 * min(0.3, (height - 2) / len(rows), grid_width / len(holders))
     area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
     grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
@@ -292,7 +294,7 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)
     grid.set_ylim(len(rows) - 0.4, -0.6)
-    # Of the figure, not of the grid, which is narrower than these words if names are long.
+    # A label of the figure: the grid is narrower than these words if class names are long.
     figure.supxlabel("server's labels (orange) and clients by number (blue)", fontsize="medium")
     grid.grid(alpha=0.25)
     grid.set_axisbelow(True)
