@@ -37,7 +37,7 @@ from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import start
-from semisfl.runs.report import read_run
+from semisfl.runs.grouping import read_run
 from semisfl.settings.config import Config, parse
 
 PROCESSES = multiprocessing.get_context("spawn")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from semisfl.costs.clock import World
     from semisfl.costs.replay import Replay
     from semisfl.costs.traffic import Crossed
-    from semisfl.runs.report import Group, Summary
+    from semisfl.runs.grouping import Group
+    from semisfl.runs.report import Summary
 
 
 def replay(
@@ -52,14 +53,14 @@ def replay(
     Nothing is trained: accuracies are the recorded ones, so the accuracy lost to a codec is not simulated.
     """
     from semisfl.costs.replay import replay as replay_run
-    from semisfl.runs import report
+    from semisfl.runs import grouping, report
     from semisfl.settings import lookup
 
     if codec is not None:
         lookup.codec(codec)
     world = world_of(uplink, downlink, latency, profile, 0)
     results = []
-    for group in report.group_runs(report.find_runs(runs)):
+    for group in grouping.group_runs(grouping.find_runs(runs)):
         replays = [replay_run(run, world, codec) for run in group.runs]
         moved = replace(group, runs=[one.as_run() for one in replays])
         results.append((moved, report.summarise(moved, target), replays))

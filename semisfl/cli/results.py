@@ -10,8 +10,9 @@ import typer
 
 from semisfl.cli import console, watching
 from semisfl.cli.options import Json, Target
-from semisfl.runs import plots, report, sweeps
-from semisfl.runs.report import Group, Summary, accuracy_of
+from semisfl.runs import grouping, plots, report, sweeps
+from semisfl.runs.grouping import Group
+from semisfl.runs.report import Summary, accuracy_of
 from semisfl.runs.sweeps import Swept
 from semisfl.settings.lookup import note_of, title_of
 
@@ -38,7 +39,7 @@ def report_(
     if html is not None:
         watching.write_html(runs, html)
         return
-    groups = report.group_runs(report.find_runs(runs))
+    groups = grouping.group_runs(grouping.find_runs(runs))
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)

@@ -8,7 +8,7 @@ from semisfl.costs.plan import Line, Plan, group_name
 from semisfl.costs.replay import Replay, shares
 from semisfl.files import save_picture
 from semisfl.runs import plots
-from semisfl.runs.report import Group
+from semisfl.runs.grouping import Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from semisfl.costs.clock import RoundTime, World, time_round
 from semisfl.costs.rounds import Priced
 from semisfl.costs.traffic import Crossed, crossed_in, recoded
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.report import Run
+from semisfl.runs.grouping import Run
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from semisfl.metrics import RoundMetrics
 from semisfl.paper.grid import Cell
-from semisfl.runs.report import Run
+from semisfl.runs.grouping import Run
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World

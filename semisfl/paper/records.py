@@ -11,7 +11,7 @@ from semisfl.paper.grid import Cell
 from semisfl.paper.identity import identity
 from semisfl.paper.stand_ins import STAND_INS
 from semisfl.runs import reading
-from semisfl.runs.report import Run, read_run
+from semisfl.runs.grouping import Run, read_run
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config, ConfigError
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.report import Group, Summary, find_runs, group_runs, read_run, summarise
+from semisfl.runs.grouping import Group, find_runs, group_runs, read_run
+from semisfl.runs.report import Summary, summarise
 from semisfl.runs.sweeps import Sweep, cells
 from semisfl.runs.variants import PLAIN, Variant
 from semisfl.settings import config as configs

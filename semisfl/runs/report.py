@@ -1,79 +1,14 @@
-"""What run directories say, as numbers. Imports nothing that trains."""
+"""Sum up groups of runs: accuracies, costs and what a target took. Imports nothing that trains."""
 
-import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pydantic import ValidationError
-
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.labels import alike_but_for_seed
-from semisfl.runs.limits import Standing, met
-from semisfl.runs.reading import SUFFIX, holds_run, read_config, read_rounds, runs_inside
-from semisfl.settings.run import StopConfig
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run left behind."""
-
-    path: Path
-    config: dict[str, Any]
-    rounds: list[RoundMetrics]
-
-    @property
-    def complete(self) -> bool:
-        """Whether all its rounds are done."""
-        return bool(self.rounds) and self.rounds[-1].round + 1 >= self.config["rounds"]
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The key of ``stop`` that is met."""
-        return met(self._stop, Standing.after(self.rounds)) if self.rounds else None
-
-    @property
-    def finished(self) -> bool:
-        return self.complete or self.stopped_by is not None
-
-    @property
-    def _stop(self) -> StopConfig:
-        try:
-            return StopConfig.model_validate(self.config.get("stop", {}))
-        except ValidationError:  # of a newer version: then nobody knows here what ends the run
-            return StopConfig()
-
-    @property
-    def tested(self) -> list[RoundMetrics]:
-        return [row for row in self.rounds if row.accuracy is not None]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in nothing but their seed and got equally far, so that means are fair."""
-
-    label: str
-    runs: list[Run]
-    left_out: list[Run] = field(default_factory=list)
-    """Further runs of the kind, which did not get as far as those, or are there twice."""
-    remark: str = ""
-    """What is unfinished about the group."""
-    finished: bool = True
-    variant: str = ""
-    """The name of the settings that its runs have in common, if a comparison gave them one."""
-
-    @property
-    def method(self) -> str:
-        return str(self.runs[0].config["method"])
-
-    @property
-    def judged_on(self) -> str:
-        return judged_on(self.runs[0].config)
+from semisfl.runs.grouping import Group
 
 
 @dataclass(frozen=True)
@@ -124,106 +59,10 @@ class Summary:
     to_target: ToTarget | None
 
 
-def judged_on(config: Mapping[str, Any]) -> str:
-    """On which images a run's ``accuracy`` is measured."""
-    return "validation" if config.get("data", {}).get("validation") is not None else "test"
-
-
 def accuracy_of(kinds: Iterable[str]) -> str:
     """What to call an accuracy that is measured on these images."""
     known = set(kinds)
     return f"{known.pop()} accuracy" if len(known) == 1 else "accuracy"
-
-
-def read_run(path: Path) -> Run:
-    """Return the run of a run directory or a record."""
-    return Run(path, read_config(path), read_rounds(path, RoundMetrics.from_dict))
-
-
-def find_runs(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs at ``paths``; a folder that is no run stands for the runs directly inside it."""
-    found: dict[Path, Run] = {}
-    for path in paths:
-        inside = [path] if holds_run(path) else runs_inside(path)
-        if not inside:
-            raise ValueError(
-                f"{path} holds no run (no config.toml or *{SUFFIX} in it or directly below it)"
-            )
-        for place in inside:
-            found.setdefault(place.resolve(), read_run(place))
-    if not any(run.tested for run in found.values()):
-        raise ValueError(
-            f"no round was tested yet in {', '.join(str(run.path) for run in found.values())}; "
-            "wait for a round or continue with `semisfl run --resume`"
-        )
-    return list(found.values())
-
-
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs by configuration; each group is called by its method and what else tells it apart.
-
-    Of unfinished runs no mean is taken together with finished ones: see `_fair`.
-    """
-    named = []
-    for label, places in alike_but_for_seed([run.config for run in runs]):
-        alike = [runs[place] for place in places]
-        if any(run.tested for run in alike):
-            named.append(_fair(label, alike))
-        else:
-            paths = ", ".join(str(run.path) for run in alike)
-            log.warning("%s is left out: no round was tested yet in %s", label, paths)
-    return named
-
-
-def _fair(label: str, runs: list[Run]) -> Group:
-    """One run for each seed: the finished ones; if there is none, those tested in one round at least
-    that all of them were tested in, up to the last such round."""
-    once = _one_for_each_seed(runs)
-    finished = [run for run in once if run.finished and run.tested]
-    used = finished or _up_to_the_same(once)
-    remarks = []
-    paths = {run.path for run in used}
-    if again := [run for run in runs if run not in once]:
-        which = ", ".join(f"{run.path} (seed {_seed(run)})" for run in again)
-        remarks.append(f"{len(again)} of {len(runs)} runs left out as there twice: {which}")
-    if begun := [run for run in once if run.path not in paths]:
-        which = ", ".join(f"{run.path} ({_progress(run)})" for run in begun)
-        remarks.append(f"{len(begun)} of {len(runs)} runs left out as unfinished: {which}")
-    ended = [run for run in finished if not run.complete]
-    if ended:
-        how = ", ".join(f"{run.path} (stop.{run.stopped_by}, {_progress(run)})" for run in ended)
-        remarks.append(f"{len(ended)} of {len(runs)} runs ended by a limit: {how}")
-    if not finished:
-        remarks.append(f"no run is finished; numbers are those after {_progress(used[0])}")
-    return Group(label, used, [*again, *begun], "; ".join(remarks), bool(finished))
-
-
-def _one_for_each_seed(runs: Sequence[Run]) -> list[Run]:
-    """A run that is there twice is no second seed: the one that got further, or came first."""
-    best: dict[object, Run] = {}
-    for run in sorted(runs, key=lambda run: (not run.tested, not run.finished, -len(run.tested))):
-        best.setdefault(_seed(run), run)
-    return [run for run in runs if run is best[_seed(run)]]
-
-
-def _seed(run: Run) -> object:
-    return run.config.get("seed", 0)
-
-
-def _up_to_the_same(runs: Sequence[Run]) -> list[Run]:
-    """Unfinished runs up to the last round all were tested in; without one, that which got furthest."""
-    tested = [run for run in runs if run.tested]
-    common = set.intersection(*({row.round for row in run.tested} for run in tested))
-    if not common:
-        tested = [max(tested, key=lambda run: run.tested[-1].round)]
-        common = {tested[0].tested[-1].round}
-    last = max(common)
-    return [replace(run, rounds=[row for row in run.rounds if row.round <= last]) for run in tested]
-
-
-def _progress(run: Run) -> str:
-    done = run.rounds[-1].round + 1 if run.rounds else 0
-    return f"round {done} of {run.config['rounds']}"
 
 
 def summarise(group: Group, target: float | None = None) -> Summary:

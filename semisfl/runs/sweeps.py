@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semisfl.files import save_picture
+from semisfl.runs.grouping import Group
 from semisfl.runs.labels import UNSEEN, flatten, in_full
-from semisfl.runs.report import Group, Spread, Summary, accuracy_of
+from semisfl.runs.report import Spread, Summary, accuracy_of
 from semisfl.settings.lookup import title_of
 from semisfl.settings.sections import ConfigError
 

@@ -129,10 +129,10 @@ class Followed:
         if holder is None:
             return "unfinished", f"{self.done} of {self.rounds} rounds are there"
         if "stopped before round" in self._last_log_line():
-            return "stopped", f"somebody stopped it in round {self.done + 1}; --resume goes on"
+            return "stopped", f"stopped in round {self.done + 1}; --resume goes on"
         return (
             "crashed",
-            f"{holder} ended without a word in round {self.done + 1}; --resume goes on",
+            f"{holder} ended without saying why in round {self.done + 1}; --resume goes on",
         )
 
     def _limit(self) -> str | None:

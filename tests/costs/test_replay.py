@@ -16,8 +16,8 @@ from semisfl.costs.clock import Range, World, time_round
 from semisfl.costs.profiles import Device, Profile
 from semisfl.costs.replay import replay
 from semisfl.costs.rounds import Priced
-from semisfl.runs import report
-from semisfl.runs.report import group_runs, read_run
+from semisfl.runs import grouping
+from semisfl.runs.grouping import group_runs, read_run
 from semisfl.runs.start import train
 from semisfl.settings import config
 from semisfl.settings.toml import to_toml
@@ -238,7 +238,7 @@ def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_picture_is_cut_off() -> None:
-    runs = report.find_runs(sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json")))
+    runs = grouping.find_runs(sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json")))
     replays = {run.path: replay(run, WORLD) for run in runs}
     groups = group_runs([one.as_run() for one in replays.values()])
     pairs = [(group, [replays[run.path] for run in group.runs]) for group in groups]

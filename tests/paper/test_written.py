@@ -13,7 +13,7 @@ from semisfl.paper.grid import Cell, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, paper_world, rounded
 from semisfl.paper.records import Records
-from semisfl.runs.report import Run
+from semisfl.runs.grouping import Run
 from tests.paper.fakes import digits_cell, leave_run
 from tests.pictures import cut_off
 
@@ -95,7 +95,7 @@ def test_bytes_are_counted_up_to_the_first_test_at_the_target() -> None:
 def test_hours_are_those_of_the_virtual_clock_up_to_the_target() -> None:
     """A committed run over the paper's links: what `semisfl cost` says of it."""
     from semisfl.costs.replay import replay
-    from semisfl.runs.report import read_run
+    from semisfl.runs.grouping import read_run
 
     run = read_run(RESULTS / "h200" / "compare" / "semisfl.run.json")
     cell = Cell(row="SemiSFL", column="75 %", preset="cifar10", target=75.0)

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from semisfl.metrics import MethodMetrics, RoundMetrics, declared
-from semisfl.runs import plots, report
+from semisfl.runs import grouping, plots
 from semisfl.runs.declared import metrics_of, own_metrics
 from semisfl.runs.metrics_page import table
 from semisfl.runs.start import train
@@ -88,7 +88,7 @@ def test_a_metric_declared_by_another_package_reaches_every_reader(tmp_path: Pat
     (run,) = runs.listing()["runs"]
     columns = runs.rounds({run["id"]: (0, 0)})["runs"][run["id"]]["columns"]
     assert columns["agreement"] == [0.25, 0.75]
-    (group,) = report.group_runs(report.find_runs([tmp_path / "run"]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path / "run"]))
     drawn = {axes.get_title(): axes for axes in plots.picture([group]).axes}
     (line,) = drawn["Agreement of student and teacher (%)"].get_lines()
     assert list(line.get_ydata()) == [25.0, 75.0]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from semisfl.runs import report
+from semisfl.runs import grouping
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.settings import presets
 from semisfl.settings.presets import merge
@@ -18,7 +18,7 @@ def test_a_group_is_called_by_what_most_do_not_have(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [50.0])
     write_run(tmp_path / "b", [50.0], queue="single")
     write_run(tmp_path / "c", [50.0], flip=False)
-    groups = report.group_runs(report.find_runs([tmp_path]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [group.label for group in groups] == [
         "SemiSFL",
         "SemiSFL queue=single",
@@ -30,7 +30,7 @@ def test_many_differences_are_cut_short_and_labels_stay_apart(tmp_path: Path) ->
     several = {f"key{number}": 1 for number in range(5)}
     write_run(tmp_path / "a", [50.0], name="digits", **several)
     write_run(tmp_path / "b", [50.0], name="cifar10", **dict.fromkeys(several, 2))
-    groups = report.group_runs(report.find_runs([tmp_path]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [group.label for group in groups] == ["SemiSFL name=digits …", "SemiSFL name=cifar10 …"]
 
 
@@ -41,7 +41,7 @@ def test_tables_of_layers_are_told_apart_by_what_differs(tmp_path: Path) -> None
             file.write(
                 f'[[model.layers]]\nkind = "relu"\n[[model.layers]]\nchannels = {channels}\n'
             )
-    groups = report.group_runs(report.find_runs([tmp_path]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [group.label for group in groups] == [
         "SemiSFL model.layers[1].channels=4",
         "SemiSFL model.layers[1].channels=6",

@@ -12,7 +12,7 @@ from semisfl.costs.replay import replay
 from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
 from semisfl.paper.records import Records
-from semisfl.runs import reading, record, report
+from semisfl.runs import grouping, reading, record
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 from tests.costs.test_replay import WORLD
@@ -41,7 +41,7 @@ def test_a_record_reads_as_the_directory_does(trained: tuple[Path, Path]) -> Non
     before, after = (configs.parse(reading.read_config(path)) for path in trained)
     assert identity(after) == identity(before) and after.seed == before.seed
     assert after.optimizer == before.optimizer and after.data == before.data
-    pairs = zip(report.read_run(run).rounds, report.read_run(file).rounds, strict=True)
+    pairs = zip(grouping.read_run(run).rounds, grouping.read_run(file).rounds, strict=True)
     for ours, theirs in pairs:
         assert theirs.bytes == ours.bytes and theirs.bytes_total == ours.bytes_total
         assert theirs.accuracy == pytest.approx(ours.accuracy, rel=1e-4)
@@ -78,7 +78,7 @@ def test_a_record_keeps_its_settings_when_presets_and_defaults_change(
 
 
 def test_replay_counts_the_same_bytes_and_hours(trained: tuple[Path, Path]) -> None:
-    ours, theirs = (replay(report.read_run(path), WORLD) for path in trained)
+    ours, theirs = (replay(grouping.read_run(path), WORLD) for path in trained)
     assert theirs.crossed == ours.crossed
     assert theirs.seconds == ours.seconds
 
@@ -95,7 +95,7 @@ def test_report_takes_a_record_and_a_folder_of_both(
     assert {key: told[0][key] for key in ("bytes", "rounds", "label")} == {
         key: told[1][key] for key in ("bytes", "rounds", "label")
     }
-    places = [run.path for run in report.find_runs([trained[0].parent])]
+    places = [run.path for run in grouping.find_runs([trained[0].parent])]
     assert places == list(trained)
 
 
@@ -173,7 +173,7 @@ def test_a_record_that_cannot_be_read_is_named(
     file = tmp_path / "x.run.json"
     file.write_text(json.dumps(json.loads(trained[1].read_text()) | change))
     with pytest.raises(ValueError, match=rf"x\.run\.json.*{reason}"):
-        report.read_run(file)
+        grouping.read_run(file)
     file.write_text("{")
     with pytest.raises(ValueError, match=r"x\.run\.json is damaged"):
-        report.read_run(file)
+        grouping.read_run(file)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.runs import plots, report
+from semisfl.runs import grouping, plots, report
 from semisfl.settings.catalog import METHODS
 from tests.pictures import cut_off
 
@@ -40,7 +40,7 @@ def write_run(
 def test_mean_and_standard_error_over_seeds(tmp_path: Path) -> None:
     for seed, last in enumerate((80.0, 83.0, 86.0)):
         write_run(tmp_path / f"s{seed}", [50.0, 90.0, last], seed=seed)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     summary = report.summarise(group)
     assert summary.accuracy.mean == pytest.approx(83.0)
     assert summary.accuracy.stderr == pytest.approx(3.0 / math.sqrt(3))
@@ -50,7 +50,7 @@ def test_mean_and_standard_error_over_seeds(tmp_path: Path) -> None:
 
 
 def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
-    (group,) = report.group_runs(report.find_runs([write_run(tmp_path / "r", [50.0, 60.0])]))
+    (group,) = grouping.group_runs(grouping.find_runs([write_run(tmp_path / "r", [50.0, 60.0])]))
     told = report.as_json(report.summarise(group))
     assert told["accuracy"] == {"mean": 60.0, "stderr": None}
     assert told["to_target"] is None
@@ -60,7 +60,7 @@ def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None
     write_run(tmp_path / "a", [None, 70.0, 85.0, 80.0], seed=1)
     write_run(tmp_path / "b", [None, 90.0, 91.0, 92.0], seed=2)
     write_run(tmp_path / "c", [None, 70.0, 71.0, 72.0], seed=3)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     cost = report.summarise(group, target=85.0).to_target
     assert cost == report.ToTarget(reached=2, rounds=2.5, bytes=250.0, seconds=5.0)
     never = report.summarise(group, target=99.0).to_target
@@ -72,7 +72,7 @@ def test_groups_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "b", [50.0], labeled=20)
     write_run(tmp_path / "c", [50.0], method="supervised", labeled=20)
     write_run(tmp_path / "d", [50.0], labeled=10, seed=4)
-    groups = report.group_runs(report.find_runs([tmp_path]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [group.label for group in groups] == [
         "SemiSFL labeled=10",
         "SemiSFL labeled=20",
@@ -88,7 +88,7 @@ def test_an_unfinished_seed_is_left_out_of_the_mean_and_that_is_said(tmp_path: P
     write_run(tmp_path / "a", [50.0, 80.0, 90.0])
     write_run(tmp_path / "b", [50.0, 70.0, 80.0], seed=1)
     late = write_run(tmp_path / "c", [10.0, 20.0], rounds=3, seed=2)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     summary = report.summarise(group, target=15.0)
     assert (summary.accuracy.mean, summary.rounds, summary.bytes) == (85.0, 3, 300)
     assert summary.left_out == [late]
@@ -104,7 +104,7 @@ def test_unfinished_seeds_are_compared_after_the_last_round_that_all_were_tested
     write_run(tmp_path / "a", [None, 30.0, None, 60.0, None], rounds=9)
     write_run(tmp_path / "b", [None, 40.0, None], rounds=9, seed=1)
     write_run(tmp_path / "c", [None], rounds=9, seed=2)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     summary = report.summarise(group)
     assert (summary.accuracy.mean, summary.best.mean, summary.rounds) == (35.0, 35.0, 2)
     assert (summary.bytes, summary.seconds) == (200, 4.0)
@@ -119,7 +119,7 @@ def test_a_group_without_a_tested_round_is_said(
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
     write_run(tmp_path / "a", [50.0])
     write_run(tmp_path / "b", [None], rounds=2, method="supervised")
-    groups = report.group_runs(report.find_runs([tmp_path]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [group.label for group in groups] == ["SemiSFL"]
     assert (
         f"Supervised-only is left out: no round was tested yet in {tmp_path / 'b'}" in caplog.text
@@ -149,7 +149,7 @@ def test_what_an_older_file_does_not_say_is_unknown(
     old = write_run(tmp_path / "runs" / "old", [60.0, 70.0])
     lines = [{"round": number, "accuracy": 60.0 + 10 * number} for number in range(2)]
     (old / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (group,) = report.group_runs(report.find_runs([old]))
+    (group,) = grouping.group_runs(grouping.find_runs([old]))
     summary = report.summarise(group, target=65.0)
     assert (summary.accuracy.mean, summary.bytes, summary.seconds) == (70.0, None, None)
     assert summary.to_target == report.ToTarget(1, 2.0, None, None)
@@ -185,7 +185,7 @@ def test_committed_results_can_be_reported(
 
 @pytest.mark.parametrize("name", ["codecs", "h200/compare", "h200", "h200/svhn-ablation"])
 def test_no_words_of_a_picture_are_cut_off(name: str) -> None:
-    groups = report.group_runs(report.find_runs([RESULTS / name]))
+    groups = grouping.group_runs(grouping.find_runs([RESULTS / name]))
     assert cut_off(plots.picture(groups)) == 0
 
 
@@ -195,18 +195,18 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
     metrics = write_run(tmp_path / "r", [50.0, 60.0, 70.0], rounds=4) / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text(whole + '{"round": 3, "acc')
-    run = report.read_run(tmp_path / "r")
+    run = grouping.read_run(tmp_path / "r")
     assert [row.round for row in run.rounds] == [0, 1, 2]
     assert not run.finished
     metrics.write_text("garbage\n" + whole)
     with pytest.raises(ValueError, match="line 1 is damaged"):
-        report.read_run(tmp_path / "r")
+        grouping.read_run(tmp_path / "r")
 
 
 def test_unfinished_runs_are_compared_where_all_were_tested(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [None, 20.0, None, 40.0, None, 60.0], rounds=9)
     write_run(tmp_path / "b", [None, None, None, 45.0, None, None, None, 80.0], rounds=9, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert report.summarise(group).accuracy.mean == 42.5
     assert "after round 4 of 9" in group.remark
 
@@ -216,7 +216,7 @@ def test_of_unfinished_runs_that_no_round_was_tested_in_together_the_furthest_co
 ) -> None:
     write_run(tmp_path / "a", [10.0, None, None], rounds=9)
     write_run(tmp_path / "b", [None, None, 45.0, None], rounds=9, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b"]
     assert [run.path.name for run in group.left_out] == ["a"]
     assert report.summarise(group).accuracy.mean == 45.0
@@ -227,7 +227,7 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     write_run(tmp_path / "b", [10.0, 20.0], rounds=2)
     write_run(tmp_path / "c", [10.0, 30.0], rounds=2)
     write_run(tmp_path / "d", [10.0, 40.0], rounds=2, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b", "d"]
     assert "2 of 4 runs left out as there twice" in group.remark
 
@@ -235,7 +235,7 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
 def test_of_a_seed_that_is_there_twice_the_one_that_was_tested_counts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [None, None], rounds=2)
     write_run(tmp_path / "b", [10.0], rounds=2)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     assert [run.path.name for run in group.runs] == ["b"]
 
 
@@ -243,20 +243,20 @@ def test_a_configuration_that_is_no_runs_is_said(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r", [50.0])
     (path / "config.toml").write_text("rounds = 3\n")
     with pytest.raises(ValueError, match=r"r/config.toml is no run's configuration: .* no method"):
-        report.find_runs([path])
+        grouping.find_runs([path])
 
 
 def test_no_runs_and_no_tested_round_are_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
-        report.find_runs([tmp_path])
+        grouping.find_runs([tmp_path])
     with pytest.raises(ValueError, match="no round was tested yet"):
-        report.find_runs([write_run(tmp_path / "r", [None], rounds=5)])
+        grouping.find_runs([write_run(tmp_path / "r", [None], rounds=5)])
 
 
 def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [10.0, 20.0], rounds=2)
     write_run(tmp_path / "b", [30.0, 40.0], rounds=2, seed=1)
-    (group,) = report.group_runs(report.find_runs([tmp_path]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
     x, mean, error = plots._curve(group, plots.Chart(plots.MINUTES), "accuracy")
     assert x == pytest.approx([2 / 60, 4 / 60])
     assert mean == [20.0, 30.0]
@@ -265,7 +265,7 @@ def test_curves_are_means_over_seeds(tmp_path: Path) -> None:
 
 def test_pictures_are_drawn_also_without_traffic_or_losses(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", [10.0, 20.0])
-    (group,) = report.group_runs(report.find_runs([tmp_path / "runs"]))
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path / "runs"]))
     rows = [replace(row, bytes_total=0) for row in group.runs[0].rounds]
     group = replace(group, runs=[replace(group.runs[0], rounds=rows)])
     plots.draw([group], tmp_path / "all.png")

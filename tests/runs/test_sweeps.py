@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.runs import compare, report, sweeps
+from semisfl.runs import compare, grouping, report, sweeps
 from semisfl.runs.sweeps import Sweep, Swept
 from semisfl.settings.config import ConfigError
 from tests.pictures import cut_off
@@ -88,7 +88,7 @@ def test_runs_that_differ_in_much_are_no_sweep(tmp_path: Path) -> None:
         values = compare.configs.override(VALUES, more)
         (job,) = compare.list_jobs(values, ["semisfl"], 1, tmp_path / str(number))
         fake_training(job)
-    groups = report.group_runs(report.find_runs([tmp_path / "0", tmp_path / "1"]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path / "0", tmp_path / "1"]))
     assert len(groups) == 2
     assert sweeps.keys_swept(groups) == []
     assert sweeps.keys_swept(groups[:1]) == []
@@ -116,7 +116,7 @@ def test_how_often_a_run_was_tested_is_not_swept_and_another_methods_setting_nam
         values = compare.configs.override(VALUES, more)
         (job,) = compare.list_jobs(values, [method], 1, tmp_path / str(number))
         fake_training(job)
-    groups = report.group_runs(report.find_runs([tmp_path / str(n) for n in range(3)]))
+    groups = grouping.group_runs(grouping.find_runs([tmp_path / str(n) for n in range(3)]))
     keys = sweeps.keys_swept(groups)
     assert keys == ["data.labeled", "semisfl.temperature"]
     swept = Swept.of([(group, report.summarise(group)) for group in groups], keys)

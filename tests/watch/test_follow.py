@@ -70,7 +70,7 @@ def test_every_state_is_told(tmp_path: Path) -> None:
 
     assert state()[0] == "running" and state()[1].startswith("round 2 of 4, process ")
     directory.unlock()
-    assert state()[0] == "crashed" and "ended without a word in round 2" in state()[1]
+    assert state()[0] == "crashed" and "ended without saying why in round 2" in state()[1]
     (directory.path / "run.log").write_text("2026 INFO stopped before round 1 was complete\n")
     assert state()[0] == "stopped"
     directory.lock()

@@ -79,12 +79,12 @@ def test_a_finished_run(chromium: Browser, done: Path) -> None:
         page.until("document.querySelector('.js-plotly-plot').ariaLabel.includes('GB sent')")
         assert "Impurity" in page.shown("training") and drawn(page, 8)
         said = page.shown("clients")
-        assert "Who holds what" in said and "all 3 rounds are done" in said
+        assert "Images per client" in said and "all 3 rounds are done" in said
         assert drawn(page, 2)
         axis = "document.querySelector('#panel-clients .js-plotly-plot')._fullLayout.xaxis"
         ticks = page.evaluate(f"{axis}._vals.map((tick) => [tick.x, tick.text])")
         assert ticks == [[0, "server"], [1, "0"], [2, "1"], [3, "2"]], "each under its own column"
-        assert "no device comes or goes" in page.shown("devices")
+        assert "there are no devices" in page.shown("devices")
         assert "clients.total" in page.shown("settings")
         assert "rounds 0 to 2" in page.shown("log")
 
@@ -115,7 +115,7 @@ def test_a_crashed_run_and_another_beside_it(chromium: Browser, done: Path, tmp_
     with opened(chromium, tmp_path) as page:
         said = page.shown("overview")
         assert "crashed" in said and "other" in said
-        assert "ended without a word in round 3; --resume goes on" in page.shown("clients")
+        assert "ended without saying why in round 3; --resume goes on" in page.shown("clients")
         assert "the disk is nearly full" in page.shown("log")
         said = page.shown("settings")
         assert "only what differs between runs" in said and "supervised" in said
@@ -179,8 +179,12 @@ def test_one_file_shows_the_same_without_a_server(
     chromium.until("document.body && document.body.dataset.shown")
     assert "as of " in chromium.text()
     for view, said in (
-        *(("overview", "finished"), ("training", "Impurity"), ("clients", "Who holds what")),
-        *(("devices", "no device"), ("settings", "clients.total"), ("log", "rounds 0 to 2")),
+        *(("overview", "finished"), ("training", "Impurity"), ("clients", "Images per client")),
+        *(
+            ("devices", "there are no devices"),
+            ("settings", "clients.total"),
+            ("log", "rounds 0 to 2"),
+        ),
     ):
         assert said in chromium.shown(view), view
     assert chromium.shown("overview") and drawn(chromium, 1)

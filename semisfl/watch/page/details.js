@@ -23,7 +23,7 @@ Watch.views = (() => {
         { key: "last_round", title: "Last round", number: true },
       ],
     });
-    const heldCard = card("Who holds what", "Images of each class, true labels; the server's are those it has labels of.", held);
+    const heldCard = card("Images per client", "Images of each class, by their true labels. The server has labels for its images.", held);
     const coverageCard = card("Coverage by client", "Share of pseudo-labels kept, mean over the rounds of a column; empty: not chosen.", coverage);
     panel.append(el("div", { class: "stack" }, el("div", { class: "grid" }, heldCard, coverageCard), card("Clients", null, list.node)));
     let before = "";
@@ -39,7 +39,7 @@ Watch.views = (() => {
         const holders = [holdings.server, ...holdings.clients];
         const names = ["server", ...holdings.clients.map((_, number) => String(number))];
         const grid = holdings.classes.map((_, place) => holders.map((counts) => counts[place] || null));
-        const said = `Who holds what: ${holdings.clients.length} clients, ${holdings.classes.length} classes`;
+        const said = `Images per client: ${holdings.clients.length} clients, ${holdings.classes.length} classes`;
         charts.map(held, grid, names, holdings.classes, "client", "class", "images", said);
       }
       coverageCard.hidden = !shares.clients.length;
@@ -56,13 +56,13 @@ Watch.views = (() => {
 
   function devices(panel) {
     const numbers = tiles();
-    const none = el("p", { class: "message" }, "The clients of this run live in its own process: no device comes or goes.");
+    const none = el("p", { class: "message" }, "This run simulates its clients; there are no devices.");
     const since = (time) => (time ? words.ago(Date.now() / 1000 - Date.parse(time) / 1000) : "–");
     const clock = (time) => (time ? String(time).slice(5).replace("T", " ").replace("Z", "") : "–");
     // gRPC writes ipv6:%5B::1%5D:49152; only the brackets are ever written so.
     const address = (peer) => String(peer ?? "–").replace("%5B", "[").replace("%5D", "]");
     const list = table({
-      caption: "Devices that have a place. Bytes are those of whole rounds.", filter: "Find a device", sort: ["client", 1],
+      caption: "Enrolled devices. Bytes count complete rounds only.", filter: "Find a device", sort: ["client", 1],
       columns: [
         { key: "client", title: "Client", number: true },
         { key: "name", title: "Name", wrap: true },
@@ -73,7 +73,7 @@ Watch.views = (() => {
         { key: "bytes_up", title: "Up", number: true, show: (row) => words.bytes(row.bytes_up) },
         { key: "bytes_down", title: "Down", number: true, show: (row) => words.bytes(row.bytes_down) },
         { key: "left_out", title: "Left out", number: true },
-        { key: "reason", title: "Why, the last time", wrap: true, show: (row) => row.reason || "–" },
+        { key: "reason", title: "Last reason", wrap: true, show: (row) => row.reason || "–" },
       ],
     });
     const events = table({
@@ -86,7 +86,7 @@ Watch.views = (() => {
         { key: "reason", title: "Why", wrap: true },
       ],
     });
-    const all = el("div", { class: "stack" }, numbers, card("Devices", null, list.node), card("What happened", null, events.node));
+    const all = el("div", { class: "stack" }, numbers, card("Devices", null, list.node), card("Events", null, events.node));
     panel.append(none, all);
     return async (run) => {
       none.hidden = run.network;
@@ -100,7 +100,7 @@ Watch.views = (() => {
         ["Enrolled", String(rows.length)],
         ["Images on devices", words.count(rows.reduce((sum, row) => sum + (row.images || 0), 0))],
         ["Left out of a round", words.count(answer.counts.left_out || 0)],
-        ["Refused at the door", words.count(answer.counts.refused || 0)],
+        ["Refused", words.count(answer.counts.refused || 0)],
         ["Written", since(answer.time)],
       ]);
       list.update(rows);
@@ -149,7 +149,7 @@ Watch.views = (() => {
     let shown = null;
     const list = el("ol", { class: "log", tabindex: "0", "aria-label": "Log, times in UTC" });
     const box = el("input", { type: "checkbox", onchange(event) { onlyWarnings = event.target.checked; filter(); } });
-    const empty = el("p", { class: "about" }, "Nothing was logged, or the log is not here.");
+    const empty = el("p", { class: "about" }, "There is no log, or it is empty.");
     panel.append(el("section", { class: "card" },
       el("header", {}, el("h2", {}, "Log"), el("div", { class: "tools" }, el("label", {}, box, "only warnings"))), empty, list));
 
