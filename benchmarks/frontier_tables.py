@@ -20,8 +20,9 @@ from benchmarks.records import (
     summed,
     table,
 )
+from semisfl.runs.grouping import Run
 from semisfl.runs.reading import SUFFIX
-from semisfl.runs.report import Run, Spread
+from semisfl.runs.report import Spread
 
 PLAIN, BOTH = ("",), ("", "-seed1")
 

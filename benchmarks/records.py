@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from semisfl.runs.grouping import Group, Run, read_run
 from semisfl.runs.reading import SUFFIX
-from semisfl.runs.report import Group, Run, Summary, read_run, summarise
+from semisfl.runs.report import Summary, summarise
 from semisfl.settings.lookup import note_of, title_of
 
 RESULTS, DOCS = Path("results"), Path("docs")

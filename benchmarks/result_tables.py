@@ -29,7 +29,7 @@ from benchmarks.records import (
     table,
 )
 from semisfl.paper.document import filled
-from semisfl.runs.report import Run
+from semisfl.runs.grouping import Run
 
 PAGES = ("results.md", "results-more.md", "paper-choices.md", "frontier.md", "performance.md")
 

@@ -238,7 +238,9 @@ def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_picture_is_cut_off() -> None:
-    runs = grouping.find_runs(sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json")))
+    runs = grouping.find_runs(
+        sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json"))
+    )
     replays = {run.path: replay(run, WORLD) for run in runs}
     groups = group_runs([one.as_run() for one in replays.values()])
     pairs = [(group, [replays[run.path] for run in group.runs]) for group in groups]
