@@ -1,6 +1,7 @@
 """The pages for readers: links lead somewhere, files and settings exist, no page is too long."""
 
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import semisfl
 from semisfl.settings import catalog, lookup
 from semisfl.settings.config import config_class, known_keys
+from semisfl.settings.policy import parse_policy
 from semisfl.settings.robust import robust_class
 
 ROOT = Path(__file__).parent.parent
@@ -111,3 +113,10 @@ def _no_setting(name: str) -> bool:
         code = (ROOT / "semisfl" / rest[0], ROOT / "semisfl" / f"{rest[0]}.py")
         return rest[0] in NAMES_OF_THE_PACKAGE or any(path.exists() for path in code)
     return rest[-1] in FILE_SUFFIXES or (section == "fleet" and rest != ["kind"])
+
+
+def test_the_policy_of_the_page_on_security_is_one() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    policy = parse_policy(tomllib.loads(block))
+    assert policy.noise == 0.14 and policy.hijacking == "refuse" and policy.capped
