@@ -23,7 +23,7 @@ from semisfl.runs.loop import run_rounds
 from semisfl.settings import config, lookup
 from semisfl.settings.config import ConfigError
 from semisfl.settings.toml import commented_toml, to_toml
-from tests import toy
+from tests import processes, toy
 from tests.packages import EXAMPLE, NAME, PLACE, entry_points_of, imported_anew, install_package
 from tests.sizes import sizes_of
 
@@ -71,10 +71,8 @@ def test_a_path_is_enough_to_run_show_and_resume(tmp_path: Path) -> None:
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         paths = os.pathsep.join([str(ROOT), str(EXAMPLE)])
-        return subprocess.run(
+        return processes.run(
             [sys.executable, "-m", "semisfl", *words],
-            capture_output=True,
-            text=True,
             env={**os.environ, "PYTHONPATH": paths},
         )
 

@@ -20,6 +20,7 @@ from PIL import Image
 from semisfl.cli.main import main
 from semisfl.settings import config
 from semisfl.settings.toml import to_toml
+from tests.processes import Forked
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LASTING = ("serve", "join", "watch", "serve-model")
@@ -77,7 +78,7 @@ def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 
 def start(words: list[str], machine: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return Forked(
         [sys.executable, "-m", "semisfl", *words],
         cwd=machine,
         stdout=subprocess.DEVNULL,

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from semisfl.cli import console
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.settings import config, presets
+from tests import processes
 
 PNG = b"\x89PNG"
 SIZES = ["clients.total=3", "clients.active=2", "clients.batch=4", "server.batch=4"]
@@ -53,16 +53,6 @@ def write_images(
 
 def train_arguments(images: Path, *more: str) -> list[str]:
     return ["run", *TINY, f"data.name={images}", *more]
-
-
-def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "semisfl", *words],
-        capture_output=True,
-        text=True,
-        **options,
-        check=False,
-    )
 
 
 def refused(
@@ -463,6 +453,10 @@ def test_unexpected_errors_have_no_traceback_unless_asked_for(
 
 
 def test_errors_and_version_as_a_shell_sees_them() -> None:
+    def command(*words: str) -> "subprocess.CompletedProcess[str]":
+        program = [sys.executable, "-m", "semisfl", *words]
+        return subprocess.run(program, capture_output=True, text=True, check=False)
+
     bad = command("run", "--set", "round=3")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "error: unknown key 'round'; did you mean 'rounds'?\n"
@@ -473,14 +467,9 @@ def test_a_full_disk_loses_no_checkpoint_and_no_metrics(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on file sizes refuses checkpoints as a full disk does, but not the small files."""
-    limit = 100_000
-
-    def tight() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     words = train_arguments(images, "--out", "r")
     env = {**os.environ, "MPLBACKEND": "agg"}
-    full = command(*words, preexec_fn=tight, env=env)
+    full = processes.run([sys.executable, "-m", "semisfl", *words], largest_file=100_000, env=env)
     assert full.returncode == 1
     *warnings, last = [
         line for line in full.stderr.splitlines() if "round" not in line.split(":")[1]
@@ -510,7 +499,7 @@ def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
 ) -> None:
     words = train_arguments(images, "rounds=12", "clients.steps=8", "runtime.checkpoint_every=5")
     assert main([*words, "--out", "whole", "--quiet"]) == 0
-    process = subprocess.Popen(
+    process = processes.Forked(
         [sys.executable, "-m", "semisfl", *words, "--out", "parts"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from tests.net.harness import tiny
+from tests.processes import Forked
 
 TINY = ["--set", "rounds=2", "clients.total=1", "clients.active=1", "clients.batch=4"]
 TINY += ["clients.steps=2", "server.batch=4", "server.steps=2", "model.projection=8"]
@@ -99,16 +99,12 @@ def test_a_configuration_that_is_not_whole_is_an_error(
 
 
 def start(*words: str, largest_file: int | None = None) -> subprocess.Popen[str]:
-    def limit() -> None:
-        if largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-
-    return subprocess.Popen(
+    return Forked(
         [sys.executable, "-m", "semisfl", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=limit,
+        largest_file=largest_file,
     )
 
 

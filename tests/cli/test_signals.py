@@ -24,6 +24,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import lookup
 from semisfl.stopping import Stopped
+from tests.processes import Forked
 from tests.toy import assemble, values
 
 STOP_SECONDS = 10
@@ -45,9 +46,9 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "images"
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, program: type[subprocess.Popen[str]] = Forked) -> subprocess.Popen[str]:
     """A command in a session of its own, so that whom it leaves behind can be found."""
-    return subprocess.Popen(
+    return program(
         [sys.executable, "-m", "semisfl", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -127,7 +128,7 @@ def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images
     process = start(*COMMANDS[command](images))
     try:
         wait_for(process, lambda: catches(process))
-        time.sleep(rng.uniform(0, 6))
+        time.sleep(rng.uniform(0, 3))
         stopped_by(process, rng.choice([signal.SIGINT, signal.SIGTERM]))
     finally:
         process.kill()
@@ -138,7 +139,8 @@ def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images
 
 
 def test_while_loading(images: Path) -> None:
-    process = start(*COMMANDS["serve"](images))
+    """In ``python`` itself: the signal comes while torch is imported."""
+    process = start(*COMMANDS["serve"](images), program=subprocess.Popen)
     wait_for(process, lambda: catches(process))
     assert "nothing was written" in stopped_by(process, signal.SIGTERM)
     assert not Path("out").exists()

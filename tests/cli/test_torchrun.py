@@ -18,6 +18,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError, FleetConfig, parse
 from tests.cli.test_signals import images as images
+from tests.processes import Forked
 
 PATIENCE = 200.0
 SETTINGS = {
@@ -102,7 +103,7 @@ def ranks(images: Path, *words: str) -> "list[subprocess.Popen[str]]":
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     told |= {"TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1"}
     return [
-        subprocess.Popen(
+        Forked(
             [sys.executable, "-m", "semisfl", *words],
             env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank},
             stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ The process that asks is rank 0. A fleet of two ranks uses the first two of the 
 """
 
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from semisfl.fleet.setup import FleetSetup
 from semisfl.runs.experiment import fleet_setup
 from semisfl.settings.config import Config
 from tests.net.harness import toy_data
+from tests.processes import Forked
 
 CPU = torch.device("cpu")
 COUNTS = (2, 4)
@@ -68,7 +68,7 @@ def world() -> Iterator[World]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.fleet.rank_process"]
-    others = [subprocess.Popen([*command, str(rank), str(port)]) for rank in range(1, WORLD)]
+    others = [Forked([*command, str(rank), str(port)]) for rank in range(1, WORLD)]
     try:
         made = World(0, port)
         yield made

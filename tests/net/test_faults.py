@@ -41,6 +41,7 @@ from tests.net.harness import (
     until,
     weights,
 )
+from tests.processes import Forked
 
 PHASES = ["broadcast", "forward", "gradients", "upload"]
 
@@ -551,7 +552,7 @@ join(f"localhost:{port}", place / name, certificates=credentials, device="cpu", 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ends(process: subprocess.Popen[str], within: float) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from tests.cli.test_deploy import TINY, labeled, serve_words, served
 from tests.net.harness import network, tiny, toy_data, weights
+from tests.processes import Forked
 
 __all__ = ["labeled"]  # a fixture
 LIMITED = {"aggregate": "clipped_mean", "features": "limited"}
@@ -90,7 +90,7 @@ def test_a_process_that_attacks_is_held_back(labeled: Path) -> None:
                 program = ["-m", "tests.net.poisoning_client", "reversed_update"]
             words = ["join", f"127.0.0.1:{port}", "--data", str(labeled / "train")]
             words += ["--insecure-loopback", "--name", name]
-            devices.append(subprocess.Popen([sys.executable, *program, *words]))
+            devices.append(Forked([sys.executable, *program, *words]))
         _, err = server.communicate(timeout=300)
         codes = [device.wait(60) for device in devices]
     assert (server.returncode, codes) == (0, [0, 0, 0]), err

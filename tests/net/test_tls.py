@@ -5,7 +5,6 @@ import logging
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from semisfl.net.client.connection import Connection, Rejected
 from semisfl.net.client.diagnosis import FEW
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
+from tests import processes
 from tests.net.harness import loop_thread, network, on_loop, tiny, until
 
 NOW = datetime.now(UTC)
@@ -272,7 +272,7 @@ def test_join_ends_with_one_line(tmp_path: Path) -> None:
     device = ours / "clients" / "client-0"
     with server(theirs) as address:
         words = ["-m", "semisfl", "join", address, "--data", str(tmp_path), "--certs", str(device)]
-        ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+        ended = processes.run([sys.executable, *words], timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: the certificate of {address} is signed by")

@@ -1,10 +1,11 @@
 """The benchmark of many training clients, small: nobody and nothing is lost when some die."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+
+from tests import processes
 
 
 @pytest.mark.timeout(600)
@@ -12,7 +13,7 @@ def test_clients_that_die_and_return_cost_no_round() -> None:
     sizes = {"clients": 30, "active": 10, "rounds": 3, "dying": 0.2}
     options = [f"--{name}={value}" for name, value in sizes.items()]
     command = [sys.executable, "-m", "benchmarks.training_clients", *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    done = processes.run(command, timeout=500)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert {name: result[name] for name in sizes} == sizes

@@ -22,6 +22,7 @@ from semisfl.runs.start import begin, train
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
+from tests.processes import Forked
 
 ROUNDS = 20
 
@@ -51,6 +52,12 @@ def alone(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> l
 
 def jobs_in(folder: Path, values: dict[str, Any]) -> list[Job]:
     return compare.list_jobs(values, ["supervised", "semisfl"], 1, folder)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's processes have torch imported already."""
+    monkeypatch.setattr(pools.subprocess, "Popen", Forked)
 
 
 @contextmanager

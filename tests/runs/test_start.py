@@ -24,6 +24,7 @@ from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file
 from tests.net.harness import SIDE, network, tiny, toy_data
+from tests.processes import Forked
 
 
 @pytest.fixture
@@ -218,7 +219,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
     train(tiny(2, rounds=1), out=tmp_path / "run", **means)
     (tmp_path / "run" / ".latest.safetensors.00c0ffee.tmp").write_bytes(b"half a checkpoint")
-    holder = subprocess.Popen(
+    holder = Forked(
         [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -24,6 +24,7 @@ from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
 from semisfl.use.model_client import ModelClient
 from tests import toy
+from tests.processes import Forked
 from tests.use.serving import connect, served
 from tests.use.trained import Trained
 
@@ -240,7 +241,7 @@ def test_both_commands(
 ) -> None:
     run, bad = str(trained("fedswitch")[0]), tmp_path / "bad.png"
     bad.write_text("no image")
-    server = subprocess.Popen(
+    server = Forked(
         [
             *(sys.executable, "-m", "semisfl", "serve-model", run),
             *("--listen", "localhost:0", "--certs", str(authority)),

@@ -26,6 +26,7 @@ from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs
 from tests import toy
+from tests.processes import Forked
 from tests.watch.directories import EVIL
 
 TOKEN = "a-token-of-twenty-letters"
@@ -156,7 +157,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
 
 def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
     words = [sys.executable, "-m", "semisfl", "watch", str(run), "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    process = Forked(words, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         found = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", process.stderr.readline())
