@@ -116,7 +116,7 @@ def frontier_cost() -> str:
 
 PARTS = {
     "plain": "SemiSFL, the preset",
-    "align-client": '`semisfl.labels.align = "client"`',
+    "align-client": '`semisfl.align = "client"`',
     "teacher-ema": "clients average their teachers",
     "int4": "int4, models int8",
     "both-views": '`semisfl.labeled_view = "both"`',
@@ -142,7 +142,7 @@ def frontier_parts() -> str:
 FEW = {
     "plain": "SemiSFL",
     "both-views": '`semisfl.labeled_view = "both"`',
-    "align-global": '`semisfl.labels.align = "global"`',
+    "align-global": '`semisfl.align = "global"`',
     "rate-5": "`optimizer.lr = 0.05`",
     "fewer-steps": "32 supervised steps per round, always",
 }

@@ -1,4 +1,4 @@
-"""Pseudo-labels corrected for the classes that each client holds (`semisfl.labels.align`; beyond the paper).
+"""Pseudo-labels corrected for the classes that each client holds (`semisfl.align`; beyond the paper).
 
 With q the teacher's prediction, pi_s the class mix of the labelled images and pi_i the estimated mix of
 client i:
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from semisfl.algorithm.losses import pseudo_label
-from semisfl.settings.pseudo_labels import LabelSettings
 
 DECAY = 0.999
 """Per step, of the mean over all clients: about the last 1,000 steps count."""
 CLIENT_DECAY = 0.98
 """Per step, of the mean over one client: about the last 50 of its steps count."""
+WARMUP_ROUNDS = 10
+"""First rounds in which labels are not corrected: the first predictions say little about a client."""
 SMOOTHING = 0.1
 """Share of pi_s in a client's estimated mix, so that no class is ever ruled out."""
 
@@ -29,15 +30,15 @@ SMOOTHING = 0.1
 class Labelling:
     def __init__(
         self,
-        settings: LabelSettings,
+        align: str,
         threshold: float,
         rule: str,
         prior: Tensor,
         clients: int,
         active: int,
     ) -> None:
-        """``prior``: pi_s; ``clients``: N; ``active``: the largest number of clients in a round."""
-        self.settings, self.threshold, self.rule = settings, threshold, rule
+        """``align``: ``none``, ``global`` or ``client``; ``prior``: pi_s; ``clients``: N; ``active``: the largest number of clients in a round."""
+        self.align, self.threshold, self.rule = align, threshold, rule
         self.prior = prior / prior.sum()
         self._means = {
             "steps": prior.new_zeros(()),
@@ -49,7 +50,7 @@ class Labelling:
         self._clients = torch.zeros(active, dtype=torch.long, device=prior.device)
 
     def start_round(self, round_index: int, active: Sequence[int]) -> None:
-        self._warm.fill_(float(round_index >= self.settings.warmup))
+        self._warm.fill_(float(round_index >= WARMUP_ROUNDS))
         self._clients[: len(active)].copy_(torch.tensor(active))
 
     @torch.no_grad()
@@ -57,7 +58,7 @@ class Labelling:
         self, logits: Tensor, clients: Sequence[int], active: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Return labels and whether each is confident. Rows belong to ``clients`` in equal shares."""
-        if not self.settings.adapts:
+        if self.align == "none":
             return pseudo_label(logits, self.threshold, self.rule)
         raw = logits.float().softmax(1)
         places = self._places(clients, active)
@@ -74,7 +75,7 @@ class Labelling:
     def _corrected(self, raw: Tensor, places: Tensor) -> Tensor:
         """Return q' of every row, and move the means by what this step shows."""
         means = self._means
-        if self.settings.align == "global":
+        if self.align == "global":
             corrected = self._reweighted(raw, self.prior / means["classes"])
             weight = _weight(means["steps"].add_(1), DECAY)
             means["classes"].lerp_(raw.mean(0), weight)
@@ -96,7 +97,7 @@ class Labelling:
         return weighted / weighted.sum(1, keepdim=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._means) if self.settings.adapts else {}
+        return {} if self.align == "none" else dict(self._means)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, mean in self.state_dict().items():

@@ -47,7 +47,7 @@ LATENCY, PROFILE = 5.0, "jetson-mix"
 
 USUAL = (
     "FedSwitch's clients are counted with a teacher, FedMatch's without the helpers of every "
-    "fedmatch.refresh-th round."
+    "tenth round."
 )
 
 

@@ -5,7 +5,7 @@ import math
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
-from semisfl.settings.sections import Section, View
+from semisfl.settings.sections import Section
 
 
 class FedSwitchSettings(Section):
@@ -18,8 +18,6 @@ class FedSwitchSettings(Section):
         allow_inf_nan=True,
         description="beta: above it the student labels, at or below the teacher; inf: always the teacher",
     )
-    labeled_view: View = Field("weak", description="augmentation of labelled images")
-    controller: bool = Field(False, description="adapt K_s as SemiSFL does (FedSwitch-SL ablation)")
 
 
 def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:

@@ -2,8 +2,7 @@
 
 A reconstruction, as FedSwitch is. Clients lack the top, so the server decides who labels whom:
 by the mean prediction over a client's weak features in its last participation, the teacher the
-first time. The SemiSFL paper calls this the ablation of clustering regularisation; its two other
-forms are ``fedswitch.labeled_view = "strong"`` and ``fedswitch.controller = true``.
+first time. The SemiSFL paper calls this the ablation of clustering regularisation.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.controller import Controller
 from semisfl.algorithm.losses import consistency
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
@@ -36,17 +34,8 @@ class FedSwitchSL:
         self.teacher_bottom, self.teacher_top = (
             self.ema.model.get_submodule(part) for part in ("bottom", "top")
         )
-        self.supervised = SupervisedPhase(
-            setup, self.student, view=self.settings.labeled_view, ema=self.ema
-        )
+        self.supervised = SupervisedPhase(setup, self.student, view="weak", ema=self.ema)
         self.server_sgd = setup.engine.sgd(self.top.parameters(), config.optimizer)
-        fixed = config.controller.model_copy(update={"kind": "fixed"})
-        self.controller = Controller(
-            config.controller if self.settings.controller else fixed,
-            config.server.steps,
-            config.clients.steps,
-            setup.labeled_share,
-        )
         self.active: tuple[int, ...] = ()
         # By position among the active clients; updated in place, as a repeated step reads it.
         self.by_teacher = torch.ones(
@@ -61,9 +50,9 @@ class FedSwitchSL:
     def round(self, round_index: int) -> MethodMetrics:
         config, clients, fleet = self.setup.config, self.setup.config.clients, self.setup.fleet
         lr = learning_rate(config.optimizer, round_index, config.rounds)
-        steps = self.controller.supervised_steps
+        steps = config.server.steps
         loss_supervised = self.supervised.run(round_index, steps, lr)
-        loss_semi, reported = 0.0, {}
+        reported: dict[str, Any] = {}
         if round_index >= config.server.pretrain_rounds:
             self.active = self.setup.active(round_index)
             # The teacher's bottom goes only to those it will label.
@@ -92,11 +81,9 @@ class FedSwitchSL:
             self.influence.tell(self.active, fleet.held_back)
             self.bottom.load_state_dict(fleet.finish_round())
             sums = self.meter.read()
-            loss_semi = sums["loss_semi"] / clients.steps
             self._remember(sums["client_predictions"])
             reported = statistics.of_split_round(sums, self.active, clients.steps)
             reported["labelled_by_teacher"] = sum(by_teacher) / len(by_teacher)
-        self.controller.observe(loss_supervised, loss_semi, lr)
         return MethodMetrics(
             learning_rate=lr,
             supervised_steps=steps,
@@ -155,13 +142,11 @@ class FedSwitchSL:
         return {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
-            "controller": self.controller.state_dict(),
             "skew": {str(client): value for client, value in self.skew.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
-        self.controller.load_state_dict(state["controller"])
         self.skew = {int(client): value for client, value in state["skew"].items()}
         self.meter.clear()  # a round that was given up half-way leaves its sums behind

@@ -46,7 +46,7 @@ class SemiSFL:
             settings.queue_size, student.keys, engine.device, queue_seed
         )
         self.labelling = Labelling(
-            settings.labels,
+            settings.align,
             settings.confidence_threshold,
             settings.confidence_rule,
             setup.labeled.class_mix(setup.classes),

@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
-from semisfl.settings.pseudo_labels import LabelSettings
 from semisfl.settings.sections import Section, View
 
 
@@ -38,7 +37,10 @@ class SemiSFLSettings(Section):
         "frozen",
         description="teacher bottoms on clients: as sent (the authors' code), or averaged there too (the paper)",
     )
-    labels: LabelSettings = LabelSettings()
+    align: Literal["none", "global", "client"] = Field(
+        "none",
+        description="correct pseudo-labels by class: for all clients together, or for what each client seems to hold (beyond the paper)",
+    )
 
 
 def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:

@@ -139,7 +139,7 @@ def frontier(values: Values) -> Values:
     return merge(
         values,
         {
-            "semisfl": {"client_teacher": "ema", "labels": {"align": "client"}},
+            "semisfl": {"client_teacher": "ema", "align": "client"},
             "wire": {
                 "student_features": "int4",
                 "teacher_features": "int4",

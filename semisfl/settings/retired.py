@@ -22,9 +22,19 @@ RETIRED: dict[str, Any] = {
     "controller.window": 10,
     "data.augment.operations": 2,
     "data.augment.pad": "none",
+    "fedmatch.helpers": 2,
+    "fedmatch.psi_factor": 0.2,
+    "fedmatch.refresh": 10,
     "fedmatch.sparse": False,
     "fedmatch.threshold": 1e-5,
+    "fedswitch.controller": False,
+    "fedswitch.labeled_view": "weak",
     "fedswitch.rule": "student",
+    "fl2.clip_norm": 1.0,
+    "fl2.eta": 0.01,
+    "fl2.global_momentum": 0.5,
+    "fl2.pretrain": 10,
+    "fl2.rho": 0.1,
     "optimizer.horizon": "none",
     "optimizer.nesterov": True,
     "policy.delta": 1e-5,
@@ -33,6 +43,9 @@ RETIRED: dict[str, Any] = {
     "robust.agreement": 0.5,
     "robust.length": 2.0,
     "runtime.capture": True,
+    "semifl.clip_norm": 1.0,
+    "semifl.global_momentum": 0.5,
+    "semifl.mix_alpha": 0.75,
     "semisfl.clustering_against": "keys",
     "semisfl.labels.adjust": 0,
     "semisfl.labels.below": "unused",
@@ -43,6 +56,7 @@ RETIRED: dict[str, Any] = {
     "semisfl.labels.least": ANYTHING,
     "semisfl.labels.smoothing": 0.1,
     "semisfl.labels.threshold": "fixed",
+    "semisfl.labels.warmup": 10,
     "semisfl.server_momentum": 0,
     "semisfl.sharpness": 0,
     "teacher.client_batchnorm": "batch",
@@ -55,8 +69,13 @@ MOVED = {
     "teacher.client": ("semisfl.client_teacher",),
     "robust.attackers": ("robust.trimmed_mean.attackers", "robust.krum.attackers"),
     "robust.limit": ("robust.clipped_mean.limit",),
+    "semisfl.labels.align": ("semisfl.align",),
 }
 """Each key with its new names: the same value counts under every one of them."""
+
+
+RETIRED_VALUES = {"semisfl.queue": "balanced"}
+"""Each setting of today that could once have one more value."""
 
 
 def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +96,7 @@ def refuse_retired(values: Mapping[str, Any], where: str = "") -> None:
     """Raise a ConfigError for the first retired key that is not off."""
     for path, value in _leaves(values):
         key = ".".join(path)
-        if key in RETIRED and not _off(key, value):
+        if (key in RETIRED and not _off(key, value)) or RETIRED_VALUES.get(key) == value:
             raise ConfigError(
                 f"{where}{key} = {value!r} is a setting that only version {LAST_VERSION} has; "
                 f"remove it, or use semisfl {LAST_VERSION}"
@@ -85,14 +104,18 @@ def refuse_retired(values: Mapping[str, Any], where: str = "") -> None:
 
 
 def without_retired(section: str, values: Any) -> Any:
-    """Return the values of a ``section`` without any retired key, whatever its value."""
+    """Return the values of a ``section`` without retired keys and values."""
     if not isinstance(values, Mapping):
         return values
-    return {
-        name: without_retired(f"{section}.{name}", value)
-        for name, value in values.items()
-        if f"{section}.{name}" not in RETIRED
-    }
+    kept = {}
+    for name, value in values.items():
+        key = f"{section}.{name}"
+        if key in RETIRED or RETIRED_VALUES.get(key) == value:
+            continue
+        rest = without_retired(key, value)
+        if rest != {} or value == {}:  # a section of retired keys alone is gone too
+            kept[name] = rest
+    return kept
 
 
 def _off(key: str, value: Any) -> bool:

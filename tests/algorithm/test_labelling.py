@@ -1,14 +1,11 @@
 """Pseudo-labels that are corrected for what clients hold, against cases computed by hand."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from semisfl.algorithm.labelling import Labelling
 from semisfl.algorithm.losses import pseudo_label
-from semisfl.settings.pseudo_labels import LabelSettings
 
 ACTIVE = (0, 2)
 # Two rows of each of two clients, as probabilities.
@@ -17,11 +14,15 @@ SURE = [[0.9, 0.05, 0.05], [0.9, 0.05, 0.05], [0.05, 0.05, 0.9], [0.05, 0.9, 0.0
 PRIOR = torch.tensor([0.5, 0.25, 0.25])
 
 
+@pytest.fixture(autouse=True)
+def no_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 0)
+
+
 def labelling(
-    tau: float = 0.9, rule: str = ">=", prior: Tensor = PRIOR, **chosen: Any
+    tau: float = 0.9, rule: str = ">=", prior: Tensor = PRIOR, align: str = "none"
 ) -> Labelling:
-    settings = LabelSettings(**{"warmup": 0, **chosen})
-    made = Labelling(settings, tau, rule, prior, clients=3, active=2)
+    made = Labelling(align, tau, rule, prior, clients=3, active=2)
     made.start_round(0, ACTIVE)
     return made
 
@@ -107,8 +108,11 @@ def test_the_rule_says_whether_tau_itself_is_enough(rule: str, reached: bool) ->
 
 
 @pytest.mark.parametrize("align", ["client", "global"])
-def test_nothing_is_corrected_before_the_warm_up_is_over(align: str) -> None:
-    by, plain = labelling(0.6, align=align, warmup=2), labelling(0.6)
+def test_nothing_is_corrected_before_the_warm_up_is_over(
+    align: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 2)
+    by, plain = labelling(0.6, align=align), labelling(0.6)
     for round_index in range(3):
         by.start_round(round_index, ACTIVE)
         same = all(

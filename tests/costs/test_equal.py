@@ -2,6 +2,7 @@
 and over a network, with and without codecs."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,16 @@ every_run = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_helper_every_second_round() -> Iterator[None]:
+    """Two clients are enough for it, and a run of three rounds has a choice of helpers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
+        patch.setattr("semisfl.methods.fedmatch.method.HELPERS", 1)
+        patch.setattr("semisfl.methods.fedmatch.settings.HELPERS", 1)
+        yield
+
+
 def settings(method: str, wire: str, threshold: float = 0.0) -> Config:
     """With clients that all contribute, and are all labelled for by the teacher."""
     return tiny(
@@ -43,7 +54,7 @@ def settings(method: str, wire: str, threshold: float = 0.0) -> Config:
         wire=WIRES[wire],
         semifl={"confidence_threshold": threshold},
         fedswitch={"iid_threshold": 99.0},
-        fedmatch={"refresh": 2, "helpers": 1, "confidence_threshold": threshold or 0.95},
+        fedmatch={"confidence_threshold": threshold or 0.95},
         runtime={"evaluate_every": 3},
     )
 

@@ -256,8 +256,9 @@ def test_what_is_seldom_needed_lies_in_the_hosts_memory() -> None:
     assert torch.equal(lent.cpu(), kept) and kept.any()
 
 
-def test_idle_clients_of_fedmatch_take_no_device_memory() -> None:
-    options = settings("method=fedmatch", "runtime.precision=bf16", "fedmatch.refresh=1")
+def test_idle_clients_of_fedmatch_take_no_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
+    options = settings("method=fedmatch", "runtime.precision=bf16")
     fast = assemble(options, toy_data(side=28), device="cuda")
     for index in range(3):
         fast.method.round(index)
@@ -266,9 +267,12 @@ def test_idle_clients_of_fedmatch_take_no_device_memory() -> None:
     assert not any(t.is_cuda for state in shelf._kept.values() for t in state.values())
 
 
-def test_idle_clients_of_fedmatch_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+def test_idle_clients_of_fedmatch_come_back_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which is read into the host's memory, while what is new lies on the device."""
-    options = settings("method=fedmatch", "runtime.precision=bf16", "fedmatch.refresh=1")
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
+    options = settings("method=fedmatch", "runtime.precision=bf16")
     first, second = (assemble(options, toy_data(side=28), device="cuda") for _ in range(2))
     for index in range(2):
         first.method.round(index)

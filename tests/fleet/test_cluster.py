@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedswitch": {"wire": {"models": "fp16"}},
     "semifl": {"semifl": {"confidence_threshold": 0.0}, "model": {"layers": BATCHNORM}},
     "fl2": {"model": {"layers": BATCHNORM}},
-    "fedmatch": {"fedmatch": {"helpers": 2, "refresh": 2}},
+    "fedmatch": {},
     "fedmatch, coded": {"wire": {"models": "fp16"}},
 }
 
@@ -81,8 +81,11 @@ CASES: dict[str, dict[str, Any]] = {
         ("fedmatch", "four ranks"),
     ],
 )
-def test_a_run_is_that_of_one_process_to_the_last_bit(case: str, ranks: str) -> None:
+def test_a_run_is_that_of_one_process_to_the_last_bit(
+    case: str, ranks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where rank 0 has no client."""
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     method = case.partition(",")[0]
     config = tiny(5, method=method, rounds=2, clients={"active": 3}, **CASES[case])
     found = []

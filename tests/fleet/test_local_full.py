@@ -58,9 +58,10 @@ def test_layers_may_compute_on_copies_of_their_weights(
     method: str, batchnorm: bool, models: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where a copy is as exact as the cast that it saves; here in float16."""
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
     settings = ("clients.active=3", "semifl.confidence_threshold=0.3")
     settings += ("fedswitch.confidence_threshold=0.2", "fedswitch.iid_threshold=9")
-    settings += ("fedmatch.confidence_threshold=0.3", "fedmatch.refresh=1")
+    settings += ("fedmatch.confidence_threshold=0.3",)
     monkeypatch.setattr(Hardware, "dtype", torch.float16)
     monkeypatch.setattr(
         Hardware,

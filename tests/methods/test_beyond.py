@@ -12,8 +12,8 @@ from semisfl.settings import presets
 from tests import toy
 from tests.leaving import leave
 
-PARTS = ("semisfl.labels.align=client", "semisfl.labeled_view=both")
-EVERYTHING = (*PARTS, "semisfl.labels.warmup=1", "semisfl.confidence_threshold=0.6")
+PARTS = ("semisfl.align=client", "semisfl.labeled_view=both")
+EVERYTHING = (*PARTS, "semisfl.confidence_threshold=0.6")
 
 
 def method_of(experiment: Experiment) -> SemiSFL:
@@ -25,7 +25,7 @@ def method_of(experiment: Experiment) -> SemiSFL:
 def test_nothing_of_it_is_on_in_a_preset_or_in_a_checkpoint() -> None:
     for name in (*presets.PRESETS, "cifar10+as_in_paper", "cifar10+as_published_code"):
         config = presets.preset(name)
-        assert not config.semisfl.labels.adapts
+        assert config.semisfl.align == "none"
     method = method_of(toy.assemble("semisfl"))
     method.round(0)
     assert set(method.state_dict()) == {"student", "teacher", "queue", "controller"}
@@ -34,20 +34,18 @@ def test_nothing_of_it_is_on_in_a_preset_or_in_a_checkpoint() -> None:
 def test_the_frontier_is_semisfl_with_settings_of_its_own_and_cheaper_codecs() -> None:
     for name in ("cifar10", "digits"):
         plain, beyond = presets.preset(name), presets.preset(f"{name}+frontier")
-        assert beyond.method == "semisfl" and beyond.semisfl.labels.adapts
+        assert beyond.method == "semisfl" and beyond.semisfl.align == "client"
         assert "fp32" not in beyond.wire.model_dump().values()
         kept = {"data", "clients", "server", "model", "optimizer", "rounds"}
         assert plain.model_dump(include=kept) == beyond.model_dump(include=kept)
 
 
-@pytest.mark.parametrize("changed", (*PARTS, "semisfl.labels.align=global"))
-def test_each_of_them_changes_what_is_learnt(changed: str) -> None:
+@pytest.mark.parametrize("changed", (*PARTS, "semisfl.align=global"))
+def test_each_of_them_changes_what_is_learnt(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a setting that is read by nothing is found."""
-    common = (
-        "semisfl.labels.warmup=0",
-        "semisfl.confidence_threshold=0.3",
-    )
-    plain, other = (method_of(toy.assemble("semisfl", *common, *more)) for more in ((), (changed,)))
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 0)
+    common = "semisfl.confidence_threshold=0.3"
+    plain, other = (method_of(toy.assemble("semisfl", common, *more)) for more in ((), (changed,)))
     for round_index in range(2):
         plain.round(round_index)
         other.round(round_index)
@@ -58,7 +56,10 @@ def test_each_of_them_changes_what_is_learnt(changed: str) -> None:
     assert not torch.equal(before, after)
 
 
-def test_resume_with_all_of_them_is_bit_identical(tmp_path: Path) -> None:
+def test_resume_with_all_of_them_is_bit_identical(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 1)
     straight, before, after = (
         toy.assemble("semisfl", *EVERYTHING, batchnorm=True, dropout=True) for _ in range(3)
     )

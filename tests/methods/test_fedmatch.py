@@ -206,13 +206,6 @@ def test_regularisers_act_without_a_confident_image() -> None:
     assert experiment.fleet.traffic.total() > 0
 
 
-def test_clients_learn_without_helpers() -> None:
-    _, method = make("fedmatch.helpers=0", "fedmatch.confidence_threshold=0.3")
-    row = method.round(0)
-    assert row.loss_semi == row.loss_consistency
-    assert row.loss_semi is not None and row.loss_semi > 0
-
-
 def test_psi_becomes_the_mean_of_the_uploads() -> None:
     _, method = make(batchnorm=True)
     seen: list[dict[str, torch.Tensor]] = []
@@ -304,8 +297,11 @@ def test_an_upload_is_kept_while_it_is_needed() -> None:
     assert float(copy_.of(0)["helper0"]["w"]) == 9
 
 
-def test_remembering_a_round_copies_no_upload_that_is_kept() -> None:
-    _, method = make("fedmatch.refresh=1")
+def test_remembering_a_round_copies_no_upload_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
+    _, method = make()
     for index in range(2):
         method.round(index)
     state = method.state_dict()
@@ -320,11 +316,12 @@ def test_remembering_a_round_copies_no_upload_that_is_kept() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_helpers_come_with_a_refresh_and_stay_if_asked_to(keep: bool) -> None:
+def test_helpers_come_with_a_refresh_and_stay_if_asked_to(
+    keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three clients, all active: known after round 0, helped in round 1 and 3, in round 2 if kept."""
-    experiment, method = make(
-        "clients.active=3", "fedmatch.refresh=2", f"fedmatch.keep_helpers={str(keep).lower()}"
-    )
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
+    experiment, method = make("clients.active=3", f"fedmatch.keep_helpers={str(keep).lower()}")
     plans: list[FullRound] = []
     train = method.setup.fleet.train
 

@@ -17,7 +17,7 @@ from semisfl.methods.fl2.method import FL2, FL2Work, agreement, choose, status_s
 from semisfl.runs.experiment import Experiment
 from tests import toy
 
-SETTINGS = {"confidence_threshold": 0.32, "rho": 0.2, "eta": 0.01, "clip_norm": 0.5}
+SETTINGS = {"confidence_threshold": 0.32}
 
 
 def make(*assignments: str, **kind: bool) -> tuple[Experiment, FL2]:
@@ -67,7 +67,9 @@ def test_adversarial_weights_are_scaled_by_the_weights_sizes() -> None:
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
-def test_client_half_equals_a_plain_loop(batchnorm: bool) -> None:
+def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.fl2.method.RHO", 0.2)
+    monkeypatch.setattr("semisfl.methods.fl2.method.CLIP_NORM", 0.5)
     settings = toy.values("fl2")
     experiment, method = make(batchnorm=batchnorm)
     model, client = copy.deepcopy(method.model), 0
@@ -161,5 +163,3 @@ def test_it_starts_from_its_labels() -> None:
     method.round(0)
     method.round(1)
     assert taken == [50, 5, 5]
-    _, without = make("fl2.pretrain=0")
-    assert without.pretrain_steps == 0

@@ -35,7 +35,8 @@ ROUND_LOSSES = ("loss_supervised", "loss_semi")
     # A table of one's own reaches split methods one way and full-model methods another.
     [*((method, False) for method in METHODS), ("semisfl", True), ("fedmatch", True)],
 )
-def test_learns_a_toy_set(method: str, own_table: bool) -> None:
+def test_learns_a_toy_set(method: str, own_table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.fl2.method.PRETRAIN_ROUNDS", 0)
     data = toy.dataset()
     rest = np.arange(16, len(data.images))
     even = Partition(np.arange(16), tuple(rest[start::3] for start in range(3)))
@@ -48,7 +49,6 @@ def test_learns_a_toy_set(method: str, own_table: bool) -> None:
         "rounds=16",
         "server.steps=10",
         "semisfl.labeled_view=weak",
-        "fl2.pretrain=0",
         *settings,
     )
     result = train(chosen, data=data, partition=even, model=model, device="cpu")
@@ -91,7 +91,10 @@ def times(count: int, cost: Cost) -> Cost:
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
-def test_traffic_is_the_formula_to_the_byte(batchnorm: bool) -> None:
+def test_traffic_is_the_formula_to_the_byte(
+    batchnorm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     rounds, sizes, _ = spent("supervised", batchnorm=batchnorm)
     assert rounds == [Cost(0, 0)] * 3
     assert bool(sizes.statistics) is batchnorm
@@ -112,7 +115,7 @@ def test_traffic_is_the_formula_to_the_byte(batchnorm: bool) -> None:
     usual = times(3, fl2_settings.cost(sizes, fl2_settings.FL2Settings()))
     assert rounds == [Cost(usual.down + 3 * first.down, usual.up + 3 * first.up), usual, usual]
 
-    rounds, _, _ = spent("fedmatch", "fedmatch.refresh=2", batchnorm=batchnorm)
+    rounds, _, _ = spent("fedmatch", batchnorm=batchnorm)
     settings = fedmatch_settings.FedMatchSettings()
     plain, refresh = (
         fedmatch_settings.cost(sizes, settings, choosing=chosen) for chosen in (False, True)
@@ -195,7 +198,9 @@ GOLDEN: dict[str, list[list[float]]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_golden_losses(method: str) -> None:
+def test_golden_losses(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
+    monkeypatch.setattr("semisfl.methods.fl2.method.PRETRAIN_ROUNDS", 1)
     assert losses(method) == [pytest.approx(row, rel=2e-3, abs=1e-5) for row in GOLDEN[method]]
 
 
@@ -204,18 +209,20 @@ def losses(method: str) -> list[list[float]]:
         f"{section}.confidence_threshold=0.3"
         for section in ("semisfl", "semifl", "fedmatch", "fedswitch", "fl2")
     ]
-    fedmatch = ("fedmatch.refresh=2", "fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1")
-    experiment = toy.assemble(method, "optimizer.lr=0.05", "fl2.pretrain=1", *thresholds, *fedmatch)
+    fedmatch = ("fedmatch.lambda_a=0.1", "fedmatch.lambda_i=0.1")
+    experiment = toy.assemble(method, "optimizer.lr=0.05", *thresholds, *fedmatch)
     rows = [experiment.method.round(round_index) for round_index in range(3)]
     return [[getattr(row, name) or 0.0 for name in ROUND_LOSSES] for row in rows]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
+def test_resume_is_bit_identical(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     settings = (
         "rounds=5",
         "clients.active=3",
-        "fedmatch.refresh=2",
         "semifl.confidence_threshold=0.3",
         "fedswitch.confidence_threshold=0.3",
         "fedswitch.iid_threshold=0.02",

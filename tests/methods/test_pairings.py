@@ -38,7 +38,7 @@ def test_semifl_mixes_images_with_their_own_labels() -> None:
 
     experiment = toy.assemble("semifl")
     assert isinstance(experiment.method, SemiFL)
-    settings = {"confidence_threshold": 0.5, "mix_alpha": 0.75, "clip_norm": 1.0}
+    settings = {"confidence_threshold": 0.5}
     state = experiment.method.model.state_dict()
     experiment.fleet.train(
         Watched(), FullRound(0, (0,), 3, 0.1, send={"model": state}, settings=settings)
@@ -48,12 +48,11 @@ def test_semifl_mixes_images_with_their_own_labels() -> None:
     assert not np.array_equal(indices["weak_fix"], indices["weak_mix"])
 
 
-def test_semifls_server_clips_its_gradients() -> None:
+def test_semifls_server_clips_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     for limit in (1e-6, 1e6):
-        method: Any = toy.assemble(
-            "semifl", f"semifl.clip_norm={limit}", "optimizer.weight_decay=0"
-        ).method
+        monkeypatch.setattr("semisfl.methods.semifl.method.CLIP_NORM", limit)
+        method: Any = toy.assemble("semifl", "optimizer.weight_decay=0").method
         before = [parameter.detach().clone() for parameter in method.model.parameters()]
         method.supervised.run(0, 5, 0.1)
         after = method.model.parameters()
@@ -116,7 +115,10 @@ def test_semisfls_queue_has_few_positives_of_one_client(monkeypatch: pytest.Monk
             assert bool((used <= allowed).all()) and int(used.sum()) > 0
 
 
-def test_semisfls_labels_are_corrected_after_the_warm_up_only() -> None:
+def test_semisfls_labels_are_corrected_after_the_warm_up_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 1)
     losses = []
     for align in ("none", "client"):
         method = toy.assemble(
@@ -124,8 +126,7 @@ def test_semisfls_labels_are_corrected_after_the_warm_up_only() -> None:
             "clients.active=3",
             "semisfl.confidence_threshold=0.35",
             "optimizer.lr=0.05",
-            f"semisfl.labels.align={align}",
-            "semisfl.labels.warmup=1",
+            f"semisfl.align={align}",
         ).method
         losses.append([method.round(index).loss_semi for index in range(2)])
     plain, corrected = losses

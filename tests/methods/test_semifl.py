@@ -52,11 +52,12 @@ def test_mixing_weights_the_fixed_image() -> None:
 
 
 def settings_for(threshold: float) -> dict[str, float]:
-    return {"confidence_threshold": threshold, "mix_alpha": 0.75, "clip_norm": 0.5}
+    return {"confidence_threshold": threshold}
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])
-def test_client_half_equals_a_plain_loop(batchnorm: bool) -> None:
+def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.semifl.method.CLIP_NORM", 0.5)
     settings = toy.values("semifl")
     experiment, method = make(batchnorm=batchnorm)
     model = copy.deepcopy(method.model)

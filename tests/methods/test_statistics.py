@@ -202,10 +202,10 @@ def test_everything_is_kept_where_no_confidence_is_asked_for(method: str) -> Non
 @pytest.mark.parametrize(
     "method", ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
 )
-def test_parts_of_the_loss_are_parts_of_it(method: str) -> None:
+def test_parts_of_the_loss_are_parts_of_it(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
     section = {"fedswitch-sl": "fedswitch"}.get(method, method)
-    settings = [f"{section}.confidence_threshold=0.2", "fedmatch.refresh=1"]
-    parts = toy.assemble(method, *settings).method
+    parts = toy.assemble(method, f"{section}.confidence_threshold=0.2").method
     rows = [parts.round(index) for index in range(3)]
     for row in rows:
         assert row.loss_semi is not None and row.loss_consistency is not None

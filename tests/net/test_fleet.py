@@ -94,9 +94,9 @@ def test_batchnorm_and_teacher_variants(teacher: str) -> None:
     compare(tiny(model={"layers": BATCHNORM}, semisfl={"client_teacher": teacher}))
 
 
-def test_labels_that_adapt_to_clients() -> None:
-    labels = {"align": "client", "warmup": 0}
-    compare(tiny(semisfl={"labels": labels, "labeled_view": "both"}))
+def test_labels_that_adapt_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 0)
+    compare(tiny(semisfl={"align": "client", "labeled_view": "both"}))
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("semifl", "fl2")])

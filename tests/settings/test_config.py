@@ -154,8 +154,8 @@ def test_a_configuration_made_directly_has_the_sections_of_methods() -> None:
     assert made == config.parse({"rounds": 3}) and made.semisfl.temperature == 0.2
     assert made.model_copy(update={"rounds": 30}) == Config() == config.parse({})
     assert Config.model_validate({"rounds": 3}) == made
-    changed: Any = Config(method="fedswitch", fedswitch={"controller": True})  # type: ignore[call-arg]
-    assert changed.fedswitch.controller is True
+    changed: Any = Config(method="fedswitch", fedswitch={"iid_threshold": 2.0})  # type: ignore[call-arg]
+    assert changed.fedswitch.iid_threshold == 2.0
 
 
 def test_unknown_presets_and_variants() -> None:

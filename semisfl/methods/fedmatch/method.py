@@ -32,7 +32,7 @@ from semisfl.fleet.base import (
 )
 from semisfl.methods.base import ServerDropout, Setup
 from semisfl.methods.fedmatch.helpers import Helpers, noise_image
-from semisfl.methods.fedmatch.settings import FedMatchSettings
+from semisfl.methods.fedmatch.settings import HELPERS, FedMatchSettings
 from semisfl.methods.full_model import (
     COUNTED,
     count_labels,
@@ -46,6 +46,10 @@ from semisfl.metrics import MethodMetrics
 from semisfl.models.layers import batchnorms
 from semisfl.models.passes import passes
 
+PSI_FACTOR = 0.2
+"""psi starts as this much of sigma, as in the authors' code."""
+REFRESH = 10
+"""Rounds between two choices of helpers, as in the authors' code."""
 THRESHOLD = 1e-5
 """Entries of psi up to this size are tested as zero, as in the authors' code."""
 
@@ -70,14 +74,14 @@ class FedMatch:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, config = setup, setup.config
-        settings = self.settings = config.settings(FedMatchSettings)
+        self.settings = config.settings(FedMatchSettings)
         self.model = setup.model.whole()
         """theta as it is tested, and BatchNorm's buffers."""
         self.sigma = copy.deepcopy(self.model)
         self.psi = copy.deepcopy(self.model).requires_grad_(False)
         self.names = decomposed(self.model)
         for name, parameter in self.psi.named_parameters():
-            parameter.mul_(settings.psi_factor if name in self.names else 0.0)
+            parameter.mul_(PSI_FACTOR if name in self.names else 0.0)
         self.dropout = ServerDropout(setup)
         self.sgd = setup.engine.sgd(self.sigma.parameters(), config.optimizer)
         self.meter = setup.engine.meter()
@@ -100,7 +104,7 @@ class FedMatch:
         loss = self.meter.read()["loss_supervised"] / steps
         reported: dict[str, Any] = {}
         if round_index >= config.server.pretrain_rounds:
-            # Clients descend psi, sigma fixed; helpers only every ``refresh`` rounds.
+            # Clients descend psi, sigma fixed; helpers only every `REFRESH` rounds.
             results = self.setup.fleet.train(self.work, self._plan(round_index, lr))
             reported = report(results)
             self._aggregate(round_index, results)
@@ -120,9 +124,9 @@ class FedMatch:
     def _plan(self, round_index: int, lr: float) -> FullRound:
         config, settings = self.setup.config, self.settings
         active = self.setup.active(round_index)
-        refresh = (round_index + 1) % settings.refresh == 0
+        refresh = (round_index + 1) % REFRESH == 0
         if refresh:
-            self.helpers.choose(active, settings.helpers)
+            self.helpers.choose(active, HELPERS)
         elif not settings.keep_helpers:
             self.helpers.forget()
         helpers = {client: self.helpers.of(client) for client in active}
@@ -147,13 +151,10 @@ class FedMatch:
         """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
         uploads = {r.client: r.states["psi"] for r in results if r.states}
         for client, upload in uploads.items():
-            if self.settings.helpers:
-                theta = {**upload, **joined(self.sigma, upload)}
-                with self.setup.engine.arithmetic():
-                    embedding = (
-                        functional_call(self.model.eval(), theta, self.noise).float().softmax(1)[0]
-                    )
-                self.helpers.remember(client, round_index, upload, embedding)
+            theta = {**upload, **joined(self.sigma, upload)}
+            with self.setup.engine.arithmetic():
+                logits = functional_call(self.model.eval(), theta, self.noise)
+            self.helpers.remember(client, round_index, upload, logits.float().softmax(1)[0])
         sent = {**self.psi.state_dict(), **dict(self.model.named_buffers())}
         mean = combine(self.setup.config.robust, uploads, sent, self.setup.fleet.held_back)
         self.psi.load_state_dict(mean)
@@ -182,6 +183,11 @@ class FedMatch:
             getattr(self, name).load_state_dict(state[name])
 
 
+def helper_names() -> list[str]:
+    """Return the names under which a client receives its helpers."""
+    return [f"helper{place}" for place in range(HELPERS)]
+
+
 class FedMatchWork:
     """The client's half."""
 
@@ -193,7 +199,7 @@ class FedMatchWork:
         sigma, psi = client.model("sigma"), client.model("psi")
         sigma.load_state_dict(given(client, "sigma"))
         psi.load_state_dict(given(client, "psi"))
-        for name in self._helpers(client):
+        for name in helper_names():
             upload = client.received(name) or given(client, "psi")
             client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
         client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
@@ -205,26 +211,20 @@ class FedMatchWork:
         start_counter(client)
         return True
 
-    @staticmethod
-    def _helpers(client: ClientRuntime) -> list[str]:
-        return [f"helper{place}" for place in range(client.settings["helpers"])]
-
     def step(self, client: ClientRuntime) -> None:
         settings, helped = client.settings, client.buffer("helped")
         theta, images = client.model("theta"), client.batch_of("plain")
         plain, strong = passes(theta, [images, client.batch_of("strong")], training=[False, True])
         own = plain.float().log_softmax(1)
         with torch.no_grad():
-            helpers = [client.model(name).eval()(images) for name in self._helpers(client)]
-            guesses = torch.stack(helpers).float().softmax(2) if helpers else own[None][:0]
+            helpers = [client.model(name).eval()(images) for name in helper_names()]
+            guesses = torch.stack(helpers).float().softmax(2)
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = agreement(own, guesses, helped)
         by_label = settings["lambda_a"] * over_confident(
             F.cross_entropy(strong.float(), labels, reduction="none"), confident
         )
-        loss = by_label
-        if helpers:
-            loss = loss + settings["lambda_i"] * helped * inter_client(own, guesses, confident)
+        loss = by_label + settings["lambda_i"] * helped * inter_client(own, guesses, confident)
         # And l2 |sigma - psi|^2 + l1 |psi|_1. A step of theta is one of psi: sigma stays.
         regularisers = Regularisers(settings["lambda_l2"], settings["lambda_l1"])
         client.descend(theta, loss, regularisers=regularisers)

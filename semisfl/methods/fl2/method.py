@@ -29,8 +29,16 @@ from semisfl.methods.full_model import (
     read_counter,
     start_counter,
 )
-from semisfl.methods.semifl.method import SemiFL, batches_of
+from semisfl.methods.semifl.method import CLIP_NORM, SemiFL, batches_of
 from semisfl.metrics import MethodMetrics
+
+# As in its authors' code for CIFAR-10.
+RHO = 0.1
+"""Radius of the adversarial weights."""
+ETA = 0.01
+"""Added to a weight's size, by which its part of the radius is scaled."""
+PRETRAIN_ROUNDS = 10
+"""The supervised steps of so many rounds come before the first round."""
 
 
 class FL2(SemiFL):
@@ -39,7 +47,7 @@ class FL2(SemiFL):
     def __init__(self, setup: Setup) -> None:
         own = setup.config.settings(FL2Settings)
         super().__init__(setup, own, FL2Work())
-        self.pretrain_steps = own.pretrain * setup.config.server.steps
+        self.pretrain_steps = PRETRAIN_ROUNDS * setup.config.server.steps
 
     def round(self, round_index: int) -> MethodMetrics:
         config = self.setup.config
@@ -131,9 +139,9 @@ class FL2Work:
         loss = cross_entropy(logits, labels)  # every image of a batch was kept
         # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
         beyond_doubt = consistency(logits, labels, sure)
-        weights = adversarial(model, beyond_doubt, client.settings["rho"], client.settings["eta"])
+        weights = adversarial(model, beyond_doubt, RHO, ETA)
         sharp = agreement(functional_call(model, weights, (images,)), logits, sure)
-        client.descend(model, loss + sharp, clip_norm=client.settings["clip_norm"])
+        client.descend(model, loss + sharp, clip_norm=CLIP_NORM)
         count_loss(client, loss + sharp, consistency=loss)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:

@@ -48,6 +48,14 @@ from semisfl.methods.semifl.static_batchnorm import (
 from semisfl.metrics import MethodMetrics
 from semisfl.models.passes import passes
 
+# All three as in its authors' code.
+CLIP_NORM = 1.0
+"""Largest norm of a gradient, on clients and on the server."""
+GLOBAL_MOMENTUM = 0.5
+"""Momentum of the server's aggregation."""
+MIX_ALPHA = 0.75
+"""The weight of a mixed image is drawn from Beta(MIX_ALPHA, MIX_ALPHA)."""
+
 
 class SemiFL:
     """The server's half."""
@@ -57,7 +65,7 @@ class SemiFL:
         self.setup, self.settings = setup, settings or setup.config.settings(SemiFLSettings)
         self.model = setup.model.whole()
         self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
-        self.supervised = SupervisedPhase(setup, self.model, clip_norm=self.settings.clip_norm)
+        self.supervised = SupervisedPhase(setup, self.model, clip_norm=CLIP_NORM)
         self.work, self.statistics_work = work or SemiFLWork(), StatisticsWork()
 
     def round(self, round_index: int) -> MethodMetrics:
@@ -105,7 +113,7 @@ class SemiFL:
         for (name, parameter), velocity in zip(
             self.model.named_parameters(), self.velocity, strict=True
         ):
-            velocity.mul_(self.settings.global_momentum).add_(parameter - mean[name])
+            velocity.mul_(GLOBAL_MOMENTUM).add_(parameter - mean[name])
             parameter.sub_(velocity)
 
     def _mean(self, results: list[ClientResult]) -> State:
@@ -154,13 +162,13 @@ class SemiFLWork:
         confident = confidence >= client.settings["confidence_threshold"]
         kept = confident.nonzero().flatten().cpu().numpy()
         # D_fix: the kept. D_mix: as many draws with replacement from all, of any confidence.
-        rng, alpha = client.rng("batches"), client.settings["mix_alpha"]
+        rng = client.rng("batches")
         fix = batches_of(client, rng, kept)
         mix = batches_of(client, rng, rng.integers(client.count, size=len(kept)))
         client.set_buffer("labels_fix", labels[torch.from_numpy(fix).to(labels.device)])
         client.set_buffer("labels_mix", labels[torch.from_numpy(mix).to(labels.device)])
         client.set_buffer(
-            "weight", torch.from_numpy(rng.beta(alpha, alpha, size=client.steps)).float()
+            "weight", torch.from_numpy(rng.beta(MIX_ALPHA, MIX_ALPHA, size=client.steps)).float()
         )
         client.draw_view("strong", "strong", fix)
         client.draw_view("weak_fix", "weak", fix)
@@ -178,7 +186,7 @@ class SemiFLWork:
             model, [client.batch_of("strong"), mixed], training=[True, True]
         )
         strong, mixing = semifl_losses(of_strong, of_mixed, labels, others, weight)
-        client.descend(model, strong + mixing, clip_norm=client.settings["clip_norm"])
+        client.descend(model, strong + mixing, clip_norm=CLIP_NORM)
         count_loss(client, strong + mixing, consistency=strong)
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:

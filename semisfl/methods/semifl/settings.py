@@ -10,11 +10,6 @@ class SemiFLSettings(Section):
     confidence_threshold: float = Field(
         0.95, ge=0, le=1, description="keep a pseudo-label from here up"
     )
-    mix_alpha: float = Field(0.75, gt=0, description="Beta(a, a) of the mixing weight")
-    global_momentum: float = Field(
-        0.5, ge=0, lt=1, description="momentum of the server's aggregation"
-    )
-    clip_norm: float = Field(1.0, gt=0, description="gradient norm limit, clients and server")
 
 
 def cost(sizes: Sizes, settings: SemiFLSettings) -> Cost:
