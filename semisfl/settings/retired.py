@@ -74,8 +74,8 @@ MOVED = {
 """Each key with its new names: the same value counts under every one of them."""
 
 
-RETIRED_VALUES = {"semisfl.queue": "balanced"}
-"""Each setting of today that could once have one more value."""
+RETIRED_VALUES = (("semisfl.queue", "balanced"),)
+"""Settings of today, each with a value that it could once have."""
 
 
 def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def refuse_retired(values: Mapping[str, Any], where: str = "") -> None:
     """Raise a ConfigError for the first retired key that is not off."""
     for path, value in _leaves(values):
         key = ".".join(path)
-        if (key in RETIRED and not _off(key, value)) or RETIRED_VALUES.get(key) == value:
+        if (key in RETIRED and not _off(key, value)) or (key, value) in RETIRED_VALUES:
             raise ConfigError(
                 f"{where}{key} = {value!r} is a setting that only version {LAST_VERSION} has; "
                 f"remove it, or use semisfl {LAST_VERSION}"
@@ -110,7 +110,7 @@ def without_retired(section: str, values: Any) -> Any:
     kept = {}
     for name, value in values.items():
         key = f"{section}.{name}"
-        if key in RETIRED or RETIRED_VALUES.get(key) == value:
+        if key in RETIRED or (key, value) in RETIRED_VALUES:
             continue
         rest = without_retired(key, value)
         if rest != {} or value == {}:  # a section of retired keys alone is gone too
