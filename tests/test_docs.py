@@ -1,9 +1,12 @@
 """The pages for readers: links lead somewhere, files and settings exist, no page is too long."""
 
+import ast
+import importlib
 import re
 import tomllib
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -81,6 +84,22 @@ def _beside(name: str, text: str) -> bool:
     return "/" not in name and any(
         (start / folder / name).exists() for start in STARTS for folder in folders
     )
+
+
+@every_page
+def test_names_that_a_pages_code_imports_exist(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "semisfl":
+            for alias in node.names:
+                assert hasattr(_module(str(node.module)), alias.name) or _module(
+                    f"{node.module}.{alias.name}"
+                ), f"{node.module} has no {alias.name}"
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(name)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A method of another package, complete: FedAvg of clients that train FixMatch."""
+"""A complete method of another package: FedAvg over clients that train FixMatch."""
 
 from semisfl.settings.catalog import NamedMethod
 
@@ -6,7 +6,7 @@ METHOD = NamedMethod(
     name="fedavg-fixmatch",
     code="fedavg_fixmatch.method:FedAvgFixMatch",
     title="FedAvg-FixMatch",
-    summary="clients label with the model they are training; the mean is what is tested",
+    summary="clients label with the model they train; the mean is tested",
     note="an example, not tuned",
     section="fixmatch",
     settings="fedavg_fixmatch.settings:FixMatchSettings",

@@ -10,7 +10,7 @@ from fedavg_fixmatch import METHOD
 from fedavg_fixmatch.settings import FixMatchSettings
 from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
-from semisfl.data.batches import draw_batches
+from semisfl.data.positions import draw_batches
 from semisfl.fleet.base import Answers, ClientRuntime, FullRound, State, every_tensor
 from semisfl.methods import full_model
 from semisfl.methods.base import Setup

@@ -1,4 +1,4 @@
-"""What can be set, and what a round sends. Loads no torch: `semisfl show` reads this."""
+"""The settings, and what a round sends. Loads no torch: `semisfl show` reads this."""
 
 from pydantic import Field
 
@@ -14,5 +14,5 @@ class FixMatchSettings(Section):
 
 
 def cost(sizes: Sizes, settings: FixMatchSettings) -> Cost:
-    """The whole model down to an active client, and up from it."""
+    """Return the bytes of a round: the whole model goes down to an active client, and up from it."""
     return Cost(down=sizes.full, up=sizes.full)
