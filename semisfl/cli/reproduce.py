@@ -12,7 +12,7 @@ from semisfl.cli.options import Device, Engine, Jobs, Json, Quiet
 from semisfl.files import write_whole
 from semisfl.paper.grid import Exhibit
 from semisfl.paper.missing import Missing
-from semisfl.paper.records import Records
+from semisfl.paper.run_index import RunIndex
 from semisfl.settings.config import ConfigError
 
 RECORDS = Path("results")
@@ -88,13 +88,13 @@ def reproduce(
     if list_ == bool(names):
         raise ConfigError("name a table or figure, or use --list to see them all")
     others = from_ if from_ is not None else [RECORDS] if RECORDS.is_dir() else []
-    records = Records(out, others)
+    index = RunIndex(out, others)
     if list_:
-        _list(records, json_)
+        _list(index, json_)
         return
     found = exhibits.choose(names or [])
     cells = chosen([cell for exhibit in found for cell in exhibit.cells], only or ())
-    left = missing(cells, records, rounds=rounds, seeds=seeds, stand_ins=stand_ins)
+    left = missing(cells, index, rounds=rounds, seeds=seeds, stand_ins=stand_ins)
     if estimate:
         _estimate(left, bench or out / "bench.json", bench is None, device, json_)
         return
@@ -102,11 +102,11 @@ def reproduce(
         if not _run(left, engine, at_once, device, quiet):
             print("stopped; the same command continues")
             return
-        records = Records(out, others)
+        index = RunIndex(out, others)
     if into is not None:
-        _write_into(into, found, records, rounds)
+        _write_into(into, found, index, rounds)
     else:
-        _write(found, records, rounds, out, json_)
+        _write(found, index, rounds, out, json_)
 
 
 def _run(
@@ -144,7 +144,7 @@ def _estimate(
 
 
 def _write(
-    found: Sequence[Exhibit], records: Records, rounds: int | None, out: Path, as_json: bool
+    found: Sequence[Exhibit], index: RunIndex, rounds: int | None, out: Path, as_json: bool
 ) -> None:
     from semisfl.paper import drawn, written
 
@@ -152,7 +152,7 @@ def _write(
     drawable = console.can_draw()
     told = []
     for exhibit in found:
-        parts = [(part, written.measured(part, records, rounds)) for part in exhibit.parts]
+        parts = [(part, written.measured(part, index, rounds)) for part in exhibit.parts]
         pictures = drawn.draw(exhibit, parts, out) if drawable else []
         picture = pictures[0].name if pictures else None
         text = written.exhibit(exhibit, parts, out, picture)
@@ -166,7 +166,7 @@ def _write(
         print(json.dumps({"exhibits": told}))
 
 
-def _write_into(file: Path, found: Sequence[Exhibit], records: Records, rounds: int | None) -> None:
+def _write_into(file: Path, found: Sequence[Exhibit], index: RunIndex, rounds: int | None) -> None:
     from semisfl.paper import document, drawn, written
 
     text = file.read_text(encoding="utf-8")
@@ -178,7 +178,7 @@ def _write_into(file: Path, found: Sequence[Exhibit], records: Records, rounds: 
 
     def make(name: str) -> str:
         exhibit = exhibits[name]
-        parts = [(part, written.measured(part, records, rounds)) for part in exhibit.parts]
+        parts = [(part, written.measured(part, index, rounds)) for part in exhibit.parts]
         if drawable:
             drawn.draw(exhibit, parts, pictures, ("png",))
         picture = f"paper/{name}.png" if (pictures / f"{name}.png").is_file() else None
@@ -188,15 +188,15 @@ def _write_into(file: Path, found: Sequence[Exhibit], records: Records, rounds: 
     print(f"written into {file}: {', '.join(names) or 'nothing, as it has no part for these'}")
 
 
-def _list(records: Records, as_json: bool) -> None:
+def _list(index: RunIndex, as_json: bool) -> None:
     from semisfl.paper.exhibits import EXHIBITS
     from semisfl.paper.identity import identity
 
     rows = []
     for exhibit in EXHIBITS.values():
         cells = {identity(cell.config()): cell for cell in exhibit.cells}
-        done = sum(records.result(cell).rounds is not None for cell in cells.values())
-        whole = sum(records.result(cell, cell.rounds).rounds is not None for cell in cells.values())
+        done = sum(index.result(cell).rounds is not None for cell in cells.values())
+        whole = sum(index.result(cell, cell.rounds).rounds is not None for cell in cells.values())
         rows.append(
             {
                 "name": exhibit.name,

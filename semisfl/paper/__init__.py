@@ -1,6 +1,6 @@
-"""The paper's tables and figures as grids of runs, what was measured for them, and how it is shown.
+"""The paper's tables and figures: the runs that each needs, and the numbers measured for them.
 
-`exhibits` lists them; `records` finds the runs of a grid again by their configuration; `measures`
-reads numbers off runs; `written` and `drawn` show them. Nothing here trains, and until something is
-drawn or estimated nothing heavy is loaded.
+`exhibits` lists them. `run_index` finds the runs of a grid by their configuration. `measures` reads
+numbers from runs. `written` and `drawn` show them as text and as pictures. Nothing here trains.
+Heavy packages are loaded only to draw and to estimate.
 """

@@ -10,7 +10,7 @@ HEADS = {
 }
 FACTORS = ("4", "8", "12")
 DECAYS = ("1.5", "2.0", "3.0", "4.0")
-# Rows: alpha (DECAYS); columns: beta (FACTORS).
+# Each tuple has one alpha (DECAYS); its values are by beta (FACTORS).
 CONTROLLER = {
     "SVHN": (
         "svhn",

@@ -1,4 +1,4 @@
-"""Figures 7 and 8: what it takes to reach an accuracy, in time and in bytes."""
+"""Figures 7 and 8: the time and the bytes needed to reach an accuracy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,15 +7,15 @@ from types import MappingProxyType
 from semisfl.paper.grid import METHODS, ROUNDS, SETS, WITH_CLIENTS, Cell, Exhibit, Part, Value
 
 VIRTUAL_HOURS = (
-    "Hours here are of a virtual clock over the recorded runs (docs/costs.md): the paper's links, 5 ms "
-    "per message, and devices assumed to compute as the profile jetson-mix says. They compare methods "
-    "with each other."
+    "Hours are those of a virtual clock that replays the recorded runs (docs/costs.md). It uses the "
+    "paper's connection speeds, 5 ms per message, and the assumed device speeds of the profile "
+    "jetson-mix. Use the hours to compare methods with each other."
 )
 UNITS = {"hours": "Hours", "gigabytes": "GB"}
 
 # Accuracies in percent. The text names 85 (SVHN, CIFAR-10, STL-10), 80 (CIFAR-10) and 60 (IMAGE-100).
 TARGETS = {"svhn": (80, 85), "cifar10": (80, 85), "stl10": (80, 85), "image100": (50, 60)}
-# What the text says; the bars themselves have no numbers. By data set, target and method.
+# The paper's text gives these numbers; its bars have none. By data set, target and method.
 HOURS = {
     ("cifar10", 80, "semisfl"): Value(86.5 / 60),
     ("cifar10", 80, "fedswitch-sl"): Value(113.6 / 60),
@@ -35,11 +35,11 @@ def to_reach(
     preset: str,
     targets: Sequence[int],
     methods: Sequence[str] = WITH_CLIENTS,
-    said: Mapping[tuple[str, int, str], Value] = MappingProxyType({}),
+    published: Mapping[tuple[str, int, str], Value] = MappingProxyType({}),
     changes: tuple[str, ...] = (),
     rounds: int = ROUNDS,
 ) -> Part:
-    """What each method needs until its accuracy is that of a column."""
+    """Return a table of what each method needs to reach the accuracy of each column."""
     return Part(
         title=f"{UNITS[measure]} to reach an accuracy, {SETS.get(preset, preset)}",
         columns="accuracy",
@@ -53,7 +53,7 @@ def to_reach(
                 changes=changes,
                 rounds=rounds,
                 target=target,
-                paper=said.get((preset, target, method)),
+                paper=published.get((preset, target, method)),
             )
             for method in methods
             for target in targets
@@ -61,8 +61,8 @@ def to_reach(
     )
 
 
-def _parts(measure: str, said: Mapping[tuple[str, int, str], Value]) -> tuple[Part, ...]:
-    return tuple(to_reach(measure, name, TARGETS[name], said=said) for name in SETS)
+def _parts(measure: str, published: Mapping[tuple[str, int, str], Value]) -> tuple[Part, ...]:
+    return tuple(to_reach(measure, name, TARGETS[name], published=published) for name in SETS)
 
 
 _TIME = Exhibit(
@@ -72,13 +72,13 @@ _TIME = Exhibit(
     parts=_parts("hours", HOURS),
     notes=(
         VIRTUAL_HOURS,
-        "The paper's own hours do not follow from its links and traffic: 62 % of what SemiSFL sends on "
-        "CIFAR-10 goes up, and for that part of 181.95 GB ten active clients at 8 Mbit/s, their fastest, "
-        "need 3.1 hours, not 86.5 min. So the difference from the paper says little.",
-        "Of the bars the text gives the numbers shown, and for CIFAR-10 the range of the full-model "
-        "methods: 279.9 to 702.4 min to 80 %, 591.9 to 1211.9 min to 85 %. SemiSFL is said to be 3.6 to "
-        "19.5 times faster on STL-10 to 85 %, and 3.8 to 7.0 times on IMAGE-100 to 60 %. Targets that the "
-        "text does not name are assumed.",
+        "The paper's own hours do not follow from its connection speeds and traffic. On CIFAR-10, 62 % of "
+        "SemiSFL's 181.95 GB go up. Ten active clients at 8 Mbit/s, their fastest, need 3.1 hours for that "
+        "part, not 86.5 min. So the difference from the paper says little.",
+        "The paper's text gives the numbers shown. For CIFAR-10 it also gives the range of the full-model "
+        "methods: 279.9 to 702.4 min to 80 %, 591.9 to 1211.9 min to 85 %. It calls SemiSFL 3.6 to 19.5 "
+        "times faster on STL-10 to 85 %, and 3.8 to 7.0 times on IMAGE-100 to 60 %. The other targets are "
+        "assumed.",
     ),
 )
 _TRAFFIC = replace(
@@ -88,10 +88,10 @@ _TRAFFIC = replace(
     title="Communication cost on four data sets",
     parts=_parts("gigabytes", GIGABYTES),
     notes=(
-        "Of the bars the text gives the numbers shown (SVHN, FedSwitch: SemiSFL's 74.4 GB are 6.3 times "
-        "its), and for CIFAR-10 the range of the full-model methods to 80 %: 441.9 to 560.5 GB. SemiSFL is "
-        "said to send 72.9 to 92.9 % less on STL-10 to 85 %, and 73.6 to 83.5 % less on IMAGE-100 to 60 %. "
-        "Targets that the text does not name are assumed.",
+        "The paper's text gives the numbers shown. FedSwitch on SVHN is derived: SemiSFL's 74.4 GB are 6.3 "
+        "times as much. For CIFAR-10 the text also gives the range of the full-model methods to 80 %: 441.9 "
+        "to 560.5 GB. It says that SemiSFL sends 72.9 to 92.9 % less on STL-10 to 85 %, and 73.6 to 83.5 % "
+        "less on IMAGE-100 to 60 %. The other targets are assumed.",
     ),
 )
 

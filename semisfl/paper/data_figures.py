@@ -1,12 +1,12 @@
-"""Figures 9 to 11: who holds what, training under each distribution, and how many labels there are."""
+"""Figures 9 to 11: each client's data, training under each distribution, and the number of labels."""
 
 from dataclasses import replace
 
 from semisfl.paper.grid import LABELS, METHODS, SKEWS, Cell, Exhibit, Part, Value, dirichlet
 from semisfl.paper.methods_tables import cifar10_by_skew
 
-# What the text says of accuracy by number of labels.
-SAID = {
+# The accuracies by number of labels that the paper's text gives.
+PUBLISHED = {
     ("fedswitch-sl", "4000"): 87.9,
     ("fedswitch-sl", "250"): 63.0,
     ("semisfl", "250"): 82.9,
@@ -33,7 +33,9 @@ _HOLDERS = Exhibit(
         )
         for alpha in SKEWS
     ),
-    notes=("Follows from the seed and the 5,000 images of each class; nothing is trained for it.",),
+    notes=(
+        "Computed from the seed and the 5,000 images of each class; nothing is trained for it.",
+    ),
 )
 
 _CURVES = Exhibit(
@@ -61,7 +63,7 @@ def _by_labels(methods: tuple[str, ...]) -> tuple[Cell, ...]:
             preset="cifar10",
             method=method,
             changes=(f"data.labeled={labels}",),
-            paper=Value(value) if (value := SAID.get((method, labels))) else None,
+            paper=Value(value) if (value := PUBLISHED.get((method, labels))) else None,
         )
         for method in methods
         for labels in LABELS
@@ -88,9 +90,9 @@ _LABELS = Exhibit(
         _reliability("impurity", "Impurity (%): wrong labels among those used"),
     ),
     notes=(
-        "The text names 4,000, 500 and 250 labels and FedSwitch-SL, FedSwitch and SemiSFL; the counts "
-        "between are assumed. For FedSwitch-SL with 4,000 labels the text has 87.9, Table I 87.5; "
-        "SemiSFL's numbers are those of Tables I and V.",
+        "The paper's text names 4,000, 500 and 250 labels and FedSwitch-SL, FedSwitch and SemiSFL. The "
+        "counts between are assumed. For FedSwitch-SL with 4,000 labels the text has 87.9, but Table I has "
+        "87.5. SemiSFL's numbers are those of Tables I and V.",
     ),
 )
 

@@ -1,6 +1,6 @@
-"""Tables inside a document that people write: what lies between two marks is made again from runs.
+"""Fill the tables in a document that people write: the text between two marks is made from runs.
 
-``<!-- semisfl reproduce table1 -->`` begins such a part, ``<!-- end of table1 -->`` ends it.
+``<!-- semisfl reproduce table1 -->`` begins such a part; ``<!-- end of table1 -->`` ends it.
 """
 
 import re
@@ -13,10 +13,12 @@ BEGIN = re.compile(r"^<!-- semisfl reproduce (\S+) -->$", re.MULTILINE)
 
 
 def names_in(text: str, file: Path) -> list[str]:
-    """What a document has parts for."""
+    """Return the names of the parts in a document, in their order."""
     names = BEGIN.findall(text)
     if not names:
-        raise ConfigError(f"{file} has no line like <!-- semisfl reproduce table1 --> to fill in")
+        raise ConfigError(
+            f"{file} has no line like <!-- semisfl reproduce table1 --> to fill in; add one per table"
+        )
     for name in names:
         if len(re.findall(_part(name), text)) != 1:
             raise ConfigError(
@@ -28,12 +30,12 @@ def names_in(text: str, file: Path) -> list[str]:
 def filled(
     text: str, make: Callable[[str], str], names: list[str], command: str = "semisfl reproduce"
 ) -> str:
-    """The document with ``make(name)`` between the marks of each name; all else stays."""
+    """Return the document with ``make(name)`` between the marks of each name; the rest stays."""
     for name in names:
-        found = re.search(_part(name, command), text)
-        assert found is not None, f"the document has no part {name}"
-        made = f"{found[1]}\n\n{make(name).strip()}\n\n{found[2]}"
-        text = text[: found.start()] + made + text[found.end() :]
+        part = re.search(_part(name, command), text)
+        assert part is not None, f"the document has no part {name}"
+        made = f"{part[1]}\n\n{make(name).strip()}\n\n{part[2]}"
+        text = text[: part.start()] + made + text[part.end() :]
     return text
 
 

@@ -1,4 +1,4 @@
-"""A table or figure as a picture: ours beside the paper's, a panel for each part."""
+"""Draw a table or figure: our numbers beside the paper's, one panel per part."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Colours = Mapping[str, str]
-"""By row."""
+"""A colour by the row of a table."""
 STYLES = ("-", "--", ":")
 WIDTH = 0.8
-"""Of the bars and points over one place of the axis, together."""
+"""The width that the bars and points of one column share."""
 GREY = "#888888"
 HERE: dict[str, Any] = {"marker": "o"}
 FEWER: dict[str, Any] = {"marker": "o", "alpha": 0.4}
 PAPER: dict[str, Any] = {"marker": "D", "mfc": "white", "ms": 5}
 NONE: dict[str, Any] = {"marker": "x", "ms": 4}
 SOME_SEEDS = "///"
-"""Over a bar that only some of the seeds have: the mean of the better ones."""
+"""Hatching of a bar that averages only the seeds that have the number."""
 
 
 def draw(
     exhibit: Exhibit, parts: Parts, folder: Path, suffixes: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
-    """``folder/NAME.png`` and ``.svg``."""
+    """Write ``folder/NAME.png`` and ``.svg``, and return their paths."""
     from matplotlib import rc_context  # heavy, and only wanted here
 
-    # The same numbers give the same files, so that a record changes only where they do.
+    # With a fixed salt equal numbers give equal files, so a committed picture changes only with them.
     with rc_context({"svg.hashsalt": exhibit.name}):
         made = picture(exhibit, parts)
         files = [folder / f"{exhibit.name}.{suffix}" for suffix in suffixes]
@@ -47,6 +47,7 @@ def draw(
 
 
 def picture(exhibit: Exhibit, parts: Parts) -> "Figure":
+    """Return the figure of an exhibit."""
     from matplotlib.figure import Figure
 
     across = 3 if len(parts) == 3 else min(len(parts), 2)
@@ -85,7 +86,7 @@ def picture(exhibit: Exhibit, parts: Parts) -> "Figure":
 
 
 def _handles(parts: Parts, colours: Colours) -> list[Any]:
-    """What colours and marks stand for, once for all panels."""
+    """Return the legend of colours and marks, shared by all panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -123,7 +124,7 @@ def _empty(axes: "Axes", text: str = "not run") -> None:
 
 
 def _bars(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
-    """Points for accuracies, which are far from 0; bars for what is counted from 0."""
+    """Draw accuracies as points, since they are far from 0, and other measures as bars."""
     rows = list(dict.fromkeys(cell.result.cell.row for cell in cells))
     columns = _columns(axes, part, cells)
     share = WIDTH / len(rows)
@@ -146,7 +147,7 @@ def _bars(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours)
 
 
 def _lines(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
-    """A line per row over the columns, which are numbers in their order; none over what is missing."""
+    """Draw one line per row over the ordered columns, with gaps where a run is missing."""
     columns = _columns(axes, part, cells)
     for row, colour in colours.items():
         mine = {cell.result.cell.column: cell for cell in cells if cell.result.cell.row == row}
@@ -162,7 +163,7 @@ def _lines(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours
 
 
 def _columns(axes: "Axes", part: Part, cells: Sequence[Measured]) -> list[str]:
-    """The columns as places of the axis."""
+    """Label the axis with the columns, and return them in order."""
     columns = list(dict.fromkeys(cell.result.cell.column for cell in cells))
     axes.set_xticks(range(len(columns)), columns)
     axes.set_xlim(-0.5, len(columns) - 0.5)
@@ -172,13 +173,13 @@ def _columns(axes: "Axes", part: Part, cells: Sequence[Measured]) -> list[str]:
 
 
 def _points(axes: "Axes", place: float, one: Measured, colour: str, *, ours: bool = True) -> None:
-    """A cell's numbers with their errors: ours, and the paper's."""
+    """Draw a cell's numbers with their errors: ours and the paper's."""
     look: dict[str, Any] = {"color": colour, "ls": "", "capsize": 2, "elinewidth": 1}
     if one.spread and ours:
         mark = FEWER if _fewer(one) else HERE
         axes.errorbar([place], [one.spread.mean], yerr=one.spread.stderr, **look, **mark)
     if paper := one.result.cell.paper:
-        # Over a bar of its own colour it could not be seen.
+        # On a bar of the same colour the mark would be invisible.
         look["color"] = colour if ours else "black"
         axes.errorbar([place], [paper.mean], yerr=paper.stderr, **look, **PAPER)
 
@@ -187,6 +188,7 @@ def _points(axes: "Axes", place: float, one: Measured, colour: str, *, ours: boo
 
 
 def _curves(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
+    """Draw every cell's curves over the rounds."""
     for one in cells:
         for key, style in zip(part.curves, STYLES, strict=False):
             _curve(axes, one, key, style, colours[one.result.cell.row])
@@ -203,8 +205,8 @@ def _curves(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colour
 
 
 def _curve(axes: "Axes", one: Measured, key: str, style: str, colour: str) -> None:
-    """The mean over seeds, and a band of one standard error, over the rounds that all have."""
-    runs = [dict(CURVES[key][1](record.run.rounds)) for record in one.result.records]
+    """Draw the mean over seeds with a band of one standard error, for the rounds that all seeds have."""
+    runs = [dict(CURVES[key][1](indexed.run.rounds)) for indexed in one.result.runs]
     rounds = sorted(set.intersection(*map(set, runs))) if runs else []
     spreads = [Spread.of([run[number] for run in runs]) for number in rounds]
     if not rounds:
@@ -218,11 +220,11 @@ def _curve(axes: "Axes", one: Measured, key: str, style: str, colour: str) -> No
 
 
 def _boxes(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
-    """The distribution of K_s over the rounds of a cell's runs."""
+    """Draw the distribution of K_s over the rounds of each cell's runs."""
     columns = _columns(axes, part, cells)
     for one in cells:
         place = columns.index(one.result.cell.column)
-        runs = [column("supervised_steps")(record.run.rounds) for record in one.result.records]
+        runs = [column("supervised_steps")(indexed.run.rounds) for indexed in one.result.runs]
         if steps := [steps for run in runs for _, steps in run]:
             axes.boxplot([steps], positions=[place], widths=0.6, whis=(0, 100), manage_ticks=False)
         else:
@@ -232,13 +234,14 @@ def _boxes(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours
 
 
 def _holders(axes: "Axes", part: Part, cells: Sequence[Measured], colours: Colours) -> None:
+    """Draw each client's share of every class as a heat map."""
     import numpy as np
 
-    found = holders(part.cells[0])
+    divided = holders(part.cells[0])
     counts = np.stack(
         [
-            np.bincount(found.labels[rows], minlength=len(found.classes))
-            for rows in found.partition.clients
+            np.bincount(divided.labels[images], minlength=len(divided.classes))
+            for images in divided.partition.clients
         ],
         axis=1,
     )

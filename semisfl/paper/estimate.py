@@ -1,4 +1,4 @@
-"""How long the missing runs would take on this machine, from seconds per round of `bench`."""
+"""Estimate how long the missing runs would take on this machine, from `bench`'s seconds per round."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ Speeds = dict[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Line:
-    """The missing runs of one preset and method. Other settings of a run are not looked at."""
+    """The missing runs of one preset and method. Their other settings do not change the estimate."""
 
     preset: str
     method: str
     runs: int
     rounds: int
-    """Left to do, of all of them."""
+    """Rounds left to do, summed over the runs."""
     per_round: float
 
     @property
@@ -40,7 +40,7 @@ def estimate(
     device: str = "auto",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Line]:
-    """By preset and method. What ``file`` does not say is measured and added to it if it may be."""
+    """Return one line per preset and method; with ``measure``, time what ``file`` lacks and add it there."""
     groups: dict[tuple[str, str], list[Missing]] = {}
     for one in left:
         groups.setdefault((one.cell.preset, one.config.method), []).append(one)
@@ -49,7 +49,7 @@ def estimate(
         if not measure:
             names = ", ".join(f"{preset} {method}" for preset, method in unknown)
             raise ConfigError(
-                f"{file} does not time {names}; leave --bench out, and they are measured now"
+                f"{file} does not time {names}; leave --bench out to measure them now"
             )
         for key in unknown:
             say(f"timing {key[0]} {key[1]}")
@@ -76,35 +76,36 @@ def _read(file: Path, must: bool) -> Speeds:
     if not file.is_file() and not must:
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        here, rows = _machine(found["environment"]), found["rounds"]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        machine, timings = _machine(content["environment"]), content["rounds"]
         speeds = {
-            (row["preset"], row["method"]): row["seconds_a_round"] * _longer(row, here)
-            for row in rows
+            (timing["preset"], timing["method"]): timing["seconds_a_round"]
+            * _longer(timing, machine)
+            for timing in timings
         }
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         lacking = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"{file} is no output of this version's `semisfl bench --json`: {lacking}"
+            f"{file} was not written by this version's `semisfl bench --json` ({lacking}); run it again"
         ) from error
-    if here != (this := _machine(_environment())):
+    if machine != (this := _machine(_environment())):
         raise ConfigError(
-            f"{file} was measured on {here}, this machine has {this}; measure here: semisfl bench --json"
+            f"{file} was measured on {machine}, this machine has {this}; measure here: semisfl bench --json"
         )
     return speeds
 
 
-def _longer(row: dict[str, Any], machine: str) -> float:
-    """A round of the paper's against the one that was timed, which on a CPU may have fewer steps."""
-    steps = parse(presets.values_of(row["preset"])).clients.steps
-    # Files that do not say it yet are of whole rounds only where a GPU did them.
-    return steps / row["steps"] if "steps" in row or "CPU" in machine else 1.0
+def _longer(timing: dict[str, Any], machine: str) -> float:
+    """Return how many times longer the paper's round is than the timed one, which may have fewer steps."""
+    steps = parse(presets.values_of(timing["preset"])).clients.steps
+    # A file without "steps" is of whole rounds, but only if a GPU was timed.
+    return steps / timing["steps"] if "steps" in timing or "CPU" in machine else 1.0
 
 
 def _write(file: Path, speeds: Speeds) -> None:
-    rows = [
+    timings = [
         {
             "preset": preset,
             "method": method,
@@ -114,7 +115,7 @@ def _write(file: Path, speeds: Speeds) -> None:
         for (preset, method), seconds in speeds.items()
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"environment": _environment(), "rounds": rows}
+    content = {"environment": _environment(), "rounds": timings}
     write_whole(file, json.dumps(content, indent=2).encode())
 
 
@@ -125,5 +126,5 @@ def _environment() -> dict[str, Any]:
 
 
 def _machine(environment: dict[str, Any]) -> str:
-    """What a round's time depends on first of all."""
+    """Return the hardware that decides a round's time: the GPU, or the number of CPU cores."""
     return str(environment["gpu"] or f"{environment['cpus']} CPU cores")

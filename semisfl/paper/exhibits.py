@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, and the records of our own, by name."""
+"""Every table and figure of the paper, and tables of our own, by name."""
 
 from semisfl.paper import (
     ablations,
@@ -34,17 +34,17 @@ EXHIBITS = {
 
 
 def choose(names: list[str]) -> list[Exhibit]:
-    """Those named, or with ``all`` those that runs or draws stand behind."""
+    """Return the named exhibits, or with ``all`` every one that is made from runs or from data."""
     if names == ["all"]:
         return [exhibit for exhibit in EXHIBITS.values() if exhibit.parts]
     for name in names:
         if name not in EXHIBITS:
             raise ConfigError(
-                f"{name!r} is no table or figure that is known; use all, or some of {', '.join(EXHIBITS)}"
+                f"{name!r} is no known table or figure; use all, or some of {', '.join(EXHIBITS)}"
             )
         if not EXHIBITS[name].parts:
             exhibit = EXHIBITS[name]
             raise ConfigError(
-                f"{exhibit.label} ({exhibit.title}) is an illustration: no run stands behind it"
+                f"{exhibit.label} ({exhibit.title}) is an illustration without runs; choose another"
             )
     return [EXHIBITS[name] for name in dict.fromkeys(names)]

@@ -1,4 +1,4 @@
-"""What a table or figure is made of: parts (a table, a panel) of cells, each a run and a number."""
+"""The structure of a table or figure: parts (tables or panels) of cells. A cell is a run and a number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,40 +8,41 @@ from semisfl.settings import config, presets
 from semisfl.settings.config import Config
 
 ROUNDS = 1000
-"""Of every run in the paper."""
+"""Rounds of every run in the paper."""
 SEEDS = 10
-"""Of every number in the paper."""
+"""Seeds behind every number in the paper."""
 
 Shown = Literal["bars", "lines", "curves", "boxes", "holders"]
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number of the paper, with its standard error where one is given."""
+    """A number of the paper, with its standard error if the paper has one."""
 
     mean: float
     stderr: float | None = None
     derived: bool = False
-    """Whether it was worked out from other numbers of the paper."""
+    """Whether it was computed from other numbers of the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One place of a table, or one curve: a configuration, to be run with several seeds."""
+    """One cell of a table, or one curve: a configuration that is run with several seeds."""
 
     row: str
     column: str
     preset: str
     method: str = "semisfl"
     changes: tuple[str, ...] = ()
-    """``key=value``, as of ``--set``."""
+    """Changes as for ``--set``: ``key=value``."""
     paper: Value | None = None
     target: float | None = None
-    """The accuracy that a cost is counted up to, in percent."""
+    """Costs are counted until this accuracy is reached, in percent."""
     rounds: int = ROUNDS
-    """Unless others are asked for."""
+    """The default number of rounds."""
 
     def config(self, rounds: int | None = None, seed: int = 0, more: Sequence[str] = ()) -> Config:
+        """Return the cell's configuration with a seed, and with other rounds or more changes."""
         changes = [f"method={self.method}", f"rounds={rounds or self.rounds}", f"seed={seed}"]
         values = presets.values_of(self.preset)
         return config.parse(config.override(values, [*self.changes, *more, *changes]))
@@ -54,40 +55,41 @@ class Part:
     title: str
     cells: tuple[Cell, ...]
     measure: str = "accuracy"
-    """What is read off each run, a key of `semisfl.paper.measures.MEASURES`."""
+    """The number read from each run: a key of `semisfl.paper.measures.MEASURES`."""
     rows: str = "method"
     columns: str = ""
-    """What the rows and the columns stand for."""
+    """Headings of the rows and of the columns."""
     shown: Shown = "bars"
     curves: tuple[str, ...] = ("accuracy",)
-    """With ``shown = "curves"``: keys of `semisfl.paper.measures.CURVES`."""
+    """The curves to draw if ``shown = "curves"``: keys of `semisfl.paper.measures.CURVES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """A table or figure: of the paper, or a record of our own."""
+    """A table or figure, of the paper or of our own."""
 
     name: str
-    """As the command line has it: table3, fig8."""
+    """Its name on the command line: table3, fig8."""
     label: str
-    """As the paper numbers it; empty: it is none of the paper's."""
+    """Its label in the paper; empty if it is our own."""
     title: str
     parts: tuple[Part, ...] = ()
-    """None: an illustration, which no run stands behind."""
+    """Empty for an illustration, which needs no runs."""
     notes: tuple[str, ...] = ()
-    """What had to be assumed, and what in the paper does not agree with itself."""
+    """Assumptions, and contradictions in the paper."""
 
     @property
     def heading(self) -> str:
+        """Return label and title."""
         return f"{self.label}: {self.title}" if self.label else self.title
 
     @property
     def cells(self) -> list[Cell]:
-        """Those that runs stand behind; parts that share a run have a cell each."""
+        """Return the cells that need runs; parts that share a run have a cell each."""
         return [cell for part in self.parts if part.shown != "holders" for cell in part.cells]
 
 
-# --- what several grids share ---------------------------------------------------------------------
+# --- shared by several grids ----------------------------------------------------------------------
 
 METHODS = {
     "supervised": "Supervised-only",
@@ -104,4 +106,5 @@ LABELS = ("250", "500", "1000", "2000", "4000")
 
 
 def dirichlet(alpha: str) -> tuple[str, ...]:
+    """Return the changes for a Dirichlet partition with ``alpha``."""
     return ("data.partition.kind=dirichlet", f"data.partition.alpha={alpha}")

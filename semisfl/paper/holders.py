@@ -1,4 +1,4 @@
-"""Who holds what of CIFAR-10 under a distribution: needs no images, as every class has 5,000."""
+"""Divide CIFAR-10 among clients. This needs no images, because every class has 5,000 of them."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -11,35 +11,42 @@ from semisfl.settings.catalog import DATA
 
 IMAGES_PER_CLASS = {"cifar10": 5000}
 MOST = 0.9
-"""The share of a client's images whose classes are counted."""
+"""`Holders.main_classes` counts the classes that make up this share of a client's images."""
 
 
 @dataclass(frozen=True)
 class Holders:
+    """A partition, the label of every image, and the names of the classes."""
+
     partition: Partition
     labels: np.ndarray
     classes: tuple[str, ...]
 
     @property
     def sizes(self) -> list[int]:
-        return sorted(len(rows) for rows in self.partition.clients)
+        """Return the number of images of each client, the smallest first."""
+        return sorted(len(images) for images in self.partition.clients)
 
     @property
     def main_classes(self) -> float:
-        """How many classes make most of a client's images, in the median."""
+        """Return the median number of classes that make up 90 % of a client's images."""
         return median(
-            _needed(np.bincount(self.labels[rows], minlength=len(self.classes)))
-            for rows in self.partition.clients
+            _needed(np.bincount(self.labels[images], minlength=len(self.classes)))
+            for images in self.partition.clients
         )
 
 
 def _needed(counts: np.ndarray) -> int:
+    """Return how many of the largest classes make up 90 % of ``counts``."""
     largest_first = np.sort(counts)[::-1].cumsum()
     return int(np.searchsorted(largest_first, MOST * largest_first[-1])) + 1
 
 
 def holders(cell: Cell, seed: int = 0) -> Holders:
-    """Which image is whose depends on the data's order; how many of each class do not."""
+    """Return the division of a cell's data among its clients.
+
+    The number of images of each class is exact. Which image belongs to whom depends on the data's order.
+    """
     config = cell.config(seed=seed)
     kind = config.data.partition.kind
     assert kind != "folders"

@@ -1,4 +1,4 @@
-"""Which settings make a run what it is: two runs that agree in these are the same but for the seed."""
+"""The identity of a run: runs with the same identity differ only in seed and number of rounds."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ from semisfl.runs.labels import UNSEEN
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
-# Where clients live, when a run ends, what it saves and how fast it is change none of its numbers
-# on purpose; seeds are averaged, and rounds are told apart beside the rest.
+# The kind of fleet, the end of a run, its outputs and its speed are not meant to change its numbers.
+# Seeds are averaged, and rounds are compared separately.
 LEFT_OUT = (
     *("seed", "rounds", "sinks", "stop", "fleet", "network"),
     *("runtime.deterministic", *UNSEEN),
@@ -17,12 +17,12 @@ LEFT_OUT = (
 
 
 def identity(config: Config) -> str:
-    """A digest of every setting that matters to ``config``'s method."""
+    """Return a digest of every setting that the configured method reads."""
     values = config.model_dump(mode="json", exclude_none=True)
     partition = values["data"]["partition"]
     if partition["kind"] != "dirichlet":
         del partition["alpha"]
-    if config.method == "supervised":  # nobody holds anything but the server
+    if config.method == "supervised":  # only the server holds images
         del values["data"]["partition"]
     for key in (*LEFT_OUT, *lookup.unread_settings(config.method)):
         _remove(values, key.split("."))

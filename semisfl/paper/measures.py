@@ -1,4 +1,4 @@
-"""What is read off a run: one number for a table, or a curve over its rounds."""
+"""Read numbers from a run: one for a table, or a curve over its rounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,71 +18,75 @@ if TYPE_CHECKING:
 PERIOD = 10
 """Rounds whose mean loss is one observation, as in the paper."""
 FALLS = 10
-"""Of them R_h is the share in which the semi-supervised loss fell more."""
+"""R_h is the share of so many falls in which the semi-supervised loss fell more."""
 CALM_ROUNDS, CALM_VARIANCE = 50, 0.01
-"""Over so many rounds in a row the loss varies less than this: the paper's equilibrium."""
+"""The paper's equilibrium: the loss has less than this variance over so many successive rounds."""
 
 UNKNOWN, NEVER = "not recorded", "not reached"
 LATENCY, PROFILE = 0.005, "jetson-mix"
-"""Assumed for the paper's testbed: seconds per message, and what its devices compute."""
+"""Assumptions about the paper's testbed: seconds per message, and the profile of its devices."""
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Measure:
+    """One number that can be read from a run."""
+
     title: str
     of: Callable[[Run, Cell], float | str]
-    """The number, or why a finished run has none."""
+    """Returns the number, or the reason why a finished run has none."""
     digits: int = 1
 
 
 def _last(key: str, scale: float = 1.0) -> Callable[[Run, Cell], float | str]:
-    """The last value that a run has under a key of its metrics."""
+    """Return a reader of the last value of a metric."""
 
     def read(run: Run, cell: Cell) -> float | str:
-        values = [value for row in run.rounds if (value := getattr(row, key)) is not None]
+        values = [value for one in run.rounds if (value := getattr(one, key)) is not None]
         return scale * values[-1] if values else UNKNOWN
 
     return read
 
 
-def _rows_to_target(run: Run, cell: Cell) -> list[RoundMetrics] | None:
+def _rounds_to_target(run: Run, cell: Cell) -> list[RoundMetrics] | None:
+    """Return the rounds up to the first that reaches the target, or None."""
     assert cell.target is not None
-    for place, row in enumerate(run.rounds, 1):
-        if row.accuracy is not None and row.accuracy >= cell.target:
-            return run.rounds[:place]
+    for count, metrics in enumerate(run.rounds, 1):
+        if metrics.accuracy is not None and metrics.accuracy >= cell.target:
+            return run.rounds[:count]
     return None
 
 
 def _gigabytes(run: Run, cell: Cell) -> float | str:
-    rows = _rows_to_target(run, cell)
-    if rows is None:
+    rounds = _rounds_to_target(run, cell)
+    if rounds is None:
         return NEVER
-    total = rows[-1].bytes_total
+    total = rounds[-1].bytes_total
     return UNKNOWN if total is None else total / 1e9
 
 
 def _hours(run: Run, cell: Cell) -> float | str:
-    """On the virtual clock, over the paper's links on devices like its own."""
-    from semisfl.costs.replay import replay  # loads torch: only who asks for time waits for it
+    """Return the virtual hours with the paper's connections and with devices like the paper's."""
+    from semisfl.costs.replay import replay  # loads torch, which only this measure needs
 
-    rows = _rows_to_target(run, cell)
-    if rows is None:
+    rounds = _rounds_to_target(run, cell)
+    if rounds is None:
         return NEVER
     try:
-        timed = replay(replace(run, rounds=rows), paper_world())
-    except ValueError:  # what it sent, or of which shape its images were, is not known here
+        timed = replay(replace(run, rounds=rounds), paper_world())
+    except ValueError:  # the run does not record its bytes, or the shape of its images is unknown
         return "not timed"
     return sum(timed.seconds) / 3600
 
 
 @cache
 def paper_world() -> "World":
+    """Return the paper's connection speeds, with the assumed latency and devices."""
     from semisfl.costs import profiles
     from semisfl.costs.clock import PAPER_DOWN, PAPER_UP, Range, World
 
-    up, down = (Range.parse(text, "link") for text in (PAPER_UP, PAPER_DOWN))
+    up, down = (Range.parse(text, "connection") for text in (PAPER_UP, PAPER_DOWN))
     return World(up, down, LATENCY, profiles.load(PROFILE))
 
 
@@ -95,7 +99,7 @@ def _equilibrium(run: Run, cell: Cell) -> float | str:
 
 
 def _median_steps(run: Run, cell: Cell) -> float | str:
-    steps = [row.supervised_steps for row in run.rounds if row.supervised_steps is not None]
+    steps = [value for _, value in column("supervised_steps")(run.rounds)]
     return median(steps) if steps else UNKNOWN
 
 
@@ -113,25 +117,30 @@ def _last_loss(run: Run, cell: Cell) -> float | str:
 
 
 def column(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
-    def points(rows: Sequence[RoundMetrics]) -> Points:
-        return [(row.round + 1, value) for row in rows if (value := getattr(row, key)) is not None]
+    """Return a reader of one metric over the rounds that have it."""
+
+    def points(rounds: Sequence[RoundMetrics]) -> Points:
+        return [
+            (one.round + 1, value) for one in rounds if (value := getattr(one, key)) is not None
+        ]
 
     return points
 
 
-def total_loss(rows: Sequence[RoundMetrics]) -> Points:
+def total_loss(rounds: Sequence[RoundMetrics]) -> Points:
+    """Return the sum of both losses over the rounds that have them."""
     return [
-        (row.round + 1, row.loss_supervised + row.loss_semi)
-        for row in rows
-        if row.loss_supervised is not None and row.loss_semi is not None
+        (one.round + 1, one.loss_supervised + one.loss_semi)
+        for one in rounds
+        if one.loss_supervised is not None and one.loss_semi is not None
     ]
 
 
 def falls(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
-    """How much less the mean loss of a period is than that of the one before it."""
+    """Return a reader of how far the mean loss falls from each period to the next."""
 
-    def points(rows: Sequence[RoundMetrics]) -> Points:
-        values = column(key)(rows)
+    def points(rounds: Sequence[RoundMetrics]) -> Points:
+        values = column(key)(rounds)
         means = [
             (values[end - 1][0], fmean(value for _, value in values[end - PERIOD : end]))
             for end in range(PERIOD, len(values) + 1, PERIOD)
@@ -141,9 +150,9 @@ def falls(key: str) -> Callable[[Sequence[RoundMetrics]], Points]:
     return points
 
 
-def semi_faster_share(rows: Sequence[RoundMetrics]) -> Points:
-    """R_h: of the last falls, the share in which the semi-supervised loss fell more."""
-    semi, supervised = falls("loss_semi")(rows), falls("loss_supervised")(rows)
+def semi_faster_share(rounds: Sequence[RoundMetrics]) -> Points:
+    """Return R_h: the share of the last falls in which the semi-supervised loss fell more."""
+    semi, supervised = falls("loss_semi")(rounds), falls("loss_supervised")(rounds)
     faster = [
         (place, float(ours > theirs))
         for (place, ours), (_, theirs) in zip(semi, supervised, strict=False)
@@ -179,6 +188,6 @@ MEASURES = {
 
 
 def rounded(value: float, digits: int) -> str:
-    """Without a minus before nothing but zeros."""
+    """Return the value with so many digits; a rounded zero has no minus sign."""
     text = f"{value:.{digits}f}"
     return text.lstrip("-") if math.isclose(float(text), 0) else text

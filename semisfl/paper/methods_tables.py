@@ -66,7 +66,7 @@ def _table2() -> Exhibit:
 
 
 def cifar10_by_skew() -> tuple[Cell, ...]:
-    """The runs of Table III, whose course Figure 10 shows."""
+    """Return the cells of Table III; Figure 10 shows the same runs as curves."""
     return tuple(
         Cell(
             row=METHODS[method],

@@ -1,4 +1,4 @@
-"""Which runs a grid still lacks."""
+"""Find the runs that a grid still lacks."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from semisfl.paper.grid import SETS, Cell
 from semisfl.paper.identity import identity
-from semisfl.paper.records import Records
+from semisfl.paper.run_index import RunIndex
 from semisfl.paper.stand_ins import STAND_INS
 from semisfl.settings.config import Config, ConfigError
 
 
 class Missing(NamedTuple):
-    """A run to be done, or to be continued."""
+    """A run to start or to continue."""
 
     cell: Cell
     config: Config
@@ -20,7 +20,10 @@ class Missing(NamedTuple):
 
 
 def chosen(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that each of ``only`` fits; one is several names with commas between, of which any may fit."""
+    """Return the cells that match every group of ``only``.
+
+    A group is names separated by commas; a cell matches it if one of them is a word of the cell.
+    """
     left = list(cells)
     for group in only:
         names = {name.strip().lower() for name in group.split(",")} - {""}
@@ -34,39 +37,39 @@ def chosen(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def _words(cell: Cell) -> set[str]:
-    """What a cell may be asked for by."""
+    """Return the words that select a cell: its preset, data set, method, row, column and changes."""
     words = (cell.preset, SETS.get(cell.preset, ""), cell.method, cell.row, cell.column)
     return {word.lower() for word in (*words, *cell.changes) if word}
 
 
 def missing(
     cells: Sequence[Cell],
-    records: Records,
+    index: RunIndex,
     *,
     rounds: int | None = None,
     seeds: int = 1,
     stand_ins: bool = False,
 ) -> list[Missing]:
-    """Seed by seed, so that an early end still compares like with like; each run once."""
-    found: dict[tuple[str, int, int], Missing] = {}
+    """Return every missing run once, ordered by seed, so that an early stop leaves comparable runs."""
+    lacking: dict[tuple[str, int, int], Missing] = {}
     for seed in range(seeds):
         for cell in cells:
             stand_in = STAND_INS.get(cell.preset) if stand_ins else None
             config = cell.config(rounds, seed, stand_in.changes if stand_in else ())
             key = (identity(config), config.rounds, seed)
-            if key in found:
+            if key in lacking:
                 continue
-            record = records.one(config)
-            if record is None:
-                found[key] = Missing(cell, config, records.out / _name(cell, config, key[0]))
-            elif not record.run.complete:
-                # Continued as it was begun: what does not matter to its numbers may differ.
-                config = record.config.model_copy(update={"stop": config.stop})
-                found[key] = Missing(cell, config, record.path)
-    return list(found.values())
+            indexed = index.one(config)
+            if indexed is None:
+                lacking[key] = Missing(cell, config, index.out / _name(cell, config, key[0]))
+            elif not indexed.run.complete:
+                # A run continues with its own configuration, which may differ where its numbers do not.
+                config = indexed.config.model_copy(update={"stop": config.stop})
+                lacking[key] = Missing(cell, config, indexed.path)
+    return list(lacking.values())
 
 
 def _name(cell: Cell, config: Config, digest: str) -> str:
-    """Of a run's folder: for a person to read, and told from others by the digest."""
+    """Return the name of a run's folder: readable, and unique by the digest."""
     preset = cell.preset.replace("+", "-")
     return f"{preset}-{config.method}-rounds{config.rounds}-seed{config.seed}-{digest}"

@@ -1,4 +1,4 @@
-"""Tables that the paper does not have: what its choices are worth, and short comparisons."""
+"""Tables that the paper does not have: the effect of its choices, and short comparisons."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,7 +11,7 @@ CHOICES = {
     "semisfl.client_teacher=frozen": ("semisfl.client_teacher=frozen",),
     "controller.kind=raw": ("controller.kind=raw",),
 }
-# Where the choices are tried: settings, and the paper's accuracy.
+# The choices are compared in these settings; the number is the paper's accuracy.
 PLACES = {
     "IID, 250 labels": (("data.labeled=250",), 82.9),
     "Dir(0.05)": (dirichlet("0.05"), 82.3),
@@ -65,7 +65,7 @@ def _short(
     changes: tuple[str, ...] = dirichlet("0.1"),
     targets: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Exhibit:
-    """Methods after a few rounds; ``targets``: and what they needed to reach an accuracy, by preset."""
+    """Return a comparison of methods after a few rounds, and of their costs to reach ``targets``."""
     cells = tuple(
         Cell(
             row=METHODS[method],

@@ -1,4 +1,4 @@
-"""Public data that stands in for a set of the paper which is hard to get, and how far it does."""
+"""Public data that stands in for two data sets of the paper that are hard to get."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,12 @@ from semisfl.paper.grid import SETS
 
 @dataclass(frozen=True)
 class StandIn:
+    """Data used in place of the paper's."""
+
     called: str
-    """As it is named beside every number that was measured on it."""
+    """The description shown beside every number measured on it."""
     changes: tuple[str, ...]
-    """To the paper's settings, ``key=value``."""
+    """Changes to the paper's settings: ``key=value``."""
 
 
 STAND_INS = {
@@ -26,4 +28,5 @@ STAND_INS = {
 
 
 def set_title(preset: str) -> str:
+    """Return the title of a preset's data set."""
     return SETS.get(preset.partition("+")[0], preset)

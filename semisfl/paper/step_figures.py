@@ -1,4 +1,4 @@
-"""Figures 3 to 6 and 12: how many supervised steps a round has, K_s, and what adapting them does."""
+"""Figures 3 to 6 and 12: the number of supervised steps per round, K_s, and the effect of adapting it."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ STEPS = ("20", "50", "100")
 # "A simple environment comprising 10 clients and 1 PS with K_u = 50", the CNN.
 SMALL = ("clients.total=10", "clients.active=10", "clients.steps=50")
 ASSUMED = (
-    "The paper's small environment: 10 clients, K_u = 50, the CNN. Taken here on SVHN, IID, all clients "
-    "active. The text names K_s = 20 and 100; 50 is assumed."
+    "The paper's small environment: 10 clients, K_u = 50, the CNN. Here it uses SVHN, IID, with all clients "
+    "active. The paper's text names K_s = 20 and 100; 50 is assumed."
 )
 
 
@@ -56,7 +56,7 @@ _PHASES = Exhibit(
         _course("Semi-supervised loss, last round", "loss_semi", FIXED, "loss_semi"),
         _course("Supervised loss, last round", "loss_supervised", FIXED, "loss_supervised"),
     ),
-    notes=(ASSUMED, "The paper does not say what its curves were made with."),
+    notes=(ASSUMED, "The paper does not give the settings of its curves."),
 )
 _STEPS = Exhibit(
     name="fig4",
@@ -75,7 +75,7 @@ _STEPS = Exhibit(
     ),
     notes=(
         ASSUMED,
-        "Equilibrium: the first 50 rounds in a row over which the sum of both losses has a variance "
+        "Equilibrium: the first 50 successive rounds over which the sum of both losses has a variance "
         "below 0.01.",
     ),
 )
@@ -97,8 +97,8 @@ _REDUCTION = Exhibit(
     ),
     notes=(
         ASSUMED,
-        "Falls of the mean loss from ten rounds to the next ten; R_h: the share of ten such falls in which "
-        "the semi-supervised loss fell more. The tables have R_h of the last 100 rounds.",
+        "A fall is the mean loss of ten rounds minus that of the next ten. R_h is the share of ten such "
+        "falls in which the semi-supervised loss fell more. The tables have R_h of the last 100 rounds.",
     ),
 )
 _ADAPTING = Exhibit(
@@ -121,13 +121,14 @@ def _by_labels(adapted: bool) -> tuple[Cell, ...]:
             column=labels,
             preset="cifar10",
             changes=(f"data.labeled={labels}", *changes),
-            paper=_said(labels, adapted),
+            paper=_published(labels, adapted),
         )
         for labels in LABELS
     )
 
 
-def _said(labels: str, adapted: bool) -> Value | None:
+def _published(labels: str, adapted: bool) -> Value | None:
+    """Return the accuracy that the paper has for a number of labels, or None."""
     if labels == "250":
         return Value(82.9) if adapted else Value(82.9 - 10.8, derived=True)
     return Value(88.6) if labels == "4000" and adapted else None
@@ -154,8 +155,8 @@ _ADAPTATION = Exhibit(
         ),
     ),
     notes=(
-        "The text names 250 labels, where adaptation is worth 10.8 points and K_s is mainly below 30; the "
-        "other counts are assumed. SemiSFL's numbers are those of Tables I and V; the value without "
+        "The paper's text names 250 labels: there adaptation is worth 10.8 points, and K_s is mainly below "
+        "30. The other counts are assumed. SemiSFL's numbers are those of Tables I and V. The value without "
         "adaptation is 82.9 - 10.8.",
     ),
 )

@@ -1,4 +1,4 @@
-"""A table or figure as Markdown: ours, the paper's value and how they differ, and the runs behind."""
+"""Write a table or figure as Markdown: our number, the paper's, their difference, and the runs used."""
 
 import os
 from collections.abc import Sequence
@@ -10,34 +10,36 @@ from typing import Any
 from semisfl.paper.grid import METHODS, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import MEASURES, Measure, rounded
-from semisfl.paper.records import Record, Records, Result
+from semisfl.paper.run_index import CellRuns, IndexedRun, RunIndex
 from semisfl.paper.stand_ins import set_title
 from semisfl.runs.report import Spread
 from semisfl.settings.lookup import note_of
 
 NOT_RUN = "not run"
 FEWER = (
-    "A run with fewer rounds is another experiment: its learning rate decays over the rounds it has, so "
-    "its difference from the paper is not the method's."
+    "A run with fewer rounds is another experiment, because its learning rate decays over those rounds. "
+    "Its difference from the paper is not a difference between methods."
 )
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell with what was measured for it."""
+    """A cell with its runs and the numbers measured in them."""
 
-    result: Result
+    result: CellRuns
     values: tuple[float, ...]
-    """One per run that has the number."""
+    """One number per run that has it."""
     why_not: str = ""
-    """Why the first one that has none does not."""
+    """The reason why the first run without the number has none."""
 
     @property
     def spread(self) -> Spread | None:
+        """Return mean and standard error, or None without a number."""
         return Spread.of(self.values) if self.values else None
 
     @property
     def difference(self) -> float | None:
+        """Return our mean minus the paper's, or None if one is missing."""
         paper, ours = self.result.cell.paper, self.spread
         return None if paper is None or ours is None else ours.mean - paper.mean
 
@@ -45,17 +47,18 @@ class Measured:
 Parts = Sequence[tuple[Part, Sequence[Measured]]]
 
 
-def measured(part: Part, records: Records, rounds: int | None = None) -> list[Measured]:
-    if part.shown == "holders":  # nothing is trained for it
+def measured(part: Part, index: RunIndex, rounds: int | None = None) -> list[Measured]:
+    """Return the part's cells with the numbers of their runs; none if the part needs no training."""
+    if part.shown == "holders":
         return []
-    found = []
+    measured_cells = []
     for cell in part.cells:
-        result = records.result(cell, rounds)
-        read = [MEASURES[part.measure].of(record.run, cell) for record in result.records]
+        result = index.result(cell, rounds)
+        read = [MEASURES[part.measure].of(indexed.run, cell) for indexed in result.runs]
         numbers = tuple(value for value in read if not isinstance(value, str))
         reasons = [value for value in read if isinstance(value, str)]
-        found.append(Measured(result, numbers, reasons[0] if reasons else ""))
-    return found
+        measured_cells.append(Measured(result, numbers, reasons[0] if reasons else ""))
+    return measured_cells
 
 
 def exhibit(
@@ -66,9 +69,9 @@ def exhibit(
     *,
     alone: bool = True,
 ) -> str:
-    """The whole text, without a heading; links to runs go from the folder ``beside``.
+    """Return the whole text without a heading; links to runs are relative to the folder ``beside``.
 
-    Unless it stands ``alone``, what is true of many tables is left to the document around it.
+    Unless it stands ``alone``, notes that hold for many tables are left to the document around it.
     """
     lines: list[str] = []
     if one.parts[0].shown == "holders":
@@ -86,18 +89,18 @@ def exhibit(
 
 
 def table(part: Part, cells: Sequence[Measured]) -> list[str]:
-    """Rows and columns as in the paper; in each place ours, its value and the difference."""
+    """Return the table's lines, arranged as in the paper; a cell has our number, the paper's and the difference."""
     measure = MEASURES[part.measure]
-    # Beside runs with fewer rounds, those with all of them say so too.
+    # If the numbers of rounds differ, every cell names its own.
     mixed = len({cell.result.rounds for cell in cells} - {None}) > 1
     columns = list(dict.fromkeys(cell.result.cell.column for cell in cells))
     rows = list(dict.fromkeys(cell.result.cell.row for cell in cells))
     places = {(cell.result.cell.row, cell.result.cell.column): cell for cell in cells}
-    told = "here"
+    legend = "here"
     if any(cell.result.cell.paper for cell in cells):
-        told += " / paper / difference"
+        legend += " / paper / difference"
     lines = [
-        f"**{part.title}**: {told}",
+        f"**{part.title}**: {legend}",
         "",
         f"| {part.rows} | {' | '.join(columns)} |",
         "|---|" + "---|" * len(columns),
@@ -112,6 +115,7 @@ def table(part: Part, cells: Sequence[Measured]) -> list[str]:
 
 
 def cell_text(one: Measured, measure: Measure, name_rounds: bool = False) -> str:
+    """Return the text of one cell."""
     paper = one.result.cell.paper
     parts = [_ours(one, measure, name_rounds)]
     if paper is not None:
@@ -128,7 +132,7 @@ def _ours(one: Measured, measure: Measure, name_rounds: bool) -> str:
         return one.why_not
     text = f"**{paper_text(Value(one.spread.mean, one.spread.stderr), measure)}**"
     if one.why_not:
-        text += f" ({len(one.values)} of {len(one.result.records)} seeds, others {one.why_not})"
+        text += f" ({len(one.values)} of {len(one.result.runs)} seeds, others {one.why_not})"
     if one.result.data:
         text += "†"
     named = name_rounds or one.result.rounds != one.result.cell.rounds
@@ -136,11 +140,12 @@ def _ours(one: Measured, measure: Measure, name_rounds: bool) -> str:
 
 
 def paper_text(value: Value, measure: Measure) -> str:
+    """Return a number with its error, rounded as the measure says."""
     error = "" if value.stderr is None else f" ± {rounded(value.stderr, measure.digits)}"
     return rounded(value.mean, measure.digits) + error + (" (derived)" if value.derived else "")
 
 
-def _unfinished(result: Result) -> str:
+def _unfinished(result: CellRuns) -> str:
     if not result.unfinished:
         return NOT_RUN
     run = result.unfinished[0].run
@@ -154,15 +159,15 @@ def _signed(difference: float, digits: int) -> str:
 
 
 def holders_table(one: Exhibit) -> list[str]:
-    """How unevenly images fall to clients, with seed 0."""
+    """Return a table of how unevenly images are divided among clients, with seed 0."""
     lines = [
         "| distribution | fewest images of a client | median | most | classes that make 90 % of a client's images, median |",
         "|---|---|---|---|---|",
     ]
     for part in one.parts:
-        found = holders(part.cells[0])
-        sizes = found.sizes
-        numbers = (sizes[0], median(sizes), sizes[-1], found.main_classes)
+        divided = holders(part.cells[0])
+        sizes = divided.sizes
+        numbers = (sizes[0], median(sizes), sizes[-1], divided.main_classes)
         lines.append(f"| {part.title} | {' | '.join(f'{number:,g}' for number in numbers)} |")
     return lines
 
@@ -171,42 +176,42 @@ def holders_table(one: Exhibit) -> list[str]:
 
 
 def _behind(parts: Parts, beside: Path) -> list[str]:
-    """Rounds, seeds and data of every number, each run once."""
-    rows: dict[tuple[Path, ...], list[str]] = {}
+    """Return a table of the rounds, seeds, data and runs of every number; equal runs are listed once."""
+    sources: dict[tuple[Path, ...], list[str]] = {}
     for _, cells in parts:
         for one in cells:
-            paths = tuple(record.path for record in one.result.records)
-            if paths and paths not in rows:
-                rows[paths] = _behind_row(one, beside)
-    if not rows:
+            paths = tuple(indexed.path for indexed in one.result.runs)
+            if paths and paths not in sources:
+                sources[paths] = _source(one, beside)
+    if not sources:
         return []
     headings = ("behind these numbers", "rounds", "seeds", "data", "runs")
     return [
         f"| {' | '.join(headings)} |",
         "|---|" + "---|" * (len(headings) - 1),
-        *(f"| {' | '.join(row)} |" for row in rows.values()),
+        *(f"| {' | '.join(source)} |" for source in sources.values()),
         "",
     ]
 
 
-def _behind_row(one: Measured, beside: Path) -> list[str]:
+def _source(one: Measured, beside: Path) -> list[str]:
     cell, result = one.result.cell, one.result
     fewer = "" if result.rounds == cell.rounds else f" of {cell.rounds:,}"
-    links = (f"[seed {record.config.seed}]({_link(record, beside)})" for record in result.records)
+    links = (f"[seed {indexed.config.seed}]({_link(indexed, beside)})" for indexed in result.runs)
     name = cell.row if cell.target is not None else f"{cell.row}, {cell.column}"
     data = result.data or set_title(cell.preset)
-    seeds = str(len(result.records))
+    seeds = str(len(result.runs))
     return [name, f"{result.rounds:,}{fewer}", seeds, data, ", ".join(links)]
 
 
-def _link(record: Record, beside: Path) -> str:
-    return Path(os.path.relpath(record.path, beside.resolve())).as_posix()
+def _link(indexed: IndexedRun, beside: Path) -> str:
+    return Path(os.path.relpath(indexed.path, beside.resolve())).as_posix()
 
 
 def data_notes(cells: Sequence[Measured]) -> list[str]:
-    """What stood in for the paper's data sets."""
-    found = (cell.result for cell in cells if cell.result.data)
-    data = {set_title(result.cell.preset): result.data for result in found}
+    """Return a note for every data set of the paper that was replaced."""
+    replaced = (cell.result for cell in cells if cell.result.data)
+    data = {set_title(result.cell.preset): result.data for result in replaced}
     return [f"† {name} here: {called}." for name, called in data.items()]
 
 
@@ -220,6 +225,7 @@ def _general_notes(cells: Sequence[Measured]) -> list[str]:
 
 
 def as_json(one: Exhibit, parts: Parts) -> dict[str, Any]:
+    """Return every cell as plain values."""
     return {
         "name": one.name,
         "label": one.label,
@@ -234,7 +240,7 @@ def as_json(one: Exhibit, parts: Parts) -> dict[str, Any]:
                 "here": vars(cell.spread) if cell.spread else None,
                 "rounds": cell.result.rounds,
                 "data": cell.result.data or None,
-                "runs": [str(record.path) for record in cell.result.records],
+                "runs": [str(indexed.path) for indexed in cell.result.runs],
             }
             for part, cells in parts
             for cell in cells

@@ -11,7 +11,7 @@ from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.missing import chosen, missing
-from semisfl.paper.records import Records
+from semisfl.paper.run_index import RunIndex
 from semisfl.runs import start
 
 TWO_ROUNDS = ["--rounds", "2", "--only", "supervised", "--device", "cpu"]
@@ -65,7 +65,7 @@ def test_a_ray_runs_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
     cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
-    (left,) = missing(cells, Records(tmp_path), rounds=2)
+    (left,) = missing(cells, RunIndex(tmp_path), rounds=2)
 
     class StopAfterOne:
         def write(self, metrics: RoundMetrics) -> None:
@@ -88,7 +88,7 @@ def test_a_cell_that_another_process_works_on_is_left_to_it(
 ) -> None:
     """Pools of processes have their own tests of it."""
     cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
-    (left,) = missing(cells, Records(tmp_path), rounds=2)
+    (left,) = missing(cells, RunIndex(tmp_path), rounds=2)
     with start.begin(left.config, out=left.path, device="cpu"):
         assert main(["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path)]) == 0
         told = capsys.readouterr()
@@ -98,8 +98,8 @@ def test_a_cell_that_another_process_works_on_is_left_to_it(
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
-        (["table9"], "'table9' is no table or figure"),
-        ([], "give the name of a table or figure, or --list"),
+        (["table9"], "'table9' is no known table or figure"),
+        ([], "name a table or figure, or use --list to see them all"),
         (["table1", "--only", "nobody"], "--only 'nobody' fits no cell"),
         (["table1", "--from", str(tmp_path / "none")], "is no folder"),
     ):

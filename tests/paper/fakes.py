@@ -1,4 +1,4 @@
-"""Run directories as a run leaves them, without training."""
+"""Write run directories as training does, without training."""
 
 import json
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from semisfl.settings.toml import to_toml
 def leave_run(
     path: Path, config: Config, accuracies: Sequence[float], **columns: Sequence[Any]
 ) -> Path:
-    """A run that was tested in every round; ``columns`` are further keys of its metrics."""
+    """Write a run that was tested in every round, and return its path; ``columns`` are further metrics."""
     path.mkdir(parents=True)
     (path / "config.toml").write_text(to_toml(config), encoding="utf-8")
-    rows = [
+    rounds = [
         {"round": number, "accuracy": accuracy, "bytes_total": 1_000_000_000 * (number + 1)}
         | {key: values[number] for key, values in columns.items()}
         for number, accuracy in enumerate(accuracies)
     ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join(json.dumps(metrics) + "\n" for metrics in rounds)
     (path / "metrics.jsonl").write_text(text, encoding="utf-8")
     return path
 

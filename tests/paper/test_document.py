@@ -1,4 +1,4 @@
-"""Documents whose tables are made again from runs, and ours, which must be as the runs say."""
+"""Documents whose tables are made from runs. Our own pages must match the committed runs."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from benchmarks import result_tables, security_tables
 from semisfl.paper import document, written
 from semisfl.paper.exhibits import EXHIBITS
-from semisfl.paper.records import Records
+from semisfl.paper.run_index import RunIndex
 from semisfl.runs import reading
 from semisfl.settings.config import ConfigError
 
@@ -25,7 +25,7 @@ after
 """
 
 
-def test_parts_are_filled_and_all_else_stays() -> None:
+def test_parts_are_filled_and_the_rest_stays() -> None:
     names = document.names_in(TEXT, FILE)
     assert names == ["table1", "fig8"]
     filled = document.filled(TEXT, lambda name: f"new {name} \\* \\g<1>\n", names)
@@ -35,7 +35,7 @@ def test_parts_are_filled_and_all_else_stays() -> None:
     assert kept == ["before", "between", "after"]
 
 
-def test_a_document_without_parts_or_with_an_open_one_is_refused() -> None:
+def test_a_document_without_parts_or_with_an_unclosed_part_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"some.md has no line like"):
         document.names_in("nothing here\n", FILE)
     with pytest.raises(ConfigError, match=r"one part for table1, closed by"):
@@ -48,19 +48,19 @@ PAGES = ("results", "results-more", "paper-choices", "paper-costs", "paper-figur
 
 
 @pytest.fixture(scope="module")
-def records() -> Records:
-    return Records(ROOT / "nowhere", [ROOT / "results"])
+def index() -> RunIndex:
+    return RunIndex(ROOT / "nowhere", [ROOT / "results"])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_what_the_committed_runs_say(page: str, records: Records) -> None:
-    """`make results` has been called since runs were added."""
+def test_a_page_matches_the_committed_runs(page: str, index: RunIndex) -> None:
+    """Fails if `make results` was not called after a run changed."""
     file = ROOT / "docs" / f"{page}.md"
     text = file.read_text(encoding="utf-8")
 
     def make(name: str) -> str:
         exhibit = EXHIBITS[name]
-        parts = [(part, written.measured(part, records)) for part in exhibit.parts]
+        parts = [(part, written.measured(part, index)) for part in exhibit.parts]
         assert (file.parent / "paper" / f"{name}.png").is_file()
         return written.exhibit(exhibit, parts, file.parent, f"paper/{name}.png", alone=False)
 
@@ -75,7 +75,7 @@ def test_every_table_of_the_paper_is_on_one_page_and_make_results_writes_all_pag
     assert f"PAGES := {' '.join(PAGES)}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def test_tables_of_our_own_are_what_the_committed_runs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_our_own_match_the_committed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     made = result_tables.pages()
     for page, text in made.items():
@@ -84,14 +84,14 @@ def test_tables_of_our_own_are_what_the_committed_runs_say(monkeypatch: pytest.M
     assert all(sum(mark in text for text in made.values()) == 1 for mark in marks)
 
 
-def test_security_tables_are_what_the_committed_runs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_security_tables_match_the_committed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = security_tables.DOCUMENT.read_text(encoding="utf-8")
     tables = security_tables.TABLES
     assert document.filled(text, lambda name: tables[name](), list(tables), "security") == text
 
 
-def test_links_to_results_lead_somewhere() -> None:
+def test_links_to_results_exist() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         for link in re.findall(r"\]\((\.\./results/[^)#]*)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), (page.name, link)

@@ -1,4 +1,4 @@
-"""The grids: complete, runnable, and as the paper has them."""
+"""The grids are complete, can be run, and have the paper's numbers."""
 
 import pytest
 
@@ -13,10 +13,10 @@ PAPER = [f"table{number}" for number in range(1, 6)] + [f"fig{number}" for numbe
 
 
 def cell(exhibit: str, row: str, column: str, part: int = 0) -> Cell:
-    (found,) = (
+    (only,) = (
         one for one in EXHIBITS[exhibit].parts[part].cells if (one.row, one.column) == (row, column)
     )
-    return found
+    return only
 
 
 def test_every_table_and_figure_of_the_paper_is_there_in_its_order() -> None:
@@ -27,7 +27,7 @@ def test_every_table_and_figure_of_the_paper_is_there_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
-def test_every_cell_is_a_configuration_and_has_a_place_of_its_own(name: str) -> None:
+def test_every_cell_is_a_valid_configuration_with_its_own_row_and_column(name: str) -> None:
     for part in EXHIBITS[name].parts:
         assert part.measure in (*MEASURES, "holders") and set(part.curves) <= CURVES.keys()
         places = {(one.row, one.column) for one in part.cells}
@@ -38,7 +38,7 @@ def test_every_cell_is_a_configuration_and_has_a_place_of_its_own(name: str) -> 
 
 
 def test_numbers_and_settings_of_the_paper() -> None:
-    """One cell of each table, held against the paper by hand."""
+    """Check one cell of each table against the paper by hand."""
     overall = cell("table1", "FedSwitch-SL", "IMAGE-100")
     assert (overall.paper.mean, overall.paper.stderr) == (61.1, 1.4)  # type: ignore[union-attr]
     config = overall.config()
@@ -60,7 +60,7 @@ def test_numbers_and_settings_of_the_paper() -> None:
     assert few.config().controller.min_steps_factor == 12
 
 
-def test_cells_that_tables_share_are_one_run() -> None:
+def test_cells_shared_by_tables_are_one_run() -> None:
     same = {
         identity(one.config())
         for one in (
@@ -74,7 +74,7 @@ def test_cells_that_tables_share_are_one_run() -> None:
     assert identity(cell("table1", "SemiSFL", "CIFAR-10").config()) not in same
 
 
-def test_an_identity_follows_what_matters_to_a_method_alone() -> None:
+def test_an_identity_depends_only_on_settings_that_the_method_reads() -> None:
     one = cell("table1", "SemiSFL", "CIFAR-10")
     base = identity(one.config())
     for same in ("runtime.checkpoint_every=7", "stop.target=80", "data.partition.alpha=0.3"):
@@ -88,10 +88,10 @@ def test_an_identity_follows_what_matters_to_a_method_alone() -> None:
     assert identity(rival.config(more=frozen)) == identity(rival.config())
 
 
-def test_what_is_no_exhibit_is_said_in_a_line() -> None:
-    with pytest.raises(ConfigError, match=r"'table9' is no table.*table1, table2"):
+def test_an_unknown_exhibit_or_an_illustration_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'table9' is no known table.*table1, table2"):
         choose(["table9"])
-    with pytest.raises(ConfigError, match=r"Figure 2 .* illustration"):
+    with pytest.raises(ConfigError, match=r"Figure 2 .* illustration without runs"):
         choose(["fig2"])
     assert [exhibit.name for exhibit in choose(["all"])] == [
         name for name in EXHIBITS if name not in ("fig1", "fig2")

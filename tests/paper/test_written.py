@@ -1,4 +1,4 @@
-"""What is read off runs, and how it is told beside the paper's values."""
+"""Numbers read from runs, and how they are shown beside the paper's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.grid import Cell, Exhibit, Part, Value
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, paper_world, rounded
-from semisfl.paper.records import Records
+from semisfl.paper.run_index import RunIndex
 from semisfl.runs.grouping import Run
 from tests.paper.fakes import digits_cell, leave_run
 from tests.pictures import cut_off
@@ -26,24 +26,24 @@ def exhibit(*cells: Cell, **part: object) -> Exhibit:
 
 
 def text_of(one: Exhibit, folder: Path, rounds: int | None = None) -> str:
-    records = Records(folder)
-    parts = [(part, written.measured(part, records, rounds)) for part in one.parts]
+    index = RunIndex(folder)
+    parts = [(part, written.measured(part, index, rounds)) for part in one.parts]
     return written.exhibit(one, parts, folder)
 
 
 def run_with(**columns: Sequence[float]) -> Run:
     count = len(next(iter(columns.values())))
-    rows = [
+    rounds = [
         RoundMetrics.from_dict({"round": number, **{key: columns[key][number] for key in columns}})
         for number in range(count)
     ]
-    return Run(Path("run"), {"rounds": count}, rows)
+    return Run(Path("run"), {"rounds": count}, rounds)
 
 
-# --- in words --------------------------------------------------------------------------------------
+# --- text ------------------------------------------------------------------------------------------
 
 
-def test_ours_the_papers_and_the_difference(tmp_path: Path) -> None:
+def test_a_cell_has_our_number_the_papers_and_the_difference(tmp_path: Path) -> None:
     cell = digits_cell(paper=Value(80.0, 0.5))
     for seed, accuracy in ((0, 82.0), (1, 84.0)):
         leave_run(tmp_path / f"s{seed}", cell.config(seed=seed), [10.0, accuracy])
@@ -63,11 +63,11 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     assert "behind these numbers" not in text
 
 
-def test_fewer_rounds_and_stand_ins_are_said_in_the_table(tmp_path: Path) -> None:
+def test_a_table_names_fewer_rounds_and_stand_ins(tmp_path: Path) -> None:
     cell = digits_cell(paper=Value(80.0))
     leave_run(tmp_path / "short", cell.config(1), [60.0])
     (tmp_path / "stand-ins.toml").write_text('digits = "hand-drawn ones"\n', encoding="utf-8")
-    # The row after it has no run, and so nothing to say of its data.
+    # The next row has no run, so it has no note about its data.
     text = text_of(exhibit(cell, digits_cell("supervised")), tmp_path)
     assert "| semisfl | **60.0**† (1 rounds) / 80.0 / -20.0 |" in text
     assert "| 1 of 2 | 1 | hand-drawn ones |" in text
@@ -75,7 +75,7 @@ def test_fewer_rounds_and_stand_ins_are_said_in_the_table(tmp_path: Path) -> Non
     assert "not run / 80.0" in text_of(exhibit(cell), tmp_path, rounds=2)
 
 
-def test_a_target_that_was_not_reached_is_no_number(tmp_path: Path) -> None:
+def test_a_target_that_was_not_reached_has_no_number(tmp_path: Path) -> None:
     cell = digits_cell(target=50.0)
     leave_run(tmp_path / "run", cell.config(), [10.0, 49.9])
     assert "| semisfl | not reached |" in text_of(exhibit(cell, measure="gigabytes"), tmp_path)
@@ -93,21 +93,21 @@ def test_bytes_are_counted_up_to_the_first_test_at_the_target() -> None:
 
 
 def test_hours_are_those_of_the_virtual_clock_up_to_the_target() -> None:
-    """A committed run over the paper's links: what `semisfl cost` says of it."""
+    """Compare with `replay` of a committed run over the paper's connections."""
     from semisfl.costs.replay import replay
     from semisfl.runs.grouping import read_run
 
     run = read_run(RESULTS / "h200" / "compare" / "semisfl.run.json")
     cell = Cell(row="SemiSFL", column="75 %", preset="cifar10", target=75.0)
-    first = next(row.round for row in run.tested if (row.accuracy or 0) >= 75)
+    first = next(metrics.round for metrics in run.tested if (metrics.accuracy or 0) >= 75)
     expected = sum(replay(run, paper_world()).seconds[: first + 1]) / 3600
     assert MEASURES["hours"].of(run, cell) == pytest.approx(expected)
     assert MEASURES["hours"].of(run, replace(cell, target=99.0)) == NEVER
-    unpriced = replace(run, rounds=[replace(row, bytes_total=None) for row in run.rounds])
+    unpriced = replace(run, rounds=[replace(metrics, bytes_total=None) for metrics in run.rounds])
     assert MEASURES["hours"].of(unpriced, cell) == "not timed"
 
 
-def test_equilibrium_is_fifty_calm_rounds() -> None:
+def test_equilibrium_is_fifty_rounds_of_small_variance() -> None:
     falling = [100.0 - number for number in range(30)]
     run = run_with(loss_supervised=[*falling, *[1.0] * 50], loss_semi=[0.0] * 80)
     assert MEASURES["equilibrium"].of(run, digits_cell()) == 80
@@ -120,8 +120,8 @@ def test_falls_are_between_means_of_ten_rounds() -> None:
     assert CURVES["fall_semi"][1](run.rounds) == [(20, 2.0), (30, -1.0)]
 
 
-def test_the_share_in_which_the_semi_supervised_loss_fell_more() -> None:
-    """Eleven periods, so ten falls: of 1 in six of them for one loss, of a half in all for the other."""
+def test_the_share_of_falls_in_which_the_semi_supervised_loss_fell_more() -> None:
+    """In ten falls, one loss falls by 1 six times and then stays; the other falls by 0.5 every time."""
     levels = [10.0, 9, 8, 7, 6, 5, 4, 4, 4, 4, 4]
     run = run_with(
         loss_semi=[level for level in levels for _ in range(10)],
@@ -139,61 +139,61 @@ def test_percentages_medians_and_signs() -> None:
     assert [rounded(value, 1) for value in (-0.04, -0.06, 2.0)] == ["0.0", "-0.1", "2.0"]
 
 
-def test_holders_are_those_that_a_run_on_the_data_has() -> None:
-    """CIFAR-10's labels in any order give the same counts."""
+def test_holders_have_the_class_counts_of_a_run_on_the_data() -> None:
+    """Shuffled labels of CIFAR-10 give the same counts."""
     import numpy as np
 
     from semisfl.data.partition import split
 
     cell = EXHIBITS["fig9"].parts[2].cells[0]
-    found = holders(cell)
-    labels = np.random.default_rng(0).permutation(found.labels)
+    divided = holders(cell)
+    labels = np.random.default_rng(0).permutation(divided.labels)
     shuffled = split(
         labels, labeled=4000, clients=30, kind="dirichlet", alpha=0.1, seed=0, classes=10
     )
-    for ours, theirs in zip(found.partition.clients, shuffled.clients, strict=True):
+    for ours, theirs in zip(divided.partition.clients, shuffled.clients, strict=True):
         counts = [
-            np.bincount(found.labels[ours], minlength=10),
+            np.bincount(divided.labels[ours], minlength=10),
             np.bincount(labels[theirs], minlength=10),
         ]
         assert (counts[0] == counts[1]).all()
-    assert sum(found.sizes) == 46_000 and 1 <= found.main_classes <= 10
+    assert sum(divided.sizes) == 46_000 and 1 <= divided.main_classes <= 10
 
 
-# --- in pictures --------------------------------------------------------------------------------------
+# --- pictures -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["table1", "fig5", "fig9", "vgg"])
-def test_nothing_is_cut_off(name: str) -> None:
+def test_no_text_of_a_picture_is_cut_off(name: str) -> None:
     one = EXHIBITS[name]
-    records = Records(Path("nowhere"), [RESULTS])
-    parts = [(part, written.measured(part, records)) for part in one.parts]
+    index = RunIndex(Path("nowhere"), [RESULTS])
+    parts = [(part, written.measured(part, index)) for part in one.parts]
     assert cut_off(drawn.picture(one, parts)) == 0
 
 
 def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
     one = EXHIBITS["fig12"]
-    records = Records(tmp_path, [RESULTS])
-    parts = [(part, written.measured(part, records)) for part in one.parts]
+    index = RunIndex(tmp_path, [RESULTS])
+    parts = [(part, written.measured(part, index)) for part in one.parts]
     first = [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)]
     assert first[0].startswith(b"\x89PNG") and b"<svg" in first[1]
     assert [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)] == first
 
 
-def test_a_picture_says_what_stood_in_for_the_papers_data() -> None:
+def test_a_picture_names_the_data_that_stood_in_for_the_papers() -> None:
     one = EXHIBITS["vgg"]
-    records = Records(Path("nowhere"), [RESULTS])
-    figure = drawn.picture(one, [(part, written.measured(part, records)) for part in one.parts])
-    said = figure.legends[0].get_title().get_text()
-    assert "† IMAGE-100 here: mini-ImageNet: 100 other classes, 84×84." in said
-    assert "† STL-10 here: " in said and "SVHN" not in said
+    index = RunIndex(Path("nowhere"), [RESULTS])
+    figure = drawn.picture(one, [(part, written.measured(part, index)) for part in one.parts])
+    title = figure.legends[0].get_title().get_text()
+    assert "† IMAGE-100 here: mini-ImageNet: 100 other classes, 84×84." in title
+    assert "† STL-10 here: " in title and "SVHN" not in title
 
 
-def test_a_bar_that_only_some_seeds_have_looks_different() -> None:
+def test_a_bar_of_only_some_seeds_is_hatched() -> None:
     one = EXHIBITS["short"]
     part = next(part for part in one.parts if part.measure == "gigabytes")
-    records = Records(Path("nowhere"), [RESULTS])
-    there = [cell for cell in written.measured(part, records) if cell.spread][:2]
+    index = RunIndex(Path("nowhere"), [RESULTS])
+    there = [cell for cell in written.measured(part, index) if cell.spread][:2]
     cells = [replace(cell, why_not=why) for cell, why in zip(there, ("", NEVER), strict=True)]
     figure = drawn.picture(one, [(part, cells)])
     assert [bool(bar.get_hatch()) for bar in figure.axes[0].patches] == [False, True]
@@ -202,8 +202,8 @@ def test_a_bar_that_only_some_seeds_have_looks_different() -> None:
 
 def test_a_row_has_one_colour_in_all_panels() -> None:
     one = EXHIBITS["fig11"]
-    records = Records(Path("nowhere"), [RESULTS])
-    figure = drawn.picture(one, [(part, written.measured(part, records)) for part in one.parts])
+    index = RunIndex(Path("nowhere"), [RESULTS])
+    figure = drawn.picture(one, [(part, written.measured(part, index)) for part in one.parts])
     legend = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
     for axes in figure.axes[1:3]:
         marks = [bar.lines[0] for bar in axes.containers]

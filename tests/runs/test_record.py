@@ -11,7 +11,7 @@ from semisfl.cli.main import main
 from semisfl.costs.replay import replay
 from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
-from semisfl.paper.records import Records
+from semisfl.paper.run_index import RunIndex
 from semisfl.runs import grouping, reading, record
 from semisfl.settings import config as configs
 from semisfl.settings import presets
@@ -111,12 +111,12 @@ def test_reproduce_finds_a_record_and_never_continues_it(tmp_path: Path) -> None
     run = leave_run(tmp_path / "elsewhere" / "run", cell.config(), [10.0, 20.0])
     (tmp_path / "out").mkdir()
     file = written(tmp_path / "out", run)
-    records = Records(tmp_path / "out")
-    assert [one.path for one in records.result(cell).records] == [file]
-    assert missing([cell], records) == []
+    index = RunIndex(tmp_path / "out")
+    assert [one.path for one in index.result(cell).runs] == [file]
+    assert missing([cell], index) == []
     begun = leave_run(tmp_path / "elsewhere" / "begun", cell.config(seed=1), [10.0])
     written(tmp_path / "out", begun)
-    (left,) = missing([cell], Records(tmp_path / "out"), seeds=2)
+    (left,) = missing([cell], RunIndex(tmp_path / "out"), seeds=2)
     assert left.config.seed == 1 and left.path.suffix != ".json"
 
 
