@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import result_tables, security_tables
+from benchmarks import result_tables
 from semisfl.paper import document, written
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.run_index import RunIndex
@@ -82,13 +82,6 @@ def test_tables_of_our_own_match_the_committed_runs(monkeypatch: pytest.MonkeyPa
         assert page.read_text(encoding="utf-8") == text, f"{page}: call `make results`"
     marks = [f"<!-- end of {name} -->" for name in result_tables.TABLES]
     assert all(sum(mark in text for text in made.values()) == 1 for mark in marks)
-
-
-def test_security_tables_match_the_committed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    text = security_tables.DOCUMENT.read_text(encoding="utf-8")
-    tables = security_tables.TABLES
-    assert document.filled(text, lambda name: tables[name](), list(tables), "security") == text
 
 
 def test_links_to_results_exist() -> None:
