@@ -75,8 +75,8 @@ def test_the_parser_sees_imports() -> None:
     assert "semisfl.seeds" in imports("semisfl.methods.semisfl")
     assert "semisfl.algorithm.losses" in imports("semisfl.methods.semisfl")
     assert "semisfl.fleet.local" in imports("semisfl.runs.experiment")
-    assert "matplotlib.figure" in imports("semisfl.data.partition")
-    assert "matplotlib.figure" not in imports("semisfl.data.partition", when_imported=True)
+    assert "matplotlib.figure" in imports("semisfl.data.holdings")
+    assert "matplotlib.figure" not in imports("semisfl.data.holdings", when_imported=True)
 
 
 ROOT_FILES = ("seeds", "files", "stopping", "metrics")

@@ -111,7 +111,7 @@ def partition(
     json_: Json = False,
 ) -> None:
     """Draw which images the server and every client hold, by class."""
-    from semisfl.data import partition as partitions
+    from semisfl.data import holdings
     from semisfl.runs.experiment import load_data
     from semisfl.settings import config as configs
 
@@ -119,7 +119,7 @@ def partition(
     labels = data.labels.numpy()
     picture = console.picture_at(out)
     if picture:
-        partitions.draw(held, labels, data.classes, picture)
+        holdings.draw(held, labels, data.classes, picture)
 
     def by_class(rows: "np.ndarray") -> dict[str, int]:
         found = Counter(labels[rows].tolist())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from semisfl.cli import console, progress
 from semisfl.cli.signals import StopSignals
-from semisfl.data import partition as partitions
+from semisfl.data import holdings
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.runs import start as runs
@@ -103,7 +103,7 @@ def _picture(data: Dataset, partition: Partition, path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         return
     try:
-        partitions.draw(partition, data.labels.numpy(), data.classes, path)
+        holdings.draw(partition, data.labels.numpy(), data.classes, path)
     except OSError as error:
         console.say(f"warning: cannot write {path}: {error.strerror or error}")
 

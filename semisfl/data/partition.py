@@ -14,28 +14,21 @@ A share of the images can be set aside for validation before that: nobody trains
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from semisfl import seeds
-from semisfl.files import save_picture
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from semisfl.data.sources import Dataset
 
 Kind = Literal["iid", "dirichlet"]
 NONE = np.empty(0, np.int64)
 UNKNOWN, SET_ASIDE = -1, -2
 """Stand in the place of a label."""
-LONGEST_NAME = 32
-"""Letters of a class name that a picture shows."""
 
 
 @dataclass(frozen=True)
@@ -234,72 +227,3 @@ def _fill_empty(held: list[np.ndarray]) -> None:
         if not rows.size:
             richest = max(range(len(held)), key=lambda other: held[other].size)
             held[client], held[richest] = held[richest][-1:], held[richest][:-1]
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """How many images of each class the server (first) and each client hold."""
-
-    classes: list[str]
-    counts: np.ndarray
-
-    def as_json(self) -> str:
-        server, *clients = self.counts.tolist()
-        return json.dumps({"classes": self.classes, "server": server, "clients": clients})
-
-
-def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:
-    """Return how many images of each class every holder has; -1 counts as a last class, ``unknown``."""
-    labels = np.asarray(labels)
-    names = [*classes, *(["unknown"] if (labels < 0).any() else [])]
-    held = [partition.labeled, *partition.clients]
-    counts = [np.bincount(labels[one] % len(names), minlength=len(names)) for one in held]
-    return Holdings(names, np.stack(counts))
-
-
-def draw(partition: Partition, labels: np.ndarray, classes: Sequence[str], path: Path) -> None:
-    """Save the picture of a partition to a file."""
-    save_picture(picture(partition, labels, classes), path)
-
-
-def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Figure:
-    """Return a chart of who holds what: one column per holder, one line per class, area = images."""
-    from matplotlib.figure import Figure  # slow to import, and only needed here
-
-    holdings = count(partition, labels, classes)
-    rows, counts = list(map(_short, holdings.classes)), holdings.counts.T
-    holders = holdings.counts
-    # In inches: class names need about 0.1 per letter; the grid takes the rest of the width.
-    names_width = 0.1 * max(map(len, rows))
-    grid_width = float(np.clip(1.5 + 0.3 * len(holders), 3.5, 15))
-    height = float(np.clip(2.2 + 0.3 * len(rows), 3.5, 24))
-    figure = Figure(figsize=(names_width + grid_width + 1, height), layout="constrained")
-    totals, grid = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2, 0.3 * len(rows))])
-
-    places = np.arange(len(holders)) + np.where(np.arange(len(holders)) > 0, 0.5, 0)
-    colours = np.array(["tab:orange"] + ["tab:blue"] * len(partition.clients))
-    totals.bar(places, counts.sum(axis=0), color=colours, width=0.7)
-    totals.set_ylabel("images")
-    totals.spines[["top", "right"]].set_visible(False)
-
-    row, column = np.nonzero(counts)
-    # The largest bubble fills its cell, whose side is 0.3 inch, or less with many holders or classes.
-    side = 72 * min(0.3, (height - 2) / len(rows), grid_width / len(holders))
-    area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
-    grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
-    every = max(1, len(partition.clients) // 40)
-    shown = [0, *range(1, len(holders), every)]
-    names = ["server", *(str(client) for client in range(len(partition.clients)))]
-    grid.set_xticks(places[shown], [names[place] for place in shown], rotation=90)
-    grid.set_yticks(range(len(rows)), rows)
-    grid.set_xlim(-0.7, places[-1] + 0.7)
-    grid.set_ylim(len(rows) - 0.4, -0.6)
-    # A label of the figure: the grid is narrower than these words if class names are long.
-    figure.supxlabel("server's labels (orange) and clients by number (blue)", fontsize="medium")
-    grid.grid(alpha=0.25)
-    grid.set_axisbelow(True)
-    return figure
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

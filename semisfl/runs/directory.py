@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from semisfl.data.partition import Holdings
+from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take

@@ -14,8 +14,9 @@ from semisfl.data import sources
 from semisfl.data.augment import Normalizer
 from semisfl.data.batches import RoundBatches
 from semisfl.data.elsewhere import join
+from semisfl.data.holdings import Holdings, count
 from semisfl.data.labeled import LabeledImages
-from semisfl.data.partition import Holdings, Partition
+from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.engine.facade import Engine
 from semisfl.engine.hardware import Hardware
@@ -288,7 +289,7 @@ def assemble(
         data.test_labels.to(hardware.device),
         _set_aside(data, partition, hardware),
         describe(config, data, partition, next(iter(method.tested())), model),
-        partitions.count(partition, data.labels.numpy(), data.classes),
+        count(partition, data.labels.numpy(), data.classes),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from semisfl.data.partition import count
+from semisfl.data.holdings import count
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_data
 from semisfl.runs.reading import name_of
