@@ -21,7 +21,7 @@ from semisfl.cli.options import (
     values_of,
 )
 from semisfl.runs import plots, sweeps
-from semisfl.runs.variants import PLAIN, read_variants
+from semisfl.runs.sweeps import PLAIN, read_variants
 
 
 def run(

@@ -8,7 +8,7 @@ from typing import Any
 
 from semisfl.files import write_whole
 from semisfl.paper.missing import Missing
-from semisfl.runs.metrics_file import read_metrics
+from semisfl.runs.reading import read_metrics
 from semisfl.settings import presets
 from semisfl.settings.config import ConfigError, parse
 

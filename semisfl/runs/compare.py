@@ -1,7 +1,6 @@
-"""Several runs, one table: `compare`'s methods and seeds, or the cells that `reproduce` lacks.
+"""List and run the jobs of a comparison: methods and seeds of `compare`, or missing cells of `reproduce`.
 
-What an earlier call finished is not done again. `run_in_turn` is the one place where such runs are
-executed: it is given the jobs, and a function that trains one of them.
+A run that an earlier call finished is not repeated. `run_in_turn` takes the jobs and a function that trains one.
 """
 
 import itertools
@@ -13,8 +12,7 @@ from typing import Any, Literal
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import Group, find_runs, group_runs, read_run
 from semisfl.runs.report import Summary, summarise
-from semisfl.runs.sweeps import Sweep, cells
-from semisfl.runs.variants import PLAIN, Variant
+from semisfl.runs.sweeps import PLAIN, Sweep, Variant, cells
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
@@ -30,27 +28,27 @@ class Job:
     path: Path
     status: Status
     label: str = ""
-    """What a table calls it and its like; empty: by what tells their settings apart."""
+    """Its name in a table; empty: the settings that differ name it."""
     variant: str = ""
-    """The group of settings it has, if these have names."""
+    """The name of its variant, if it has one."""
 
     @classmethod
     def of(cls, config: Config, path: Path, label: str = "", variant: str = "") -> "Job":
         return cls(config, path, _status(config, path), label, variant)
 
     def again(self) -> "Job":
-        """As it is now: another process may have begun or finished it."""
+        """Return the job with its present status: another process may have started or finished it."""
         return self.of(self.config, self.path, self.label, self.variant)
 
     @property
     def changed(self) -> list[str]:
-        """Settings that an unfinished one goes on with, whatever it had."""
+        """Return the settings that replace those of an unfinished run: its limits."""
         limits = self.config.stop.model_dump()
         return [f"stop.{key}={'none' if limit is None else limit}" for key, limit in limits.items()]
 
 
 def choose_methods(names: str) -> list[str]:
-    """``a,b`` or ``all``."""
+    """Return the methods that ``a,b`` or ``all`` names."""
     if names.strip() == "all":
         return list(lookup.methods())
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
@@ -70,28 +68,28 @@ def list_jobs(
     sweeps: Sequence[Sweep] = (),
     variants: Sequence[Variant] = (PLAIN,),
 ) -> list[Job]:
-    """The runs of a comparison, seed by seed so that an early end still compares like with like."""
-    rows = {name: lookup.method(name) for name in methods}
-    first = configs.parse(values, others=rows.values()).seed
+    """Return the runs of a comparison, seed by seed, so that a stopped one still compares equal seeds."""
+    entries = {name: lookup.method(name) for name in methods}
+    first = configs.parse(values, others=entries.values()).seed
     jobs = []
     for seed, cell, variant in itertools.product(
         range(first, first + seeds), cells(sweeps), variants
     ):
         changed = configs.override(values, [*variant.assignments, *cell.assignments])
-        for method, row in rows.items():
+        for method, entry in entries.items():
             config = configs.parse(
-                {**changed, "method": method, "seed": seed}, others=rows.values()
+                {**changed, "method": method, "seed": seed}, others=entries.values()
             )
-            parts = (_as_file_name(row.name), variant.name, cell.file_name, f"seed{seed}")
+            parts = (_as_file_name(entry.name), variant.name, cell.file_name, f"seed{seed}")
             path = out / "-".join(part for part in parts if part)
-            label = " ".join([row.title, variant.name, *cell.assignments]) if variant.name else ""
+            label = " ".join([entry.title, variant.name, *cell.assignments]) if variant.name else ""
             jobs.append(Job.of(config, path, label, variant.name))
     _refuse_the_same_twice(jobs)
     return jobs
 
 
 def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
-    """Values that mean the same (10 and 10.0) would be counted as two seeds."""
+    """Raise `ConfigError` if two jobs are the same run (10 and 10.0): they would count as two seeds."""
     seen: dict[str, Path] = {}
     for job in jobs:
         other = seen.setdefault(job.config.model_dump_json(), job.path)
@@ -103,7 +101,7 @@ def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
 
 
 def _as_file_name(method: str) -> str:
-    """A method without a row of its own is called ``package.module:Class``."""
+    """Return the class name alone of a method that is named ``package.module:Class``."""
     return method.rpartition(":")[2]
 
 
@@ -111,7 +109,7 @@ def _status(config: Config, path: Path) -> Status:
     if not (path / "config.toml").is_file():
         return "new"
     there = RunDirectory.open(path).config()
-    # Limits and sinks change nothing of what a run computes: it goes on with others.
+    # Limits and sinks change nothing that a run computes, so it may continue with other ones.
     ours = {"stop": config.stop, "sinks": config.sinks}
     if there.model_copy(update=ours) != config:
         raise ConfigError(
@@ -134,13 +132,13 @@ def _difference(there: Config, here: Config) -> str:
 
 
 def run_in_turn(jobs: Sequence[Job], train: Callable[[Job], bool]) -> bool:
-    """Do what is left; ``train`` says whether it got to the end. False: stopped."""
+    """Run the jobs that are not finished; ``train`` returns whether a run reached its end. Return False if stopped."""
     left = (now for job in jobs if (now := job.again()).status != "finished")
     return all(train(job) for job in left)
 
 
 def results(jobs: Sequence[Job], target: float | None = None) -> list[tuple[Group, Summary]]:
-    """The runs of each method, summed up, in the order they were asked for."""
+    """Return the groups of runs with their summaries, in the order of the jobs."""
     by_path = {job.path.resolve(): job for job in jobs}
     groups = []
     for group in group_runs(find_runs([job.path for job in jobs])):

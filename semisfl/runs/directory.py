@@ -18,7 +18,7 @@ from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take
-from semisfl.runs.metrics_file import read_metrics, rows_of
+from semisfl.runs.reading import METRICS, parse_metrics, read_metrics
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config
 from semisfl.settings.config import Config, ConfigError
@@ -29,32 +29,32 @@ from semisfl.settings.version import VERSION
 log = logging.getLogger(__name__)
 
 CHANGEABLE = (*(f"stop.{key}" for key in StopConfig.model_fields), "sinks")
-"""Settings that a run may be continued with other values of: they change none of its numbers."""
+"""Settings that may change when a run is continued: they change none of its numbers."""
 
 
 class RunDirectory:
-    """Files are only ever added or replaced whole; a failed write is said and does not end the run."""
+    """The files of a run. Each is written whole; a failed write is logged and does not end the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.record = MetricsFile(path / "metrics.jsonl")
+        self.record = MetricsFile(path / METRICS)
         self._unsaved: set[str] = set()
         self._latest_round: int | None = None
-        """Of the good checkpoint ``latest``; None: there is none, or nobody has looked."""
+        """The round of the good checkpoint ``latest``; None: there is none, or it was not checked."""
         self._made: list[Path] = []
         self._before: set[Path] | None = None
         self._lock: int | None = None
 
     @property
     def unsaved(self) -> list[str]:
-        """What the disk refused and nothing later replaced."""
-        return sorted(self._unsaved | ({"metrics.jsonl"} if self.record.unwritten else set()))
+        """Return the files that the disk refused and that were not written since."""
+        return sorted(self._unsaved | ({METRICS} if self.record.unwritten else set()))
 
     @classmethod
     def create(
         cls, path: Path, run_config: Config, holdings: Holdings | None = None
     ) -> "RunDirectory":
-        """A new directory; never one that holds a run already."""
+        """Create the directory of a new run; raise `Taken` if it holds a run already."""
         cls.check_free(path)
         directory = cls(path)
         try:
@@ -71,7 +71,7 @@ class RunDirectory:
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Refuse a place that `create` would refuse, before anything costly is done."""
+        """Raise the error that `create` would raise, before anything costly is done."""
         if (path / "config.toml").exists():
             raise Taken(
                 f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
@@ -85,10 +85,10 @@ class RunDirectory:
                 break
             self._made.append(folder)
         self.path.mkdir(parents=True, exist_ok=True)
-        found = set(self.path.iterdir())
+        present = set(self.path.iterdir())
         self.lock()
         self.check_free(self.path)  # of two runs started at once, one is refused
-        self._before = found  # and does not take away what the other one writes
+        self._before = present  # the refused run must not remove the files of the other
         content = json.dumps(environment(), indent=2) + "\n"
         write_whole(self.path / "environment.json", content.encode())
         if holdings is not None:
@@ -96,7 +96,7 @@ class RunDirectory:
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def undo(self) -> None:
-        """Leave the place as `create` found it."""
+        """Remove everything that `create` added."""
         self.unlock()
         if self._before is not None:
             for file in set(self.path.iterdir()) - self._before:
@@ -107,7 +107,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """The run in a directory, or of a checkpoint."""
+        """Return the run in a directory, or the one that a checkpoint belongs to."""
         if path.suffix == ".safetensors":
             path = path.parent
         if not (path / "config.toml").is_file():
@@ -117,7 +117,7 @@ class RunDirectory:
         return cls(path)
 
     def lock(self) -> None:
-        """Nobody else may run here until `unlock` or this process's end, however it comes."""
+        """Keep other processes out until `unlock` or the end of this process."""
         self._lock = take(self.path)
         remove_temporary(self.path)
 
@@ -129,8 +129,8 @@ class RunDirectory:
     def config(self) -> Config:
         file = self.path / "config.toml"
         values = config.read(file)
-        # The last section is always there: without it, part of the file is missing, and what was
-        # set there would silently be what it is by default.
+        # The last section is always written. Without it, part of the file is missing, and its settings
+        # would silently get their defaults.
         if missing := [key for key in ("method", "rounds", "runtime") if key not in values]:
             raise ConfigError(
                 f"{file} is not whole: it has no {missing[0]!r}; restore it or start a run elsewhere"
@@ -138,7 +138,7 @@ class RunDirectory:
         return config.parse(values)
 
     def changed(self, settings: Sequence[str]) -> Config:
-        """The configuration with ``key=value`` assignments that a run may be continued with."""
+        """Return the configuration with ``key=value`` assignments; refuse keys that must not change."""
         here = self.config()
         for assignment in settings:
             key = assignment.partition("=")[0].strip()
@@ -151,19 +151,19 @@ class RunDirectory:
         return config.parse(config.override(values, list(settings)))
 
     def keep_config(self, run_config: Config) -> None:
-        """What a run goes on with, if that was changed."""
+        """Write the configuration that a run continues with, if it was changed."""
         if run_config != self.config():
             write_whole(self.path / "config.toml", to_toml(run_config).encode())
 
     def warn_of_changes(self) -> None:
-        """Say what of the environment differs from the one the run began in, where it matters."""
+        """Warn if the environment differs from the first one in a way that changes results."""
         try:
             before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             log.warning("cannot read the environment the run began in: %s", error)
             return
         now = environment()
-        # Sums that are split over other threads differ in the last bits, and a run in all of them.
+        # With other thread counts, sums differ in the last bits, and soon the whole run differs.
         if now["gpu"] is None and before.get("threads", now["threads"]) != now["threads"]:
             log.warning(
                 "the run began with %d threads and goes on with %d: it will not be bit-identical; "
@@ -174,26 +174,26 @@ class RunDirectory:
             )
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_metrics(self.path / "metrics.jsonl", dict)
+        return read_metrics(self.path / METRICS, dict)
 
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
-        """Drop the lines of rounds that a resumed run is going to repeat."""
-        path = self.path / "metrics.jsonl"
+        """Remove the lines of rounds that a resumed run will repeat; return the others."""
+        path = self.path / METRICS
         if not path.exists():
             return []
         lines = path.read_bytes().splitlines(keepends=True)
-        rows = [row for row in rows_of(lines, path, dict) if row["round"] < round_index]
-        if len(rows) < round_index:
-            log.warning("%s has only %d of the %d rounds before", path, len(rows), round_index)
-        kept = lines[: len(rows)]
-        # Cut off rather than written anew: that needs no room on a disk that is full.
+        rounds = [one for one in parse_metrics(lines, path, dict) if one["round"] < round_index]
+        if len(rounds) < round_index:
+            log.warning("%s has only %d of the %d rounds before", path, len(rounds), round_index)
+        kept = lines[: len(rounds)]
+        # Truncate instead of writing a new file: that also works on a full disk.
         os.truncate(path, sum(map(len, kept)))
         if kept and not kept[-1].endswith(b"\n"):
             append_whole(path, b"\n")
-        return rows
+        return rounds
 
     def save(self, name: str, state: dict[str, Any]) -> bool:
-        """Write checkpoint ``name``; False, and the previous one is kept, if the disk refuses."""
+        """Write checkpoint ``name``; if the disk refuses, keep the previous one and return False."""
         try:
             checkpoint.write(self.path / f"{name}.safetensors", state)
         except OSError as error:
@@ -204,13 +204,13 @@ class RunDirectory:
         return True
 
     def trust_latest(self, round_index: int) -> None:
-        """Checkpoint ``latest`` is whole, and of this round: worth keeping when the next is written."""
+        """Note that checkpoint ``latest`` is good and of this round, so that `save_latest` keeps it as ``previous``."""
         self._latest_round = round_index
 
     def save_latest(self, state: dict[str, Any]) -> bool:
         """Write checkpoint ``latest``; the good one before it becomes ``previous``."""
         latest, previous = (self.path / f"{name}.safetensors" for name in ("latest", "previous"))
-        # A link, so that at no moment there is no latest one, and nothing is copied.
+        # A link: there is a latest checkpoint at every moment, and nothing is copied.
         before = previous.with_name(f".previous{TEMPORARY}")
         if self._latest_round not in (None, state["round"]):
             try:
@@ -245,7 +245,7 @@ class RunDirectory:
 
 
 class _RunLog(logging.FileHandler):
-    """Lines that a full disk refuses are lost, and nothing else is: they were shown too."""
+    """A log file that drops the lines a full disk refuses; they were shown on the console too."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -257,7 +257,7 @@ class _RunLog(logging.FileHandler):
 
 
 def environment() -> dict[str, Any]:
-    """What else than its configuration a run's numbers may depend on."""
+    """Return what a run's numbers may depend on besides its configuration."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "semisfl": VERSION,

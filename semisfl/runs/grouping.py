@@ -32,7 +32,7 @@ class Run:
 
     @property
     def stopped_by(self) -> str | None:
-        """The key of ``stop`` that is met."""
+        """Return the key of ``stop`` that is met, or None."""
         return met(self._stop, Standing.after(self.rounds)) if self.rounds else None
 
     @property
@@ -43,12 +43,12 @@ class Run:
     def _stop(self) -> StopConfig:
         try:
             return StopConfig.model_validate(self.config.get("stop", {}))
-        except ValidationError:  # of a newer version: then nobody knows here what ends the run
+        except ValidationError:  # written by a newer version: what ends the run is unknown here
             return StopConfig()
 
     @property
     def tested(self) -> list[RoundMetrics]:
-        return [row for row in self.rounds if row.accuracy is not None]
+        return [metrics for metrics in self.rounds if metrics.accuracy is not None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Group:
     label: str
     runs: list[Run]
     left_out: list[Run] = field(default_factory=list)
-    """Further runs of the kind, which did not get as far as those, or are there twice."""
+    """Runs of the same settings that got less far, or repeat a seed."""
     remark: str = ""
     """What is unfinished about the group."""
     finished: bool = True
@@ -75,7 +75,7 @@ class Group:
 
 
 def judged_on(config: Mapping[str, Any]) -> str:
-    """On which images a run's ``accuracy`` is measured."""
+    """Return the kind of images on which a run's ``accuracy`` is measured."""
     return "validation" if config.get("data", {}).get("validation") is not None else "test"
 
 
@@ -86,7 +86,7 @@ def read_run(path: Path) -> Run:
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """Return the runs at ``paths``; a folder that is no run stands for the runs directly inside it."""
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for path in paths:
         inside = [path] if holds_run(path) else runs_inside(path)
         if not inside:
@@ -94,34 +94,36 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
                 f"{path} holds no run (no config.toml or *{SUFFIX} in it or directly below it)"
             )
         for place in inside:
-            found.setdefault(place.resolve(), read_run(place))
-    if not any(run.tested for run in found.values()):
+            runs.setdefault(place.resolve(), read_run(place))
+    if not any(run.tested for run in runs.values()):
         raise ValueError(
-            f"no round was tested yet in {', '.join(str(run.path) for run in found.values())}; "
+            f"no round was tested yet in {', '.join(str(run.path) for run in runs.values())}; "
             "wait for a round or continue with `semisfl run --resume`"
         )
-    return list(found.values())
+    return list(runs.values())
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs by configuration; each group is called by its method and what else tells it apart.
+    """Group runs by configuration; a label names the method and the settings that differ.
 
-    Of unfinished runs no mean is taken together with finished ones: see `_fair`.
+    Finished and unfinished runs are never averaged together: see `_fair`.
     """
-    named = []
+    groups = []
     for label, places in alike_but_for_seed([run.config for run in runs]):
         alike = [runs[place] for place in places]
         if any(run.tested for run in alike):
-            named.append(_fair(label, alike))
+            groups.append(_fair(label, alike))
         else:
             paths = ", ".join(str(run.path) for run in alike)
             log.warning("%s is left out: no round was tested yet in %s", label, paths)
-    return named
+    return groups
 
 
 def _fair(label: str, runs: list[Run]) -> Group:
-    """One run for each seed: the finished ones; if there is none, those tested in one round at least
-    that all of them were tested in, up to the last such round."""
+    """Return a group with one run per seed: the finished runs.
+
+    If none is finished, it has all tested runs up to the last round in which all of them were tested.
+    """
     once = _one_for_each_seed(runs)
     finished = [run for run in once if run.finished and run.tested]
     used = finished or _up_to_the_same(once)
@@ -143,7 +145,7 @@ def _fair(label: str, runs: list[Run]) -> Group:
 
 
 def _one_for_each_seed(runs: Sequence[Run]) -> list[Run]:
-    """A run that is there twice is no second seed: the one that got further, or came first."""
+    """Return one run per seed: the one that got furthest, or the first of equals."""
     best: dict[object, Run] = {}
     for run in sorted(runs, key=lambda run: (not run.tested, not run.finished, -len(run.tested))):
         best.setdefault(_seed(run), run)
@@ -155,14 +157,14 @@ def _seed(run: Run) -> object:
 
 
 def _up_to_the_same(runs: Sequence[Run]) -> list[Run]:
-    """Unfinished runs up to the last round all were tested in; without one, that which got furthest."""
+    """Cut runs after the last round in which all were tested; without one, return the run that got furthest."""
     tested = [run for run in runs if run.tested]
-    common = set.intersection(*({row.round for row in run.tested} for run in tested))
+    common = set.intersection(*({metrics.round for metrics in run.tested} for run in tested))
     if not common:
         tested = [max(tested, key=lambda run: run.tested[-1].round)]
         common = {tested[0].tested[-1].round}
     last = max(common)
-    return [replace(run, rounds=[row for row in run.rounds if row.round <= last]) for run in tested]
+    return [replace(run, rounds=[one for one in run.rounds if one.round <= last]) for run in tested]
 
 
 def _progress(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Whether a round left the run in a state worth keeping."""
+"""Check whether a round left the run in a state worth keeping."""
 
 import logging
 import math
@@ -18,24 +18,24 @@ from semisfl.runs.checkpoint import CheckpointError
 log = logging.getLogger(__name__)
 
 JUMP = 10.0
-"""Times that a loss or the weights may grow in one round."""
+"""Largest factor by which a loss or a norm of weights may grow in one round."""
 SMALLEST_LOSS = 10.0
-"""Losses below this are alike: a small one may grow by more than JUMP without harm."""
+"""Losses below this count as this: a small one may grow by more than JUMP without harm."""
 
 
 class Health:
-    """Compares each round with the last good one before it."""
+    """Compare each round with the last good one before it."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
         self._norms = _norms(method)
         self._losses: dict[str, float] = {}
 
-    def fault(self, row: MethodMetrics) -> str | None:
-        """What is wrong with the round that ``row`` reports; None: it was good."""
+    def fault(self, metrics: MethodMetrics) -> str | None:
+        """Return what is wrong with the round that has these metrics; None if it was good."""
         losses = {
             name: value
-            for name, value in vars(row).items()
+            for name, value in vars(metrics).items()
             if name.startswith("loss_") and value is not None
         }
         for name, value in losses.items():
@@ -53,21 +53,21 @@ class Health:
 
 
 def _norms(method: Method) -> dict[str, float]:
-    """Of the weights of every part (bottom, top, ...) of the tested models; NaN if any weight is."""
+    """Return the norm of every part (bottom, top, ...) of the tested models; NaN if a weight is NaN."""
     norms = {
         f"{name} {part}": torch.nn.utils.get_total_norm(weights)
         for name, model in method.tested().items()
         for part, module in model.named_children()
         if (weights := [parameter.detach() for parameter in module.parameters()])
     }
-    # Read together: a device is waited for once.
+    # Read together, so that the device is waited for only once.
     return dict(zip(norms, torch.stack([*norms.values()]).tolist(), strict=True)) if norms else {}
 
 
 def last_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to go on from: the latest, or the one before if that cannot be used.
+    """Return the checkpoint to continue from: the latest, or the previous one if that cannot be used.
 
-    None if there is none yet. Raises `CheckpointError` if there are some and none can be used.
+    Return None if there is no checkpoint yet. Raise `CheckpointError` if none of them can be used.
     """
     refused: CheckpointError | None = None
     for name in ("latest", "previous"):

@@ -1,4 +1,4 @@
-"""What configurations are called in a table or a legend: by their method, and what tells them apart."""
+"""Label configurations for tables and legends: the method, and the settings that tell them apart."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,19 +9,18 @@ from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.presets import VARIANTS
 
 Flat = dict[str, Any]
-"""A configuration's values by dotted key."""
+"""The values of a configuration by dotted key."""
 MOST_DIFFERENCES = 4
-"""More of them would fill a table's cell or a legend."""
+"""More would not fit a cell of a table or a legend."""
 UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every")
 """Settings that change no number of a round."""
 BESIDE = (*UNSEEN, "stop.target", "stop.patience", "stop.hours", "stop.gigabytes")
-"""Those, and what changes only how many rounds there are."""
+"""`UNSEEN`, and settings that change only how many rounds there are."""
 VARIANT = "variant"
 
 
 def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
-    """Places of configurations that differ in their seed only, each with a label that tells them
-    from the others."""
+    """Return groups of configurations that differ only in their seed: a label, and their places in ``configs``."""
     other = ("seed", "sinks")
     flat = [
         flatten({key: item for key, item in one.items() if key not in other}) for one in configs
@@ -32,16 +31,16 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     labels = {}
     for method in {first["method"] for first in firsts}:
         rivals = [place for place, first in enumerate(firsts) if first["method"] == method]
-        told = _with_variants([firsts[place] for place in rivals])
-        for place, mine in zip(rivals, told, strict=True):
-            labels[place] = " ".join([lookup.title_of(method), *_differences(mine, told)])
+        named = _with_variants([firsts[place] for place in rivals])
+        for place, mine in zip(rivals, named, strict=True):
+            labels[place] = " ".join([lookup.title_of(method), *_differences(mine, named)])
     return [(labels[place], places) for place, places in enumerate(groups)]
 
 
 def _groups(
     configs: Sequence[Flat], whole: Sequence[Flat], seeds: Sequence[object]
 ) -> list[list[int]]:
-    """Places of what is alike in all that matters; exactly alike, where a seed would be there twice."""
+    """Group places by all settings that matter; by all settings where a seed would be there twice."""
     groups = []
     for places in _by({k: v for k, v in one.items() if k not in UNSEEN} for one in whole):
         if len({seeds[place] for place in places}) == len(places):
@@ -53,15 +52,15 @@ def _groups(
 
 
 def _by(keys: Iterable[Flat]) -> list[list[int]]:
-    """Places of equal ones."""
-    found: dict[str, list[int]] = {}
+    """Return the places of equal keys, group by group."""
+    places: dict[str, list[int]] = {}
     for place, key in enumerate(keys):
-        found.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(place)
-    return list(found.values())
+        places.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(place)
+    return list(places.values())
 
 
 def in_full(configs: Sequence[Flat]) -> list[Flat]:
-    """With today's defaults for what an older file does not have, without other methods' settings."""
+    """Return configurations with today's defaults added and the settings of other methods removed."""
     methods = {one["method"] for one in configs}
     defaults = {method: _defaults(method) for method in methods}
     known = methods & lookup.methods().keys()
@@ -72,7 +71,7 @@ def in_full(configs: Sequence[Flat]) -> list[Flat]:
 
 
 def without(left_out: Collection[str], config: Flat) -> Flat:
-    """``left_out``: dotted keys of settings or of whole sections."""
+    """Return ``config`` without the settings or whole sections whose dotted keys are in ``left_out``."""
     prefixes = tuple(f"{key}." for key in left_out)
     return {key: item for key, item in config.items() if not f"{key}.".startswith(prefixes)}
 
@@ -87,28 +86,28 @@ def _defaults(method: str) -> Flat:
 
 
 def _with_variants(rivals: Sequence[Flat]) -> list[Flat]:
-    """A variant's settings as one, named by it, where of those that differ each rival has all or none."""
-    told = [dict(one) for one in rivals]
+    """Replace the settings of a variant by its name if each rival has all or none of those that differ."""
+    named = [dict(one) for one in rivals]
     for name, change in VARIANTS.items():
         has = {
-            key: [str(one.get(key, "none")) == str(value) for one in told]
+            key: [str(one.get(key, "none")) == str(value) for one in named]
             for key, value in flatten(change({})).items()
         }
         settings = [key for key, held in has.items() if not all(held)]
-        have = [sum(has[key][place] for key in settings) for place in range(len(told))]
+        have = [sum(has[key][place] for key in settings) for place in range(len(named))]
         if len(settings) > 1 and set(have) == {0, len(settings)}:
-            told = [
+            named = [
                 {key: value for key, value in one.items() if key not in settings}
                 | ({VARIANT: name} if count else {})
-                for one, count in zip(told, have, strict=True)
+                for one, count in zip(named, have, strict=True)
             ]
-    return told
+    return named
 
 
 def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
-    """What tells a configuration from its rivals: of the keys they differ in, what most do not have.
+    """Return the settings that tell a configuration from its rivals: values that at most half of them have.
 
-    If that is too much to read, as few keys as suffice, and a mark that there is more.
+    If these are too many to read, return as few as suffice, and a mark that there are more.
     """
     # In the order of the file, where the data comes early; rounds have a column of their own.
     keys = list(dict.fromkeys(key for other in rivals for key in other))
@@ -135,7 +134,7 @@ def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Nested values by dotted key."""
+    """Return nested values by dotted key."""
     flat: Flat = {}
     for key, value in values.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""When a run has done enough: the limits of ``stop``, held against its rows. Loads no torch."""
+"""Compare the limits of ``stop`` with the metrics of a run. Loads no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from semisfl.settings.run import StopConfig
 
 @dataclass(frozen=True)
 class Standing:
-    """What a run has come to, as far as a limit asks."""
+    """The totals of a run that limits are compared with."""
 
     seconds: float = 0.0
     bytes: int = 0
@@ -18,29 +18,33 @@ class Standing:
     """Of the last test."""
     best: float | None = None
     without_better: int = 0
-    """Tests in a row."""
+    """Consecutive tests without a new best accuracy."""
 
     @classmethod
-    def after(cls, rows: Iterable[RoundMetrics]) -> "Standing":
-        return reduce(Standing.then, rows, cls())
+    def after(cls, rounds: Iterable[RoundMetrics]) -> "Standing":
+        """Return the totals after some rounds."""
+        return reduce(Standing.then, rounds, cls())
 
-    def then(self, row: RoundMetrics) -> "Standing":
-        better = row.accuracy is not None and (self.best is None or row.accuracy > self.best)
-        if row.accuracy is None:
+    def then(self, metrics: RoundMetrics) -> "Standing":
+        """Return the totals after one more round."""
+        better = metrics.accuracy is not None and (
+            self.best is None or metrics.accuracy > self.best
+        )
+        if metrics.accuracy is None:
             without_better = self.without_better
         else:
             without_better = 0 if better else self.without_better + 1
         return Standing(
-            self.seconds + (row.seconds or 0.0),
-            self.bytes if row.bytes_total is None else row.bytes_total,
-            self.accuracy if row.accuracy is None else row.accuracy,
-            row.accuracy if better else self.best,
+            self.seconds + (metrics.seconds or 0.0),
+            self.bytes if metrics.bytes_total is None else metrics.bytes_total,
+            self.accuracy if metrics.accuracy is None else metrics.accuracy,
+            metrics.accuracy if better else self.best,
             without_better,
         )
 
 
 def met(stop: StopConfig, standing: Standing) -> str | None:
-    """The key of the first limit that is met."""
+    """Return the key of the first limit that is met, or None."""
     now = {
         "target": standing.accuracy,
         "patience": standing.without_better,
@@ -54,8 +58,8 @@ def met(stop: StopConfig, standing: Standing) -> str | None:
     return None
 
 
-def told(stop: StopConfig, key: str, standing: Standing) -> str:
-    """A limit that is met, with what met it."""
+def reason(stop: StopConfig, key: str, standing: Standing) -> str:
+    """Return a line that names a limit and the value that met it."""
     reached = {
         "target": f"accuracy {standing.accuracy} %",
         "patience": f"{standing.without_better} tests without more than {standing.best} %",

@@ -1,4 +1,4 @@
-"""Whose a run's directory is: that of one process at a time."""
+"""Lock a run's directory, so that one process at a time writes to it."""
 
 import contextlib
 import fcntl
@@ -7,15 +7,15 @@ import platform
 from pathlib import Path
 
 EXIT_CODE = 3
-"""Of a command that found its run's directory taken; who starts several commands reads it."""
+"""Exit code when the run directory is locked; wrapper scripts check it."""
 
 
 class Taken(ValueError):
-    """Another process works, or has worked, where a run was to be."""
+    """Raised when the directory for a run is locked, or already holds a run."""
 
 
 def take(folder: Path) -> int:
-    """A handle; nobody else gets one until it is closed or this process ends, however it does."""
+    """Return a handle that holds the lock until it is closed or this process ends."""
     path = folder / "run.lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -26,7 +26,7 @@ def take(folder: Path) -> int:
             f"{folder} is in use by {path.read_text().strip() or 'another process'}; "
             "stop it first, or choose another directory"
         ) from error
-    # Who holds it is for the line above; on a full disk the lock holds without.
+    # The name of the holder is for the error above; on a full disk the lock works without it.
     with contextlib.suppress(OSError):
         os.truncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())

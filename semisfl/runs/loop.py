@@ -1,4 +1,4 @@
-"""The rounds of a run: train, test, keep, undo what was not finished."""
+"""Run the rounds: train, test, save; undo and repeat a round that failed."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.health import Health
-from semisfl.runs.limits import Standing, met, told
+from semisfl.runs.limits import Standing, met, reason
 from semisfl.runs.sinks import RunInfo, Sink
 from semisfl.stopping import Stopped
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Result:
-    """What a run gives back."""
+    """The result of a run."""
 
     accuracy: float
-    """Of the method's tested model after the last round, in percent."""
+    """Accuracy of the method's tested model after the last round, in percent."""
     best: float
     test_accuracy: float | None
-    """On the test set, where rounds were judged on validation images and the run is at its end."""
+    """Accuracy on the test set; None unless rounds are judged on validation images and the run has ended."""
     model: nn.Module
     rounds: list[dict[str, Any]] = field(repr=False)
     stopped: bool = False
-    """Asked to end before its last round."""
+    """Whether the run was asked to end before its last round."""
     stopped_by: str | None = None
     """The key of ``stop`` that is met, if one is."""
     directory: Path | None = None
@@ -51,7 +51,7 @@ def run_rounds(
     best: float = 0.0,
     sinks: Sequence[Sink] = (),
 ) -> Result:
-    """Do the rounds from ``first`` on; ``best`` is the highest accuracy of those before."""
+    """Run the rounds from ``first`` on; ``best`` is the highest accuracy of the rounds before."""
     config, rounds = experiment.config, _Rounds(experiment, directory, first, best)
     with ExitStack() as stack:
         if directory is not None:
@@ -64,52 +64,52 @@ def run_rounds(
         log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
         while rounds.next < config.rounds and rounds.limit is None:
             try:
-                row = rounds.attempt()
+                metrics = rounds.attempt()
             except Stopped:
                 rounds.save_unfinished()
                 log.info("stopped before round %d was complete", rounds.next)
                 return rounds.result(stopped=True)
-            if row is not None:
-                rounds.keep(row)
+            if metrics is not None:
+                rounds.keep(metrics)
                 for sink in sinks:
-                    sink.write(row)
+                    sink.write(metrics)
         rounds.tell_limit()
     return rounds.result(stopped=False)
 
 
 class _Rounds:
-    """Where a run stands between its rounds."""
+    """The state of a run between its rounds."""
 
     def __init__(
         self, experiment: Experiment, directory: RunDirectory | None, first: int, best: float
     ) -> None:
         self.next = first
-        """The round to be done."""
+        """The index of the next round."""
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         self._health, self._good = Health(experiment.method), True
         self._before: dict[str, Any] = {}
         self._undone: Counter[tuple[str, str, int]] = Counter()
-        """Bytes of this round's attempts that were undone."""
+        """Bytes that undone attempts at this round sent."""
         self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
         self._best_state: dict[str, Any] | None = None
 
     @property
     def limit(self) -> str | None:
-        """The key of ``stop`` that is met after the rounds so far."""
+        """Return the key of ``stop`` that is met after the rounds so far, or None."""
         return met(self._experiment.config.stop, self._standing)
 
     def tell_limit(self) -> None:
         if self.limit is not None:
-            reason = told(self._experiment.config.stop, self.limit, self._standing)
-            log.info("ended after round %d: %s", self.next - 1, reason)
+            why = reason(self._experiment.config.stop, self.limit, self._standing)
+            log.info("ended after round %d: %s", self.next - 1, why)
 
     def attempt(self) -> RoundMetrics | None:
-        """One round; None: it was undone and is to be repeated. A stopped one raises `Stopped`."""
+        """Run a round and return its metrics; None if it was undone and must be repeated. May raise `Stopped`."""
         experiment, fleet = self._experiment, self._experiment.fleet
         started = time.perf_counter()
-        # 1. What an undone round goes back to, and a checkpoint of a stopped one holds.
+        # 1. Save the state: an undone round returns to it, and a stopped run writes it as checkpoint.
         self._before = checkpoint.snapshot(self._state())
         self._counted = Counter(fleet.traffic.counts)
         try:
@@ -121,14 +121,14 @@ class _Rounds:
             self._undo(f"round {self.next} is repeated: {aborted}")
             return None
         trained = time.perf_counter()
-        # 3. Look at what came of it, and at who stands out.
+        # 3. Check the result, and whether a client stands out.
         fault = self._health.fault(reported)
         suspect = fleet.settle(fault is None)
         if suspect is not None:
             self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
             return None
-        # 4. Test, also where the round's cost makes it the last.
-        row = RoundMetrics.of(
+        # 4. Test, also if the cost of the round makes it the last.
+        metrics = RoundMetrics.of(
             reported,
             round=self.next,
             held_back=fleet.held_back.take(),
@@ -139,11 +139,11 @@ class _Rounds:
             seconds=trained - started,
             seconds_training=trained - begun,
         )
-        if self._is_tested or self._limit_after(row):
+        if self._is_tested or self._limit_after(metrics):
             accuracies = experiment.evaluate()
             ended = time.perf_counter()
-            row = replace(
-                row,
+            metrics = replace(
+                metrics,
                 accuracy=next(iter(accuracies.values()), None),
                 accuracies=accuracies,
                 seconds=ended - started,
@@ -157,36 +157,36 @@ class _Rounds:
                 self.next,
                 fault,
             )
-        row = replace(row, stopped_by=self._limit_after(row))
-        # 5. What rounds were not judged by is read once, at the end.
-        at_end = self._is_last or row.stopped_by is not None
-        return self._tested(row) if at_end and experiment.validation is not None else row
+        metrics = replace(metrics, stopped_by=self._limit_after(metrics))
+        # 5. If rounds are judged on validation images, read the test set once, at the end.
+        at_end = self._is_last or metrics.stopped_by is not None
+        return self._tested(metrics) if at_end and experiment.validation is not None else metrics
 
-    def _tested(self, row: RoundMetrics) -> RoundMetrics:
+    def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
         accuracies = self._experiment.test()
         taken = time.perf_counter() - begun
         return replace(
-            row,
+            metrics,
             test_accuracy=next(iter(accuracies.values()), None),
-            seconds=(row.seconds or 0.0) + taken,
-            seconds_testing=(row.seconds_testing or 0.0) + taken,
+            seconds=(metrics.seconds or 0.0) + taken,
+            seconds_testing=(metrics.seconds_testing or 0.0) + taken,
         )
 
-    def keep(self, row: RoundMetrics) -> None:
-        """The round is done: its line, and checkpoints from good states only."""
-        improved = row.accuracy is not None and row.accuracy > self._best
-        self._best = max(self._best, row.accuracy or 0.0)
-        self._history.append(row.as_dict())
+    def keep(self, metrics: RoundMetrics) -> None:
+        """Record a finished round; write checkpoints of good states only."""
+        improved = metrics.accuracy is not None and metrics.accuracy > self._best
+        self._best = max(self._best, metrics.accuracy or 0.0)
+        self._history.append(metrics.as_dict())
         self._undone.clear()
-        self._standing = self._standing.then(row)
+        self._standing = self._standing.then(metrics)
         every = self._experiment.config.runtime.checkpoint_every
-        due = self._is_last or row.stopped_by is not None or (self.next + 1) % every == 0
+        due = self._is_last or metrics.stopped_by is not None or (self.next + 1) % every == 0
         self.next += 1
         if self._directory is None:
             return
-        # Before the checkpoint: on resume a line too many is dropped, one too few is lost.
-        self._directory.record.write(row)
+        # Before the checkpoint: resuming drops a line too many, but cannot restore a missing one.
+        self._directory.record.write(metrics)
         if improved and self._good:
             self._best_state = checkpoint.snapshot(self._state())
         if due and self._good:
@@ -194,13 +194,13 @@ class _Rounds:
             self._save_best()
 
     def save_unfinished(self) -> None:
-        """The state at the start of the round that was not finished."""
+        """Write the state at the start of the unfinished round."""
         if self._directory is not None and self._good:
             self._directory.save_latest(self._before)
             self._save_best()
 
     def result(self, *, stopped: bool) -> Result:
-        tested = [row["accuracy"] for row in self._history if "accuracy" in row]
+        tested = [line["accuracy"] for line in self._history if "accuracy" in line]
         return Result(
             accuracy=tested[-1] if tested else float("nan"),
             best=self._best,
@@ -221,11 +221,11 @@ class _Rounds:
         every = self._experiment.config.runtime.evaluate_every
         return self._is_last or (self.next + 1) % every == 0
 
-    def _limit_after(self, row: RoundMetrics) -> str | None:
-        return met(self._experiment.config.stop, self._standing.then(row))
+    def _limit_after(self, metrics: RoundMetrics) -> str | None:
+        return met(self._experiment.config.stop, self._standing.then(metrics))
 
     def _state(self) -> dict[str, Any]:
-        tested = next((row for row in reversed(self._history) if "accuracy" in row), None)
+        tested = next((line for line in reversed(self._history) if "accuracy" in line), None)
         accuracy, rounds = (tested["accuracy"], tested["round"] + 1) if tested else (None, 0)
         return {
             "round": self.next,
@@ -238,7 +238,7 @@ class _Rounds:
 
     def _undo(self, why: str) -> None:
         log.warning("%s", why)
-        # It has crossed all the same.
+        # These bytes were sent all the same.
         sent = self._experiment.fleet.traffic.since(self._counted)
         self._undone += sent
         self._repeated += sent.total()
@@ -246,7 +246,7 @@ class _Rounds:
         self._experiment.undo_round(self._before)
 
     def _save_best(self) -> None:
-        """Write the best state since the last checkpoint; what could not be written is kept for the next."""
+        """Write the best state since the last checkpoint; if that fails, keep it for the next attempt."""
         assert self._directory is not None
         if self._best_state is not None and self._directory.save("best", self._best_state):
             self._best_state = None
@@ -254,7 +254,7 @@ class _Rounds:
 
 @contextmanager
 def _log_to(directory: RunDirectory) -> Iterator[None]:
-    """Inside, the log goes to the run's directory too."""
+    """Write the log to the run's directory too, inside the block."""
     root, handler = logging.getLogger("semisfl"), directory.log_to_file()
     root.addHandler(handler)
     level = root.level

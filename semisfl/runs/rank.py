@@ -1,4 +1,4 @@
-"""A run that torchrun started: rank 0 leads it, the other ranks take part in it."""
+"""Take part in a run that torchrun started: rank 0 leads it, the other ranks serve it."""
 
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.cluster.rank_worker import RankWorker
@@ -10,21 +10,21 @@ from semisfl.stopping import StopFlag
 
 
 def on_ranks(config: Config) -> Config:
-    """``config`` with the clients of this process spread over all of them."""
+    """Return ``config`` with the simulated clients spread over all ranks."""
     if config.fleet.kind != "local":
         return config
     return config.model_copy(update={"fleet": config.fleet.model_copy(update={"kind": "cluster"})})
 
 
 class TakingPart:
-    """A rank other than the first; made once it has met the others."""
+    """A rank other than the first. The constructor waits until all ranks have joined."""
 
-    def __init__(self, told: Launch, device: str, stop: StopFlag) -> None:
-        self._device, self._stop = told.device(device), stop
+    def __init__(self, launched: Launch, device: str, stop: StopFlag) -> None:
+        self._device, self._stop = launched.device(device), stop
         self._ranks = Ranks.join(Hardware(self._device).device)
 
     def serve(self) -> None:
-        """Until rank 0 says that the run is over; raises `RankLost` if it is gone."""
+        """Serve until rank 0 ends the run; raise `RankLost` if rank 0 is gone."""
         RankWorker(self._ranks, self._prepare).serve()
         self._ranks.leave()
 

@@ -5,14 +5,13 @@ Every function takes the path of either. `semisfl.runs.record` writes records. L
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semisfl.runs.metrics_file import read_metrics
 from semisfl.settings.retired import modernised
 
-Row = TypeVar("Row")
+Made = TypeVar("Made")
 Values = dict[str, Any]
 
 SUFFIX = ".run.json"
@@ -52,7 +51,7 @@ def read_config(path: Path) -> Values:
     return modernised(values)
 
 
-def read_rounds(path: Path, make: Callable[[Values], Row]) -> list[Row]:
+def read_rounds(path: Path, make: Callable[[Values], Made]) -> list[Made]:
     """Return ``make`` of the metrics of each round; a last line that a crash cut off is left out."""
     if not is_record(path):
         return read_metrics(path / METRICS, make)
@@ -61,6 +60,28 @@ def read_rounds(path: Path, make: Callable[[Values], Row]) -> list[Row]:
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
     return [make({key: one[key] for key in one if one[key] is not None}) for one in rounds]
+
+
+def read_metrics(path: Path, make: Callable[[Values], Made]) -> list[Made]:
+    """Return ``make`` of each line of a metrics file; a last line that a crash cut off is left out."""
+    return parse_metrics(path.read_bytes().splitlines() if path.is_file() else [], path, make)
+
+
+def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], Made]) -> list[Made]:
+    """Return what `read_metrics` does, from the ``lines`` of the file at ``path``."""
+    rounds = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            if not isinstance(values, dict) or not isinstance(values.get("round"), int):
+                raise ValueError("it does not hold the metrics of a round")
+            rounds.append(make(values))
+        except ValueError as error:
+            if number < len(lines):
+                raise ValueError(
+                    f"{path}, line {number} is damaged: {error}; remove the line"
+                ) from error
+    return rounds
 
 
 def read_holdings(path: Path) -> Values:
@@ -116,6 +137,7 @@ def _toml(path: Path) -> Values:
 
 
 def read_json(path: Path) -> Values:
+    """Return the values of a small JSON file; empty if it is missing or damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

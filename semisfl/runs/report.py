@@ -29,7 +29,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ToTarget:
-    """What it took to reach an accuracy: means over the runs that did."""
+    """The cost of reaching an accuracy: means over the runs that reached it."""
 
     reached: int
     rounds: float | None
@@ -48,26 +48,27 @@ class Summary:
     remark: str
     rounds: int
     judged_on: str
-    """Of which images ``accuracy`` and ``best`` are: ``test`` or ``validation``."""
+    """The images that ``accuracy`` and ``best`` are measured on: ``test`` or ``validation``."""
     accuracy: Spread
     best: Spread
     test: Spread | None
-    """On the test set after the last round; None: a run judged on validation images is not at its end."""
+    """Accuracy on the test set after the last round; None if a run judged on validation images has not ended."""
     bytes: float | None
     seconds: float | None
-    """None: older files may not say."""
+    """None: a file of an older version does not have it."""
     to_target: ToTarget | None
 
 
 def accuracy_of(kinds: Iterable[str]) -> str:
-    """What to call an accuracy that is measured on these images."""
+    """Return the name of an accuracy that is measured on these kinds of images."""
     known = set(kinds)
     return f"{known.pop()} accuracy" if len(known) == 1 else "accuracy"
 
 
 def summarise(group: Group, target: float | None = None) -> Summary:
+    """Return the means of a group; with ``target``, also the cost of reaching that accuracy."""
     tested = [
-        [row.accuracy for row in run.rounds if row.accuracy is not None] for run in group.runs
+        [one.accuracy for one in run.rounds if one.accuracy is not None] for run in group.runs
     ]
     return Summary(
         label=group.label,
@@ -89,42 +90,43 @@ def summarise(group: Group, target: float | None = None) -> Summary:
 def _at_the_end(group: Group) -> Spread | None:
     last = [run.tested[-1] for run in group.runs]
     if group.judged_on == "test":
-        found = [row.accuracy for row in last]
+        measured = [one.accuracy for one in last]
     else:
-        found = [row.test_accuracy for row in last]
-    known = [accuracy for accuracy in found if accuracy is not None]
+        measured = [one.test_accuracy for one in last]
+    known = [accuracy for accuracy in measured if accuracy is not None]
     return Spread.of(known) if len(known) == len(last) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None if one of them is not known."""
+    """Return the mean; None if one of the values is not known."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
 
 
-def _total_seconds(rows: Sequence[RoundMetrics]) -> float | None:
-    known = [row.seconds for row in rows if row.seconds is not None]
-    return sum(known) if len(known) == len(rows) else None
+def _total_seconds(rounds: Sequence[RoundMetrics]) -> float | None:
+    known = [one.seconds for one in rounds if one.seconds is not None]
+    return sum(known) if len(known) == len(rounds) else None
 
 
 def _to_target(group: Group, target: float) -> ToTarget:
     reached = []
     for run in group.runs:
-        for place, row in enumerate(run.rounds, 1):
-            if row.accuracy is not None and row.accuracy >= target:
+        for place, metrics in enumerate(run.rounds, 1):
+            if metrics.accuracy is not None and metrics.accuracy >= target:
                 reached.append(run.rounds[:place])
                 break
     if not reached:
         return ToTarget(0, None, None, None)
     return ToTarget(
         len(reached),
-        fmean(rows[-1].round + 1 for rows in reached),
-        _mean([rows[-1].bytes_total for rows in reached]),
-        _mean([_total_seconds(rows) for rows in reached]),
+        fmean(rounds[-1].round + 1 for rounds in reached),
+        _mean([rounds[-1].bytes_total for rounds in reached]),
+        _mean([_total_seconds(rounds) for rounds in reached]),
     )
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
+    """Return the summary as plain values."""
     to_target = summary.to_target
     return {
         "label": summary.label,

@@ -1,4 +1,4 @@
-"""Where a run's rows go: its file of metrics, a progress line, and whatever a user adds."""
+"""Sinks receive the metrics of each round: the file of metrics, a progress line, and those a user adds."""
 
 import contextlib
 import json
@@ -21,17 +21,16 @@ Observer = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a sink is told of its run."""
+    """What a sink knows about its run."""
 
     config: Config
     first: int
-    """The round it begins with; not 0 if it is resumed."""
+    """The first round; not 0 if the run is resumed."""
     directory: Path | None
 
 
 class Sink(Protocol):
-    """Started before the first round, given each row once it is recorded, closed at the end,
-    however that comes."""
+    """Started before the first round, called with the metrics of each recorded round, and always closed."""
 
     def start(self, run: RunInfo) -> None: ...
 
@@ -41,14 +40,14 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one line per row; lines a full disk refuses are tried again with the next."""
+    """``metrics.jsonl``: one line per round. Lines that a full disk refuses are written with the next one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unwritten: list[str] = []
 
     def start(self, run: RunInfo) -> None:
-        """The file is made by its first line."""
+        """Do nothing: the first line creates the file."""
 
     def write(self, metrics: RoundMetrics) -> None:
         self.unwritten.append(json.dumps(_finite(metrics.as_dict())) + "\n")
@@ -59,16 +58,16 @@ class MetricsFile:
             log.warning("cannot write to %s: %s; will try again", self.path, error)
 
     def sync(self) -> None:
-        """The lines so far outlast a power cut; a checkpoint that counts on them is written after that."""
+        """Flush the lines to the disk. Call this before writing a checkpoint that relies on them."""
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Every line that the disk took is there already."""
+        """Do nothing: the lines are already written."""
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are null, what they were is in the log."""
+    """Replace NaN and infinity, which JSON does not have, by None; the log has the values."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -77,7 +76,7 @@ def _finite(value: Any) -> Any:
 
 
 class Observed:
-    """A function of the caller's, given each row as plain values; what it raises ends the run."""
+    """Calls a function of the user with the plain values of each round; an exception in it ends the run."""
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
@@ -91,7 +90,7 @@ class Observed:
 
 
 class Guarded:
-    """A sink that is none of the run's business: if it fails, that is said once and it gets no more rows."""
+    """Wraps a sink whose failure must not end the run: it is logged once, and the sink is not called again."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -116,4 +115,4 @@ class Guarded:
         except Exception as error:  # whatever it is, training is worth more than a picture of it
             self._failed = True
             name = type(self._sink).__name__
-            log.warning("sink %s failed and gets no more rows: %r", name, error)
+            log.warning("sink %s failed and gets no more rounds: %r", name, error)

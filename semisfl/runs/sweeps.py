@@ -1,4 +1,4 @@
-"""The same runs at several values of a setting: which cells there are, and what they show together."""
+"""Run the same methods with several values of a setting, or with named variants; tabulate and draw them."""
 
 import itertools
 import math
@@ -12,6 +12,7 @@ from semisfl.files import save_picture
 from semisfl.runs.grouping import Group
 from semisfl.runs.labels import UNSEEN, flatten, in_full
 from semisfl.runs.report import Spread, Summary, accuracy_of
+from semisfl.settings import config as configs
 from semisfl.settings.lookup import title_of
 from semisfl.settings.sections import ConfigError
 
@@ -24,9 +25,9 @@ NOT_SWEPT = {
     "sinks": "it changes nothing of what a run computes",
 }
 MOST_KEYS = 2
-"""Of runs that differ in more, nobody knows which were swept."""
+"""If runs differ in more keys, these were hardly all swept."""
 LOGARITHMIC_FROM = 8.0
-"""Between the smallest and the largest value, as a ratio."""
+"""The x axis is logarithmic if the largest value is so many times the smallest."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,56 @@ class Cell:
 
     @property
     def assignments(self) -> list[str]:
-        """As ``--set`` has them."""
+        """Return ``key=value`` each, as ``--set`` takes them."""
         return [f"{key}={value}" for key, value in self.settings]
 
     @property
     def file_name(self) -> str:
-        """Part of a run directory's name; empty where nothing is swept."""
+        """Return the part of a run directory's name that says the values; empty if nothing is swept."""
         named = "-".join(f"{key}-{value}" for key, value in self.settings)
         return re.sub(r"[^A-Za-z0-9._+-]", "_", named)
 
 
 def cells(sweeps: Sequence[Sweep]) -> list[Cell]:
-    """The grid of all values; one cell without settings where nothing is swept."""
+    """Return the grid of all values; one cell without settings if nothing is swept."""
     if len({sweep.key for sweep in sweeps}) < len(sweeps):
         raise ConfigError("--sweep names a key twice; give all its values at once")
     pairs = [[(sweep.key, value) for value in sweep.values] for sweep in sweeps]
     return [Cell(settings) for settings in itertools.product(*pairs)]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A named group of settings, for `compare --variants`."""
+
+    name: str = ""
+    assignments: tuple[str, ...] = ()
+    """``key=value`` each, as ``--set`` takes them."""
+
+
+PLAIN = Variant()
+
+
+def read_variants(path: Path) -> list[Variant]:
+    """Read named variants from a TOML file: ``name = ["key=value", ...]``; ``[]`` is the preset as it is."""
+    variants = []
+    for name, settings in configs.read(path).items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ConfigError(
+                f"{path}: variant {name!r} names run directories; use letters, digits, _ and -"
+            )
+        if not isinstance(settings, list) or not all(isinstance(one, str) for one in settings):
+            raise ConfigError(
+                f'{path}: variant {name} = {settings!r} is not a list of "key=value"; '
+                f'e.g. {name} = ["rounds=10"]'
+            )
+        for key, why in (("method", "--methods"), ("seed", "--seeds")):
+            if any(one.partition("=")[0].strip() == key for one in settings):
+                raise ConfigError(f"{path}: variant {name} sets {key}; use {why}")
+        variants.append(Variant(name, tuple(settings)))
+    if not variants:
+        raise ConfigError(f'{path} names no variant, e.g. quick = ["rounds=10"]')
+    return variants
 
 
 @dataclass(frozen=True)
@@ -96,7 +131,7 @@ class Swept:
 
     @classmethod
     def of(cls, results: Sequence[tuple[Group, Summary]], keys: Sequence[str]) -> "Swept":
-        """Over the first of ``keys``; the others tell lines apart."""
+        """Return the results by value of the first of ``keys``; each line has its own values of the others."""
         first, *others = keys
         lines: dict[str, Line] = {}
         configs = [_flat(group) for group, _ in results]
@@ -112,6 +147,7 @@ class Swept:
 
 
 def as_json(swept: Swept) -> dict[str, Any]:
+    """Return the results as plain values."""
     lines = [
         {
             "label": line.label,
@@ -124,7 +160,7 @@ def as_json(swept: Swept) -> dict[str, Any]:
 
 
 def keys_swept(groups: Sequence[Group]) -> list[str]:
-    """The settings in which runs of one method differ, if few enough to be what was swept."""
+    """Return the settings in which runs of one method differ; none if there are more than `MOST_KEYS`."""
     configs = in_full([_flat(group) for group in groups])
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for config in configs:
@@ -156,17 +192,18 @@ def _number(value: str) -> float | None:
 
 
 def _order(value: str) -> tuple[bool, float, str]:
-    """Numbers by size, then words."""
+    """Return a sort key: numbers by size, then words."""
     number = _number(value)
     return (number is None, number or 0.0, value)
 
 
 def draw(swept: Swept, path: Path) -> None:
+    """Write the `picture` to a file."""
     save_picture(picture(swept), path)
 
 
 def picture(swept: Swept) -> "Figure":
-    """Accuracy over the values: means, with bars of one standard error where there are several seeds."""
+    """Draw accuracy over the values: means, with bars of one standard error if there are several seeds."""
     from matplotlib.figure import Figure  # heavy, and only wanted here
 
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")

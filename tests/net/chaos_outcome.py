@@ -18,7 +18,7 @@ from semisfl.net.client.join import load_images
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.runs.metrics_file import read_metrics
+from semisfl.runs.reading import read_metrics
 from semisfl.settings.config import Config
 from tests.net.chaos_processes import RECORD
 from tests.net.harness import Oracle, flat

@@ -11,7 +11,7 @@ from semisfl.net.messages import Terms
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.grouping import read_run
-from semisfl.runs.limits import Standing, met, told
+from semisfl.runs.limits import Standing, met, reason
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError
 from semisfl.settings.run import StopConfig
@@ -68,7 +68,7 @@ def test_when_a_limit_is_met(
 def test_what_is_said_of_a_limit() -> None:
     standing = Standing.after(rows(50.5, 49.0))
     stop = StopConfig(target=40, patience=1, hours=0.5, gigabytes=3.5)
-    assert [told(stop, key, standing) for key in StopConfig.model_fields] == [
+    assert [reason(stop, key, standing) for key in StopConfig.model_fields] == [
         "stop.target = 40 is met (accuracy 49.0 %)",
         "stop.patience = 1 is met (1 tests without more than 50.5 %)",
         "stop.hours = 0.5 is met (1 h)",

@@ -10,7 +10,7 @@ import pytest
 from semisfl.cli import console, progress
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.checkpoint import read
-from semisfl.runs.metrics_file import read_metrics
+from semisfl.runs.reading import read_metrics
 from semisfl.runs.sinks import MetricsFile, RunInfo
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config
@@ -113,7 +113,7 @@ def test_a_failing_sink_is_said_once_and_the_run_goes_on(
     assert broken.told[-1] == failing, "it is told nothing afterwards"
     assert sound.told == ["start", "write 0", "write 1", "write 2", "close"]
     said = [record.getMessage() for record in caplog.records if "sink" in record.getMessage()]
-    assert said == ["sink Recorder failed and gets no more rows: ConnectionError('nobody listens')"]
+    assert said == ["sink Recorder failed and gets no more rounds: ConnectionError('nobody listens')"]
 
 
 # --- metrics.jsonl -------------------------------------------------------------------------------------

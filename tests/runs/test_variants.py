@@ -9,8 +9,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare, reading
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.labels import flatten
-from semisfl.runs.sweeps import Sweep, Swept
-from semisfl.runs.variants import Variant, read_variants
+from semisfl.runs.sweeps import Sweep, Swept, Variant, read_variants
 from semisfl.settings import config, presets
 
 ROOT = Path(__file__).parents[2]
