@@ -1,4 +1,4 @@
-"""Checkpoints: nested tensors and plain values in one safetensors file, written whole or not at all."""
+"""Read and write checkpoints: nested tensors and plain values in one safetensors file."""
 
 import hashlib
 import json
@@ -27,15 +27,15 @@ KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls them."""
+"""The names of the types in safetensors."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, said in one line."""
+    """Raised with one line that says why a checkpoint cannot be used."""
 
 
 def digest(state: Any) -> str:
-    """A hash of everything in a nested state: names, types, shapes, bytes, plain values."""
+    """Return a hash of a nested state: names, types, shapes, bytes, plain values."""
     tensors: dict[str, Tensor] = {}
     plain = flatten(state, "", tensors)
     summary = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16)
@@ -51,7 +51,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
-    """A copy that later steps cannot change; what ``state`` has twice is ``copies`` once."""
+    """Return a copy that later steps cannot change; a tensor that occurs twice is copied once."""
     copies = {} if copies is None else copies
     if isinstance(state, Tensor):
         place = place_of(state)
@@ -68,7 +68,7 @@ def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
-    """Replace ``path`` in one go: a crash or a full disk leaves the previous file as it was."""
+    """Replace ``path`` atomically: a crash or a full disk leaves the previous file unchanged."""
     tensors: dict[str, Tensor] = {}
     plain = flatten(state, "", tensors, once={})
     metadata = {
@@ -80,7 +80,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
 
 def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """A safetensors file, tensor by tensor: FedMatch has gigabytes, and no room for them twice."""
+    """Write tensor by tensor: FedMatch has gigabytes, which do not fit into memory twice."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
@@ -96,7 +96,7 @@ def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in ``path``, checked against its hash."""
+    """Return the state in ``path``; raise `CheckpointError` if it does not match its hash."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -120,7 +120,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, reason: object) -> CheckpointError:
-    said = " ".join(str(reason).split())
+    line = " ".join(str(reason).split())
     return CheckpointError(
-        f"checkpoint {path} is damaged ({said}); use another one, e.g. best.safetensors"
+        f"checkpoint {path} is damaged ({line}); use another one, e.g. best.safetensors"
     )

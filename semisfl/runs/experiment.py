@@ -1,4 +1,4 @@
-"""A configuration's pieces, put together: data, model, clients and method."""
+"""Build what a configuration describes: data, model, clients and method."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Experiment:
-    """A configuration's pieces, put together."""
+    """The parts of a run."""
 
     config: Config
     method: Method
@@ -48,20 +48,20 @@ class Experiment:
     test_images: Tensor
     test_labels: Tensor
     validation: tuple[Tensor, Tensor] | None
-    """Images set aside and their labels, on which rounds are judged; None: on the test images."""
+    """Validation images and labels, on which rounds are judged; None: the test images are used."""
     description: Description
     holdings: Holdings
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy in percent of each tested model on what rounds are judged by."""
+        """Return the accuracy of each tested model in percent, on the images that rounds are judged on."""
         return self._accuracies(*(self.validation or (self.test_images, self.test_labels)))
 
     def test(self) -> dict[str, float]:
-        """The same on the test images, whatever rounds are judged by."""
+        """Return the accuracy of each tested model in percent, on the test images."""
         return self._accuracies(self.test_images, self.test_labels)
 
     def _accuracies(self, images: Tensor, labels: Tensor) -> dict[str, float]:
-        """Raises `Stopped` between two batches."""
+        """Return accuracies by model; raise `Stopped` between two batches if asked to stop."""
         accuracies = {}
         for name, model in self.method.tested().items():
             with self.hardware.arithmetic():
@@ -75,7 +75,7 @@ class Experiment:
         return self.normalizer(images, self.hardware.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next round depends on, and what the rounds so far have cost."""
+        """Return all state that the next round depends on, and the bytes sent so far."""
         return {
             "method": self.method.state_dict(),
             "fleet": self.fleet.state_dict(),
@@ -85,7 +85,7 @@ class Experiment:
     def model_state(
         self, accuracy: float | None, tested_after: int, test_accuracy: float | None = None
     ) -> dict[str, Any]:
-        """The network that the run is judged by, with all that using it takes."""
+        """Return the weights and the description of the network that the run is judged by."""
         described = replace(
             self.description,
             accuracy=accuracy,
@@ -98,17 +98,17 @@ class Experiment:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.undo_round(state)
-        # Checkpoints of versions before fleets had a state of their own lack it.
+        # Old checkpoints have no state of the fleet.
         self.fleet.load_state_dict(state.get("fleet", {}))
 
     def undo_round(self, before: Mapping[str, Any]) -> None:
-        """Back to the state ``before`` a round, except that clients who came since are here."""
+        """Restore the state ``before`` a round; clients that connected since stay."""
         self.method.load_state_dict(before["method"])
         self.fleet.traffic.load_state_dict(before["traffic"])
 
 
 def load_data(config: Config) -> tuple[Dataset, Partition]:
-    """The images a configuration names and who holds which."""
+    """Return the images that a configuration names, and their partition."""
     data = load_images(config.data.name, config)
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
@@ -124,7 +124,7 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
 
 
 def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
-    """Images by name or path, at the size the configuration asks for, or of the size of others."""
+    """Load images by name or path, at the configured size, or at the size of ``like``."""
     data = sources.load(name, size=config.data.size, like=like, tested=like is None)
     for note in data.notes:
         log.warning("%s", note)
@@ -132,7 +132,7 @@ def load_images(name: str, config: Config, like: Dataset | None = None) -> Datas
 
 
 def divide(config: Config, data: Dataset) -> Partition:
-    """Images set aside for validation, labelled ones for the server, the others for the clients."""
+    """Divide the images: some for validation, labelled ones for the server, the others for the clients."""
     validation = partitions.NONE
     if config.data.validation is not None:
         validation = partitions.set_aside(data, config.data.validation, config.seed)
@@ -195,20 +195,20 @@ def fleet_setup(
     network: NetworkOptions | None = None,
     stop: StopFlag | None = None,
 ) -> FleetSetup:
-    """What the clients of a run are made of; on other machines they have images of their own."""
+    """Return what is needed to make the clients; clients on other machines have their own images."""
     elsewhere = config.fleet.kind == "network"
     if not elsewhere and len(partition.clients) != config.clients.total:
         raise ValueError(
             f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
-    for rows in (partition.labeled, partition.validation, *partition.clients):
-        if len(rows) and not 0 <= rows.min() <= rows.max() < len(data.images):
+    for indices in (partition.labeled, partition.validation, *partition.clients):
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
             raise ValueError(
-                f"the partition speaks of images {rows.min()} to {rows.max()}; "
+                f"the partition names images {indices.min()} to {indices.max()}; "
                 f"there are 0 to {len(data.images) - 1}"
             )
-    empty = [str(client) for client, rows in enumerate(partition.clients) if not len(rows)]
+    empty = [str(client) for client, images in enumerate(partition.clients) if not len(images)]
     if empty and not elsewhere:
         raise ValueError(
             f"the partition gives clients {', '.join(empty)} no images; leave them out"
@@ -240,12 +240,12 @@ def assemble(
     make_fleet: Callable[[FleetSetup], Fleet] | None = None,
     stop: StopFlag | None = None,
 ) -> Experiment:
-    """Everything a run needs.
+    """Build everything that a run needs.
 
     ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names.
     """
-    if config.fleet.kind == "cluster" and (told := launch()) is not None:
-        device = told.device(device)
+    if config.fleet.kind == "cluster" and (launched := launch()) is not None:
+        device = launched.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
     if data is None:
         data, loaded = load_data(config)
@@ -253,7 +253,7 @@ def assemble(
     partition = partition or divide(config, data)
     if config.data.validation is not None and not len(partition.validation):
         raise ConfigError(
-            f"data.validation = {config.data.validation:g}, but the partition given sets no image aside; "
+            f"data.validation = {config.data.validation:g}, but the partition sets no image aside; "
             "give it a validation, or leave the setting out"
         )
     if not len(data.test_images):
@@ -298,5 +298,5 @@ def _set_aside(
 ) -> tuple[Tensor, Tensor] | None:
     if not len(partition.validation):
         return None
-    rows = torch.from_numpy(partition.validation)
-    return data.images[rows].to(hardware.device), data.labels[rows].to(hardware.device)
+    chosen = torch.from_numpy(partition.validation)
+    return data.images[chosen].to(hardware.device), data.labels[chosen].to(hardware.device)

@@ -1,6 +1,6 @@
-"""Several runs at once: which are left, how far all of them are, and what became of each.
+"""Run several jobs at once and report their progress and failures.
 
-Where they are executed is a `Pool`: processes of this machine here, a Ray cluster in `ray_pool`.
+A `Pool` executes them: processes of this machine here, a Ray cluster in `ray_pool`.
 """
 
 import os
@@ -20,7 +20,7 @@ from semisfl.stopping import StopFlag
 
 POLL_SECONDS = 0.2
 ATTEMPTS = 3
-"""Of a run whose process is lost; each goes on from its last checkpoint."""
+"""Attempts at a run whose process is lost; each continues from the last checkpoint."""
 
 
 class Pool(Protocol):
@@ -31,28 +31,28 @@ class Pool(Protocol):
     def start(self, job: Job) -> None: ...
 
     def ended(self) -> Mapping[Path, Exception | None]:
-        """Runs that ended since the last call, and what went wrong: `Taken` if others hold one."""
+        """Return the runs that ended since the last call, with their errors: `Taken` if another process has one."""
         ...
 
     def stop(self) -> None:
-        """End all that are under way; they can be continued."""
+        """End the active runs; they can be continued."""
         ...
 
 
 Tell = Callable[[int, int, int, int], None]
-"""Runs and rounds that are done, of how many."""
+"""Called with runs done, all runs, rounds done, all rounds."""
 
 
 Leave = Callable[[Path], None]
-"""Says that a run is left to the process that works on it."""
+"""Called with a run that is left to the process that works on it."""
 
 
 def run_in_pool(
     jobs: Sequence[Job], pool: Pool, stop: StopFlag, tell: Tell, leave: Leave | None = None
 ) -> bool:
-    """Do what is left of ``jobs``; False: stopped. One that fails does not keep the others from it.
+    """Run the jobs that are not finished; return False if stopped. If one fails, the others continue.
 
-    Without ``leave``, one that another process works on has failed.
+    Without ``leave``, a run that another process works on counts as failed.
     """
     left = deque(job for job in jobs if job.again().status != "finished")
     under_way: set[Path] = set()
@@ -87,7 +87,7 @@ def run_in_pool(
 
 
 def rounds_of(job: Job) -> int:
-    """Rounds that are done, by the lines that are there now."""
+    """Return the number of rounds done: the lines of the metrics file."""
     try:
         return (job.path / "metrics.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
@@ -111,7 +111,7 @@ class Processes:
         cores = max(1, (os.cpu_count() or 1) // self._count)
         self._running[job.path] = (
             job,
-            # A session of its own: Ctrl-C comes to this process alone, which tells it once.
+            # A session of its own: only this process gets Ctrl-C, and passes it on once.
             subprocess.Popen(
                 [sys.executable, "-m", "semisfl", *self._words(job)],
                 env={"OMP_NUM_THREADS": str(cores), **os.environ},
@@ -131,22 +131,22 @@ class Processes:
         return ["run", str(file), "--out", str(job.path), *common]
 
     def ended(self) -> Mapping[Path, Exception | None]:
-        found: dict[Path, Exception | None] = {}
+        ended: dict[Path, Exception | None] = {}
         for path, (job, process) in list(self._running.items()):
             if process.poll() is None:
                 continue
             del self._running[path]
-            said = process.communicate()[1].strip().splitlines()
-            problem = (said or [f"exit code {process.returncode}"])[-1]
+            errors = process.communicate()[1].strip().splitlines()
+            problem = (errors or [f"exit code {process.returncode}"])[-1]
             if process.returncode > 0:
-                found[path] = (Taken if process.returncode == EXIT_CODE else OSError)(problem)
+                ended[path] = (Taken if process.returncode == EXIT_CODE else OSError)(problem)
             elif (now := job.again()).status == "finished":
-                found[path] = None
+                ended[path] = None
             elif self._attempts[path] < ATTEMPTS:
                 self.start(now)
             else:
-                found[path] = OSError(f"its process was ended {ATTEMPTS} times: {problem}")
-        return found
+                ended[path] = OSError(f"its process was ended {ATTEMPTS} times: {problem}")
+        return ended
 
     def stop(self) -> None:
         for _, process in self._running.values():

@@ -1,8 +1,8 @@
-"""What travels with a model: its checkpoint alone says what it is, what it takes and what it answers.
+"""Describe a model inside its checkpoint, so that the file alone suffices to use it.
 
-A checkpoint holds what the next round needs; under ``model`` it also names the weights of the
-network that the run is judged by (the first that its method tests), and all that whoever wants an
-answer from it must know. Weights that are in the checkpoint anyway are not written twice.
+A checkpoint holds what the next round needs. Its entry ``model`` also has the weights of the network
+that the run is judged by (the first that its method tests) and a `Description`. Weights that the
+checkpoint already has are not written twice.
 """
 
 from collections.abc import Mapping
@@ -23,44 +23,44 @@ PARTS = ("bottom", "top")
 
 @dataclass(frozen=True)
 class Description:
-    """All of a model but its weights."""
+    """Everything about a model except its weights."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
-    """Of an image: channels, height, width."""
+    """Channels, height and width of an image."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     layers: list[dict[str, Any]] | None
-    """The whole model as a table; None: it was given as code that no table describes."""
+    """The whole model as a table; None: the user passed code that no table describes."""
     cut: int | str | None
     method: str
     network: str
-    """Which of the method's networks this is: what a run's ``accuracy`` is measured with."""
+    """The name of this network in the method; the run's ``accuracy`` is measured with it."""
     data: str
     labeled: int
     unlabeled: int | None
-    """None: they are on devices, and nobody here has counted them."""
+    """None: the images are on devices and were not counted."""
     tested_on: int
     settings: dict[str, Any]
-    """The run's, without where on its machine the data lay."""
+    """The settings of the run, without the path of its data."""
     version: str
     judged_on: str = "test"
-    """Whether ``accuracy`` is that on the test set's images or on ``validation`` images."""
+    """The images that ``accuracy`` is measured on: ``test`` or ``validation``."""
     accuracy: float | None = None
-    """On the ``tested_on`` images, in percent; None: not tested yet."""
+    """Accuracy on the ``tested_on`` images, in percent; None: not tested yet."""
     test_accuracy: float | None = None
-    """On the test set, which a run judged on validation images reads at its end alone."""
+    """Accuracy on the test set, which a run judged on validation images reads only at its end."""
     tested_after: int = 0
-    """So many rounds."""
+    """Rounds done when the model was tested."""
     sent: dict[str, int] = field(default_factory=dict)
-    """Bytes that crossed between server and clients in training, by kind and direction."""
+    """Bytes sent between server and clients in training, by kind and direction."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Description":
-        """From plain values; what a later version adds is passed over."""
+        """Return the description from plain values; ignore keys of later versions."""
         tuples = {key: tuple(values[key]) for key in ("classes", "shape", "mean", "std")}
         known = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
         return cls(**{**known, **tuples})
@@ -69,7 +69,7 @@ class Description:
 def describe(
     config: Config, data: Dataset, partition: Partition, network: str, own: nn.Sequential | None
 ) -> Description:
-    """Of the model that a run trains; ``own`` is one that was given beside its configuration."""
+    """Describe the model that a run trains; ``own`` is a model passed beside the configuration."""
     settings = config.model_dump(mode="json")
     settings["data"]["name"] = data.name
     settings["model"].pop("layers")
@@ -103,7 +103,7 @@ def _table(config: Config, own: nn.Sequential | None) -> list[dict[str, Any]] | 
 
 
 def answering_weights(network: nn.Module) -> dict[str, Tensor]:
-    """The weights that an answer needs, named ``bottom.*`` and ``top.*``: no projection head."""
+    """Return the weights needed for inference, ``bottom.*`` and ``top.*``, without the projection head."""
     prefixes = tuple(f"{part}." for part in PARTS)
     return {
         name: tensor for name, tensor in network.state_dict().items() if name.startswith(prefixes)

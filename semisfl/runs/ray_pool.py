@@ -1,7 +1,7 @@
-"""Runs on a Ray cluster: one per GPU, or share of it, and one per core where there are no GPUs.
+"""Run jobs on a Ray cluster: one per GPU or share of it, or one per core without GPUs.
 
-Every machine sees the folder of the runs and has this package. Ray starts a run whose worker or
-machine is lost again elsewhere, where it goes on from its last checkpoint.
+Every machine needs this package and the folder of the runs. If a worker or machine is lost, Ray starts
+its run elsewhere, and the run continues from its last checkpoint.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from semisfl.settings import config as configs
 from semisfl.settings.config import ConfigError
 
 ATTEMPTS = 10
-"""Of a run whose worker or machine is lost."""
+"""Attempts at a run whose worker or machine is lost."""
 
 
 def train_one(values: dict[str, Any], path: str, device: str) -> None:
-    """One run, from where it stands; in a worker of the cluster."""
+    """Start or continue one run, in a worker of the cluster."""
     job = Job.of(configs.parse(values), Path(path))
     if job.status == "new":
         train(job.config, out=job.path, device=device)
@@ -29,7 +29,7 @@ def train_one(values: dict[str, Any], path: str, device: str) -> None:
 
 class RayPool:
     def __init__(self, address: str | None, share: int = 1, device: str = "auto") -> None:
-        """A cluster's ``address``, or None for one of this machine; ``share`` runs per GPU."""
+        """Connect to the cluster at ``address`` (None: start one here); place ``share`` runs on each GPU."""
         try:
             import ray
         except ImportError as error:
@@ -51,7 +51,7 @@ class RayPool:
         self._running: dict[Any, Path] = {}
 
     def has_room(self) -> bool:
-        """Always: what does not fit yet waits in the cluster."""
+        """Return True: the cluster queues what does not fit yet."""
         return True
 
     def start(self, job: Job) -> None:
@@ -78,7 +78,7 @@ class RayPool:
         return None
 
     def stop(self) -> None:
-        """Runs under way are given up where they stand: they go on from their last checkpoints."""
+        """Cancel the active runs; they can continue from their last checkpoints."""
         for answer in self._running:
             self._ray.cancel(answer, force=True)
         self._ray.shutdown()

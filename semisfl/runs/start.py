@@ -1,7 +1,7 @@
-"""Starting a run, and going on with one: the way of the library, of every command and of a server.
+"""Start or continue a run. The library, every command and the server of a network run use this module.
 
-Whatever can be wrong is found before a run's directory is made; if anything fails until the first
-round, the directory is left as it was found.
+Errors are raised before the run's directory is created where possible. If anything fails before the first
+round, the directory is restored.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Means(TypedDict, total=False):
-    """What a run is done with; ``data``, ``partition`` and ``model`` replace the configuration's."""
+    """What a run may use; ``data``, ``partition`` and ``model`` replace those of the configuration."""
 
     data: Dataset | None
     partition: Partition | None
@@ -38,11 +38,11 @@ class Means(TypedDict, total=False):
     device: str
     stop: StopFlag | None
     network: NetworkOptions | None
-    """Clients live on other machines and come here; ``data`` is then the server's own."""
+    """Set if clients connect from other machines; ``data`` is then the server's own."""
 
 
 class Run:
-    """A run that can begin. `begin` and `go_on` let its clients in and tell them how it ended."""
+    """A run that is ready. `begin` and `go_on` connect its clients and tell them how it ended."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Run:
         self.experiment = experiment
         self.directory = directory
         self.first = first
-        """The round it begins with."""
+        """The first round to run."""
         self.started = self.finished = False
         self._best = best
         self._named = named
 
     def go(self, sinks: Sequence[Sink] = ()) -> Result:
-        """Do the rounds that are left. The configuration's own sinks are given the rows too."""
+        """Run the remaining rounds. The sinks that the configuration names get the metrics too."""
         self.started = True
         result = run_rounds(
             self.experiment,
@@ -80,7 +80,7 @@ class Run:
 def begin(
     config: Config, *, out: Path | str | None = None, **means: Unpack[Means]
 ) -> Iterator[Run]:
-    """A new run, whose directory is ``out`` if one is wanted."""
+    """Prepare a new run; with ``out``, create its directory there."""
     place = Path(out) if out is not None else None
     if place is not None:
         RunDirectory.check_free(place)
@@ -89,7 +89,7 @@ def begin(
     experiment = assemble(config, **means)
     with ExitStack() as stack:
         run = Run(experiment, None, named=sinks)
-        # After the clients are gone: until then the fleet may write to the directory.
+        # After the clients have left: until then the fleet may write to the directory.
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if place is not None:
@@ -113,10 +113,10 @@ def go_on(
     cluster: bool = False,
     **means: Unpack[Means],
 ) -> Iterator[Run]:
-    """The run in a directory from its latest good checkpoint, or from the checkpoint named.
+    """Prepare the run in a directory from its latest good checkpoint; ``path`` may also name a checkpoint.
 
-    ``settings`` are ``key=value`` assignments as of ``--set``; of limits (``stop.*``) only.
-    ``cluster``: over all ranks of torchrun, wherever it ran before.
+    ``settings`` are ``key=value`` assignments as for ``--set``, for limits (``stop.*``) and sinks only.
+    ``cluster``: use all ranks of torchrun, wherever the run was before.
     """
     place = Path(path)
     named = place.suffix == ".safetensors"
@@ -127,18 +127,18 @@ def go_on(
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        found = (place, checkpoint.read(place)) if named else health.last_good(place)
-        if found is not None:
-            state = found[1]
-            log.warning("going on from %s: %d rounds are done", found[0], state["round"])
-            if found[0].name == "latest.safetensors":
+        source = (place, checkpoint.read(place)) if named else health.last_good(place)
+        if source is not None:
+            state = source[1]
+            log.warning("going on from %s: %d rounds are done", source[0], state["round"])
+            if source[0].name == "latest.safetensors":
                 directory.trust_latest(state["round"])
             elif named:
                 with suppress(checkpoint.CheckpointError):
                     directory.trust_latest(directory.load()["round"])
         else:
-            # Killed before its first checkpoint: every draw follows from the seed, so nothing is
-            # lost by beginning again.
+            # Killed before its first checkpoint. Every draw follows from the seed, so starting again
+            # gives the same run.
             log.warning("%s has no checkpoint yet: beginning anew", directory.path)
             state = None
         directory.warn_of_changes()
@@ -152,18 +152,18 @@ def go_on(
             run = Run(experiment, directory, state["round"], state["best"], named=sinks)
         if settings:
             directory.keep_config(config)
-        # Only now: whoever comes is given the place it had.
+        # Only now, so that a client that connects gets its former place.
         experiment.fleet.open(directory.path)
         yield run
 
 
 def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:
-    """Refuse images of other classes than the run began with; say that there are more or fewer of them."""
+    """Refuse images with other classes than before; warn if their number changed."""
     before = state.get("model", {}).get("description", {})
     now = experiment.description.as_dict()
     if tuple(before.get("classes", now["classes"])) != now["classes"]:
         raise ConfigError(
-            f"the run began with the classes {', '.join(before['classes'])}, and the images given now "
+            f"the run began with the classes {', '.join(before['classes'])}, and the images now "
             f"have {', '.join(now['classes'])}; continue it with the images it had"
         )
     for key, what in (("labeled", "labelled"), ("tested_on", "test")):
@@ -176,7 +176,7 @@ def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:
 def _where_clients_live(config: Config, means: Means) -> Config:
     if means.get("network") is None:
         return config
-    # A round over a network is dear: a restarted server goes on from the start of the one it was in.
+    # A round over a network is expensive: a restarted server repeats only the unfinished one.
     return config.model_copy(
         update={
             "fleet": config.fleet.model_copy(update={"kind": "network"}),
@@ -195,8 +195,8 @@ def train(
 ) -> Result:
     """Train as ``config`` says; with ``out``, keep a run directory there.
 
-    ``observe`` is called with every round's row, and what it raises ends the run; ``sinks`` are given
-    the rows too, and one that fails is left alone from there on.
+    ``observe`` is called with the metrics of every round; an exception in it ends the run. ``sinks`` get the
+    metrics too; one that fails is not called again.
     """
     with begin(config, out=out, **means) as run:
         return run.go(_watchers(observe, sinks))
@@ -210,9 +210,9 @@ def resume(
     sinks: Sequence[Sink] = (),
     **means: Unpack[Means],
 ) -> Result:
-    """Continue the run in ``path`` from its latest checkpoint, or from the checkpoint named.
+    """Continue the run in ``path`` from its latest good checkpoint, or from the checkpoint ``path``.
 
-    One that met a limit goes on with another: ``settings=["stop.target=none"]``.
+    A run that met a limit continues with another: ``settings=["stop.target=none"]``.
     """
     with go_on(path, settings=settings, **means) as run:
         return run.go(_watchers(observe, sinks))

@@ -113,7 +113,9 @@ def test_a_failing_sink_is_said_once_and_the_run_goes_on(
     assert broken.told[-1] == failing, "it is told nothing afterwards"
     assert sound.told == ["start", "write 0", "write 1", "write 2", "close"]
     said = [record.getMessage() for record in caplog.records if "sink" in record.getMessage()]
-    assert said == ["sink Recorder failed and gets no more rounds: ConnectionError('nobody listens')"]
+    assert said == [
+        "sink Recorder failed and gets no more rounds: ConnectionError('nobody listens')"
+    ]
 
 
 # --- metrics.jsonl -------------------------------------------------------------------------------------

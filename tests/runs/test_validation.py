@@ -91,7 +91,7 @@ def test_what_leaves_nothing_to_train_on_is_refused() -> None:
         ValueError, match=r"0.2 leaves no image of class colour3 .*it has 1.*smaller"
     ):
         set_aside(few, 0.2, 0)
-    with pytest.raises(ConfigError, match="the partition given sets no image aside"):
+    with pytest.raises(ConfigError, match="the partition sets no image aside"):
         train(config(), data=data, partition=toy.partition(data), model=toy.network(), device="cpu")
 
 
