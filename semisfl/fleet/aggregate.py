@@ -20,19 +20,19 @@ from semisfl.settings.robust import AttackerShare, ClippedMean, RobustConfig
 from semisfl.settings.sections import ConfigError, Section
 
 FAR = 3.0
-"""Times the median client's distance from the result: said to be held back by a rule that looks at
-single weights, and so leaves everybody out of some."""
+"""Multiple of the median client's distance from the result. `trimmed_mean` and `median` leave every
+client out of some values; they report a client as held back only beyond this distance."""
 
 
 class Combined(NamedTuple):
     update: Tensor
-    """[values]: what the fleet changed."""
+    """[values]: the combined update."""
     held_back: Mapping[int, str]
-    """Rows that had less than their share in it, and why."""
+    """Row of each client that counted for less than its share, with the reason."""
 
 
 Rule = Callable[[Tensor, Any], Combined]
-"""From updates [clients, values] and the rule's own settings to one update."""
+"""Combine updates [clients, values] by the rule's own settings."""
 
 
 def combine(
@@ -49,14 +49,14 @@ def combine(
     floating = [name for name in first if first[name].is_floating_point()]
     sent = _flat(reference, floating, first[floating[0]].device)
     updates = torch.stack([_flat(state, floating) for state in rows]) - sent
-    found = rule_named(settings.aggregate)(updates, settings.of_rule)
+    combined = rule_named(settings.aggregate)(updates, settings.of_rule)
     for place, client in enumerate(states):
-        if place in found.held_back:
-            held_back.add(client, found.held_back[place])
+        if place in combined.held_back:
+            held_back.add(client, combined.held_back[place])
     result = mean_state([{k: v for k, v in state.items() if k not in floating} for state in rows])
-    values = (sent + found.update).split([first[name].numel() for name in floating])
+    values = (sent + combined.update).split([first[name].numel() for name in floating])
     for name, value in zip(floating, values, strict=True):
-        # Part of an update that made a variance negative may do so too.
+        # A combined update can make a variance negative even where no client's update does.
         value = value.clamp(min=0) if name.endswith("running_var") else value
         result[name] = value.view(first[name].shape).to(first[name].dtype)
     return {name: result[name] for name in first}
@@ -67,7 +67,7 @@ def rule_named(name: str) -> Rule:
     place = lookup.aggregate(name).code
     rule: Rule = lookup.load(place)
     if not callable(rule):
-        raise ConfigError(f"{place} is no aggregate: it cannot be called")
+        raise ConfigError(f"{place} is not an aggregation rule: it cannot be called")
     return rule
 
 
@@ -83,7 +83,7 @@ def mean(updates: Tensor, settings: Section) -> Combined:
 
 
 def trimmed_mean(updates: Tensor, settings: AttackerShare) -> Combined:
-    """Of every value, without as many of the largest, and of the smallest, as there may be attackers."""
+    """Average each value without its largest and smallest, as many of each as there may be attackers."""
     return _without_ends(updates, math.ceil(settings.attackers * len(updates)))
 
 
@@ -92,7 +92,7 @@ def median(updates: Tensor, settings: Section) -> Combined:
 
 
 def clipped_mean(updates: Tensor, settings: ClippedMean) -> Combined:
-    """Updates longer than the median one (times ``limit``) are shortened to that."""
+    """Shorten updates longer than ``limit`` times the median length to that length, then average."""
     lengths = updates.norm(dim=1)
     usual = lengths.quantile(0.5)
     shares = (settings.limit * usual / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(
@@ -111,9 +111,9 @@ def clipped_mean(updates: Tensor, settings: ClippedMean) -> Combined:
 
 
 def krum(updates: Tensor, settings: AttackerShare) -> Combined:
-    """Multi-Krum (Blanchard et al., 2017): the mean without those farthest from their neighbours.
+    """Average without the updates farthest from their neighbours: Multi-Krum (Blanchard et al., 2017).
 
-    It needs two honest clients and three more than it leaves out; of fewer it leaves out none.
+    To leave out f clients, it needs at least 2 f + 3; it leaves out fewer if there are fewer.
     """
     count = len(updates)
     out = max(0, min(math.ceil(settings.attackers * count), (count - 3) // 2))

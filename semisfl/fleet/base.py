@@ -27,7 +27,7 @@ from semisfl.fleet.held_back import HeldBack
 
 @dataclass(frozen=True)
 class SplitRound:
-    """What the server tells its clients at the start of a split round."""
+    """Describe a split round, as the server sends it to its clients."""
 
     index: int
     active: tuple[int, ...]
@@ -41,12 +41,12 @@ class SplitRound:
     teacher_decay: float | None = None
     """EMA of the teacher bottom on the client after each of its steps; None: frozen."""
     next_active: tuple[int, ...] = ()
-    """Who is expected in the round after this one, so that an engine may prepare for them."""
+    """Clients expected in the next round, so that an engine can prepare for them."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """One step's features of every client that answered, concatenated in the order of ``clients``."""
+    """Hold one step's features of every client that answered, in the order of ``clients``."""
 
     student: Tensor
     teacher: Tensor
@@ -60,14 +60,14 @@ class Features:
 
     @property
     def owner(self) -> Tensor:
-        """For each row, the position in ``clients`` of the client it came from."""
+        """Return for each row the position in ``clients`` of the client it came from."""
         positions = torch.arange(len(self.clients), device=self.student.device)
         return positions.repeat_interleave(self.batch)
 
 
 @dataclass(frozen=True)
 class FullRound:
-    """What the server tells its clients at the start of a full-model round."""
+    """Describe a full-model round, as the server sends it to its clients."""
 
     index: int
     active: tuple[int, ...]
@@ -76,7 +76,7 @@ class FullRound:
     send: Mapping[str, State]
     """Named states every active client receives, e.g. ``{"student": ...}``."""
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """How each named state is counted; ``model`` unless said."""
+    """How the traffic of each named state is counted; ``model`` by default."""
     on_request: Mapping[str, State] = field(default_factory=dict)
     """States a client downloads only if its work asks for them (`ClientRuntime.fetch`)."""
     send_to: Mapping[int, Mapping[str, State]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class FullRound:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What one client answered: named states, plain numbers; ``states`` empty if it had nothing."""
+    """Hold one client's answer: named states and plain numbers; no states if it had nothing to add."""
 
     client: int
     states: Mapping[str, State]
@@ -98,28 +98,28 @@ class ClientResult:
 
 
 class RoundAborted(Exception):
-    """Too few clients are left: the run repeats the round from its start when enough are back."""
+    """Raised when too few clients are left. The run repeats the round once enough are back."""
 
 
 class Fleet(Protocol):
-    """The clients, as a method sees them. It is made of a `FleetSetup`, then opened, then closed."""
+    """Give a method access to its clients. Made from a `FleetSetup`, then opened, then closed."""
 
     traffic: Traffic
     capturable: bool
     """Whether a step may be captured and replayed (clients in this process, on a GPU)."""
     held_back: HeldBack
-    """Whose part in the round at hand was limited, by whom ever."""
+    """Clients whose influence was limited in the current round, and why."""
 
     def open(self, directory: Path | None) -> None:
-        """Let clients in. What must outlast this process goes to the run's ``directory``."""
+        """Let clients in. Write what must outlast this process to the run's ``directory``."""
         ...
 
     def close(self, finished: bool) -> None:
-        """The end: of the run if ``finished``, else of this process, and clients wait for another."""
+        """End the run if ``finished``; else end this process only, and clients wait for the next one."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restarted run must know of its clients; traffic is saved by itself."""
+        """Return what a restarted run must know about its clients; traffic is saved separately."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -141,7 +141,7 @@ class Fleet(Protocol):
     def forward(self) -> Features: ...
 
     def backward(self, gradients: Tensor) -> None:
-        """Each client back-propagates its rows and takes one step."""
+        """Let each client back-propagate its rows and take one step."""
         ...
 
     def finish_round(self) -> State:
@@ -151,8 +151,10 @@ class Fleet(Protocol):
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...
 
     def settle(self, good: bool) -> str | None:
-        """The round is over, and will be undone unless it was ``good``. If a client stood out in a
-        bad one, it is left out of the repetition; its name."""
+        """End the round, which is undone unless it was ``good``.
+
+        Return the name of the client that is excluded from the retry of a bad round, or None.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Bytes that cross between server and clients, counted: by kind, direction and client."""
+"""Count the bytes between server and clients by kind, direction and client."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ Direction = Literal["down", "up"]
 
 
 class Traffic:
-    """Bytes that cross, or in simulation would cross, the wire: by kind, direction and client."""
+    """Count the bytes that cross the wire, or would cross it if clients were not simulated."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, int]] = Counter()
@@ -18,20 +18,20 @@ class Traffic:
         self.counts[kind, direction, client] += size
 
     def merge(self, state: Mapping[str, int]) -> None:
-        """Add what another one counted, as of its `state_dict`."""
+        """Add the counts in the `state_dict` of another `Traffic`."""
         other = Traffic()
         other.load_state_dict(state)
         self.counts.update(other.counts)
 
     def by_kind(self) -> dict[str, int]:
-        """``{"model_down": ..., "features_up": ...}``, over all clients."""
+        """Return ``{"model_down": ..., "features_up": ...}`` over all clients."""
         totals: Counter[str] = Counter()
         for (kind, direction, _), size in self.counts.items():
             totals[f"{kind}_{direction}"] += size
         return dict(sorted(totals.items()))
 
     def by_client(self) -> dict[int, tuple[int, int]]:
-        """Bytes up and down of each client."""
+        """Return the bytes up and down of each client."""
         moved: dict[int, tuple[int, int]] = {}
         for (_, direction, client), size in self.counts.items():
             up, down = moved.get(client, (0, 0))
@@ -42,7 +42,7 @@ class Traffic:
         return sum(self.counts.values())
 
     def since(self, before: Counter[tuple[str, str, int]]) -> Counter[tuple[str, str, int]]:
-        """What was counted after ``counts`` were ``before``."""
+        """Return what was counted since ``counts`` were ``before``."""
         return self.counts - before
 
     def state_dict(self) -> dict[str, int]:
@@ -59,7 +59,7 @@ class Traffic:
 
 
 def by_client(counts: Mapping[tuple[str, str, int], int]) -> list[dict[str, Any]]:
-    """Clients with the same bytes together: ``{"clients": [0, 3], "model_down": 208384, ...}``."""
+    """Group clients with the same bytes: ``{"clients": [0, 3], "model_down": 208384, ...}``."""
     each: dict[int, dict[str, int]] = {}
     for (kind, direction, client), size in sorted(counts.items()):
         each.setdefault(client, {})[f"{kind}_{direction}"] = size

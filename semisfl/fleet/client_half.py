@@ -16,24 +16,24 @@ from semisfl.engine.weights import State
 
 
 def every_tensor(name: str) -> bool:
-    """Return True: a state of `Answers.states` that is a whole model."""
+    """Return True; for a state in `Answers.states` that is a whole model."""
     return True
 
 
 @dataclass(frozen=True)
 class Answers:
-    """All that a method's client half ever answers with.
+    """Declare everything that a method's client half answers.
 
-    A server that cannot trust its clients takes exactly this and nothing else: the method's server
-    half may rely on every state, tensor and number being there.
+    A server does not trust its clients: it accepts exactly this. The method's server half can rely
+    on every state, tensor and number being there.
     """
 
     states: Mapping[str, Callable[[str], bool]]
-    """Named states, and by name which of a full model's tensors each holds."""
+    """Each named state with a test for the names of a full model's tensors that it holds."""
     numbers: Mapping[str, tuple[float, float]]
-    """Named numbers, with the least and the greatest that each can be."""
+    """Each named number with its lower and upper bound."""
     may_decline: bool = False
-    """Whether a client may have nothing to contribute: then it answers no state and no number."""
+    """Whether a client may answer without any state and number, if it has nothing to contribute."""
 
     def outline(self, tensors: Iterable[str]) -> dict[str, list[str]]:
         """Return for each state which of a full model's ``tensors`` it holds."""
@@ -47,7 +47,7 @@ class Answers:
 
 
 class ClientRuntime(Protocol):
-    """What a method's client half may use; the same on a device and in a simulation.
+    """Serve a method's client half; the same on a device and in a simulation.
 
     ``step`` must be free of host decisions that change between rounds (it may be captured once
     and replayed, for all clients together); anything it needs from ``start`` it gets through
@@ -66,52 +66,51 @@ class ClientRuntime(Protocol):
     lr: Tensor
 
     def model(self, name: str) -> nn.Module:
-        """A full model of this client's own called ``name``; its weights are what was last loaded."""
+        """Return this client's full model called ``name``, with the weights that were last loaded."""
         ...
 
     def sum_model(self, name: str, fixed: str, learned: str, names: Sequence[str]) -> nn.Module:
-        """The model ``name`` becomes the sum of two others in the parameters ``names``.
+        """Make the model ``name`` the sum of two others in the parameters ``names`` and return it.
 
-        The rest of its parameters it shares with ``fixed``, its buffers with ``learned``: only the
-        latter is stepped where the sum is descended. To be called whenever one of them was loaded.
+        It shares its other parameters with ``fixed`` and its buffers with ``learned``. A step on the
+        sum changes ``learned`` only. Call this again whenever one of the two was loaded.
         """
         ...
 
     def received(self, name: str) -> State | None:
-        """A state sent at the round's start, or None if this client was not sent it."""
+        """Return a state sent at the round's start; None if this client was not sent it."""
         ...
 
     def fetch(self, name: str) -> State:
-        """Download a state of ``FullRound.on_request`` now (counted)."""
+        """Download a state of ``FullRound.on_request`` now (counted) and return it."""
         ...
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """Host draws of this client, this round, this purpose."""
+        """Return a host generator for this client, round and purpose."""
         ...
 
     def generator(self) -> torch.Generator:
-        """Device draws (dropout) of this client this round."""
+        """Return the device generator (dropout) of this client in this round."""
         ...
 
     def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:
-        """One ``view`` of every local image, normalised, at most ``batch`` at a time."""
+        """Yield one ``view`` of every local image, normalised, at most ``batch`` at a time."""
         ...
 
     def predict(self, model: nn.Module, view: ViewKind) -> Tensor:
-        """Softmax of ``model`` in eval mode on one ``view`` ("weak" or "plain") of every local image."""
+        """Return softmax of ``model`` in eval mode on one ``view`` ("weak", "plain") of every local image."""
         ...
 
     def draw_view(self, name: str, view: ViewKind, indices: np.ndarray) -> None:
-        """``view`` ("weak", "strong", "plain") of local images ``indices`` [steps, batch], for ``batch_of``."""
+        """Plan ``view`` ("weak", "strong", "plain") of images ``indices`` [steps, batch] for ``batch_of``."""
         ...
 
     def batch_of(self, name: str) -> Tensor:
-        """This step's normalised images of a planned view."""
+        """Return this step's normalised images of a planned view."""
         ...
 
     def truth(self, indices: np.ndarray) -> Tensor:
-        """True labels of local images where a simulation knows them; -1 elsewhere, as on every
-        device. For statistics only."""
+        """Return true labels of local images, for statistics only; -1 where unknown, as on a device."""
         ...
 
     def set_buffer(self, name: str, value: Tensor) -> Tensor:
@@ -131,34 +130,34 @@ class ClientRuntime(Protocol):
         clip_norm: float | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:
-        """One SGD step of ``model`` on ``loss``, with this round's rate and the run's momentum.
+        """Take one SGD step of ``model`` on ``loss``, with this round's rate and the run's momentum.
 
-        ``regularisers`` of a sum are descended too.
+        The step also follows the gradient of ``regularisers``, which only a sum model has.
         """
         ...
 
 
 class ClientWork(Protocol):
-    """A method's client half.
+    """Do a client's part of a full-model round.
 
-    ``only_called`` names models, as in ``("student", "helper*")``, that it calls, loads, descends and
-    averages and whose parameters it touches in no other way: their layers may compute on copies of
-    lower precision.
+    ``only_called`` names models, for example ``("student", "helper*")``. The work only calls, loads,
+    descends and averages them and touches their parameters in no other way, so their layers may
+    compute on copies of lower precision.
     """
 
     name: str
 
     @property
     def answers(self) -> Answers:
-        """What `finish` returns, declared beforehand."""
+        """Declare what `finish` returns."""
         ...
 
     def start(self, client: ClientRuntime) -> bool:
-        """Prepare the round; False: this client has nothing to contribute."""
+        """Prepare the round; return False if this client has nothing to contribute."""
         ...
 
     def step(self, client: ClientRuntime) -> None: ...
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
-        """Named states to upload (counted as ``model``) and plain numbers."""
+        """Return named states to upload (counted as ``model``) and plain numbers."""
         ...

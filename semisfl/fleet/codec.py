@@ -1,5 +1,5 @@
-"""What a tensor becomes when it crosses the wire: fp32, fp16, bf16, int8 with a scale per row, or
-int4 with a scale per group (`int4.py`).
+"""Encode tensors for the wire: fp32, fp16, bf16, int8 with a scale per row, or int4 with a scale
+per group (`int4.py`).
 
 Everything here is fixed-shape elementwise torch without host synchronisation, so the in-process
 fleet may run a round trip inside a captured graph and lose exactly what the network would lose.
@@ -28,7 +28,7 @@ SMALLEST_SCALE = 2.0**-100
 
 
 def has_rows(shape: Dimensions) -> bool:
-    """Whether a tensor has rows of several values, for which a scale pays."""
+    """Return whether a tensor has rows of several values, so that a scale per row saves bytes."""
     return len(shape) > 1 and prod(shape[1:]) > 1
 
 
@@ -41,21 +41,21 @@ def scale_of(maximum: Tensor) -> Tensor:
 def quantised(values: Tensor, scale: Tensor, most: int) -> Tensor:
     """Return whole numbers from -``most`` to ``most``, as floats."""
     whole = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
-    # Inf / Inf is NaN, which no whole number is; the NaN scale carries the news.
+    # Inf / Inf is NaN, which no integer can hold; the NaN scale marks the row instead.
     return whole.nan_to_num_(nan=0.0)
 
 
 def restored(whole: Tensor, scale: Tensor, most: int) -> Tensor:
-    """What `quantised` made whole numbers of, up to their rounding; ``whole``, as floats, is used up.
+    """Return the values that `quantised` rounded. Overwrites ``whole``, which holds floats.
 
-    A GPU multiplies by the reciprocal of a number, which is another last bit than a CPU's division and
-    would not give the maximum back; by a tensor it divides.
+    The divisor is a tensor: a GPU replaces division by a number with a product by its reciprocal.
+    That differs from a CPU in the last bit and does not give the maximum back.
     """
     return whole.div_(scale.new_full((), most)).mul_(scale)
 
 
 class Codec(ABC):
-    """One way for a tensor to cross."""
+    """Turn a tensor into the parts that cross, and back."""
 
     name: str
 
@@ -88,7 +88,7 @@ class Codec(ABC):
 
 @dataclass(frozen=True)
 class Cast(Codec):
-    """Every value in one dtype. Too large for fp16 becomes Inf, which the receiver can see."""
+    """Send every value in one dtype. A value too large for fp16 becomes Inf, which the receiver sees."""
 
     name: str
     dtype: torch.dtype
@@ -112,7 +112,7 @@ class Cast(Codec):
 
 @dataclass(frozen=True)
 class RowScaled(Codec):
-    """int8 values and, for every row (the first dimension; the rest flattened), max|row| as fp32.
+    """Send int8 values and, for every row (first dimension; the rest flattened), max|row| as fp32.
 
     The row's maximum crosses rather than maximum / 127: value / 127 · maximum gives the maximum
     back exactly, so a second round trip changes nothing. A row with NaN or Inf gets a NaN scale
@@ -165,10 +165,12 @@ INT8 = RowScaled("int8")
 @cache
 def codec_named(name: str) -> Codec:
     """Return the codec of a catalog entry."""
-    found = lookup.load(lookup.codec(name).code)
-    if not isinstance(found, Codec):
-        raise ConfigError(f"codec {name!r} is {type(found).__name__}, no semisfl.fleet.codec.Codec")
-    return found
+    codec = lookup.load(lookup.codec(name).code)
+    if not isinstance(codec, Codec):
+        raise ConfigError(
+            f"codec {name!r} is {type(codec).__name__}, not a semisfl.fleet.codec.Codec"
+        )
+    return codec
 
 
 def codec_for(codec: str, dtype: torch.dtype) -> Codec:

@@ -11,16 +11,15 @@ from semisfl.settings.policy import Policy
 from semisfl.settings.run import ModelConfig
 
 MEASURED = (64, 1024)
-"""Features by whose size codecs are compared."""
+"""Shape of the features whose encoded size compares codecs."""
 
 
 def objections(policy: Policy, config: Config) -> list[str]:
     """Return one line for every term that breaks ``policy``: the value, the limit and the fix."""
     whole_models = bool(lookup.method(config.method).works)
-    found = (
-        _about_methods(policy, config.method) if whole_models else _about_features(policy, config)
-    )
-    return found
+    if whole_models:
+        return _about_methods(policy, config.method)
+    return _about_features(policy, config)
 
 
 def _about_methods(policy: Policy, method: str) -> list[str]:
@@ -38,17 +37,17 @@ def _about_methods(policy: Policy, method: str) -> list[str]:
 
 
 def _about_features(policy: Policy, config: Config) -> list[str]:
-    found = []
+    lines = []
     for name in ("student_features", "teacher_features"):
         used = getattr(config.wire, name)
         if policy.codec is not None and _size(used) > _size(policy.codec):
-            found.append(
+            lines.append(
                 f"wire.{name} = {used!r} is finer than the policy's codec = {policy.codec!r}; "
                 f"set wire.{name} = {policy.codec!r}"
             )
     if policy.layers is not None:
-        found += _about_cut(policy.layers, config.model)
-    return found
+        lines += _about_cut(policy.layers, config.model)
+    return lines
 
 
 def _size(codec: str) -> int:
@@ -57,15 +56,15 @@ def _size(codec: str) -> int:
 
 def _about_cut(wanted: int | str, model: ModelConfig) -> list[str]:
     table = model.table
-    rows = named(MODELS[table].table() if isinstance(table, str) else table)
-    names = [name for name, _ in rows]
+    layers = named(MODELS[table].table() if isinstance(table, str) else table)
+    names = [name for name, _ in layers]
     if isinstance(wanted, str) and wanted not in names:
         return [
             f"the policy's layers = {wanted!r} is no layer of the model ({', '.join(names)}); "
             "name one of them, or give a number"
         ]
     least = names.index(wanted) + 1 if isinstance(wanted, str) else wanted
-    held = _held(model.cut, names, [isinstance(layer, Flatten) for _, layer in rows])
+    held = _held(model.cut, names, [isinstance(layer, Flatten) for _, layer in layers])
     if held >= least:
         return []
     return [

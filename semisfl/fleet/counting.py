@@ -1,4 +1,4 @@
-"""What a split round's steps and uploads count as in a simulation: as much as would cross a network."""
+"""Count a simulated split round's bytes: as many as would cross a network."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def count_steps(
 
 
 def _shown(config: Config, plan: SplitRound, client: int, images: int) -> int:
-    """How many different images the client shows in the round."""
+    """Return how many different images the client uses in the round."""
     batch = config.clients.batch
     drawn = draw_positions(config.seed, plan.index, client, images, plan.steps, batch)
     return len(np.unique(drawn))

@@ -38,8 +38,8 @@ class HijackDetector:
     @torch.no_grad()
     def look(self, gradients: Tensor) -> str | None:
         """Return why the latest gradients look like hijacking; None if not, or if it is too early."""
-        if (found := alignment(gradients.float())) is not None:
-            self._seen.append(found)
+        if (cosine := alignment(gradients.float())) is not None:
+            self._seen.append(cosine)
         mean = sum(self._seen) / max(1, len(self._seen))
         if len(self._seen) < WINDOW or mean <= LIMIT:
             return None

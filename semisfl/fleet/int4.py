@@ -1,4 +1,4 @@
-"""Four bits per value, two values per byte, and a scale for every few values of a row."""
+"""Encode values in four bits, two per byte, with a scale for each group of values in a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from semisfl.fleet.codec import (
 )
 
 LARGEST_SCALE = torch.finfo(torch.bfloat16).max
-"""A float may be larger, and would be rounded to Inf."""
+"""A larger float would be rounded to Inf."""
 ZERO = 8
-"""What a zero is as four bits: -7 to 7 become 1 to 15."""
+"""Code of zero in four bits: -7 to 7 become 1 to 15."""
 
 
 @dataclass(frozen=True)
 class GroupScaled(Codec):
-    """Whole numbers from -7 to 7 and, for every ``group`` values of a row, max|group| as bf16.
+    """Send integers from -7 to 7 and, for every ``group`` values of a row, max|group| as bf16.
 
     As with int8 the maximum itself crosses, so a second round trip changes nothing; a group with
     NaN or Inf arrives as NaN; rows of one value cross as fp32.
@@ -53,7 +53,7 @@ class GroupScaled(Codec):
         return self._packed(whole.flatten(1)[:, : prod(values.shape[1:])]), scale.squeeze(2)
 
     def _quantised(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole numbers [row, group, value] as floats, and the groups' scales in bf16."""
+        """Return integers [row, group, value] as floats, and the groups' scales in bf16."""
         grouped = self._grouped(rows)
         maximum = grouped.abs().amax(dim=2, keepdim=True)
         scale = scale_of(maximum).clamp(max=LARGEST_SCALE).to(torch.bfloat16)
@@ -82,18 +82,18 @@ class GroupScaled(Codec):
         return bool((holds | empty).all()) and not bool(whole[:, length:].any())
 
     def roundtrip(self, tensor: Tensor) -> Tensor:
-        """As by `encode` and `decode`, without the packing."""
+        """Return the result of `encode` and `decode`, without packing the bits."""
         if not has_rows(tensor.shape):
             return super().roundtrip(tensor)
         rows = tensor.detach().to(torch.float32).flatten(1)
         whole, scale = self._quantised(rows)
-        # Four bits have one zero: + 0.0 makes it of -0.0 too.
+        # Four bits have a single zero: adding 0.0 turns -0.0 into it.
         values = restored(whole.add_(0.0), scale.to(torch.float32), 7).flatten(1)
         # What arrives keeps the memory format, as with the other codecs.
         return torch.empty_like(tensor).copy_(values[:, : rows.shape[1]].reshape(tensor.shape))
 
     def _grouped(self, rows: Tensor) -> Tensor:
-        """[row, group, value]; the last group is filled up with zeros."""
+        """Return [row, group, value]; zeros fill up the last group."""
         missing = -rows.shape[1] % self.group
         return F.pad(rows, (0, missing)).unflatten(1, (-1, self.group))
 

@@ -1,4 +1,4 @@
-"""Full-model rounds in this process: every active client runs a method's client half in its own slot."""
+"""Run full-model rounds in this process: each active client runs the client half in its own slot."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +17,8 @@ from semisfl.stopping import Stopped
 
 
 class FullModelClients:
+    """Run a method's client half for a block of clients, each in a slot of its own."""
+
     def __init__(
         self,
         setup: FleetSetup,
@@ -63,9 +65,9 @@ class FullModelClients:
         contributes: list[bool],
         between: Callable[[], None] | None,
     ) -> None:
-        """Every slot takes all its steps in one call: no core waits for another between them.
+        """Run all steps of a slot in one call, so that no core waits for another between steps.
 
-        If one fails, or whoever waits for them is interrupted, the others end with their step.
+        If a slot fails or the caller is interrupted, the others end after their current step.
         """
         given_up = Event()
 
@@ -74,7 +76,7 @@ class FullModelClients:
             for _ in part.steps:
                 if given_up.is_set():
                     raise Stopped
-                self._look_up(between)
+                self._between_steps(between)
                 slot.step(work, self._names)
 
         for parts in self.batches.stretches(len(slots)):
@@ -95,22 +97,22 @@ class FullModelClients:
         steps: int,
         between: Callable[[], None] | None,
     ) -> None:
-        """All slots take each step side by side, which a GPU captures once and replays."""
+        """Run each step of all slots side by side; a GPU captures the step once and replays it."""
         key = (work.name, len(slots))
         if key not in self._captured:
             self._captured[key] = self._hardware.graphs.capture(lambda: self._step(work, slots))
         for _ in range(steps):
-            self._look_up(between)
+            self._between_steps(between)
             self._captured[key]()
 
-    def _look_up(self, between: Callable[[], None] | None) -> None:
-        """What the host does between two steps, which a replayed step would never reach."""
+    def _between_steps(self, between: Callable[[], None] | None) -> None:
+        """Run the host's checks between two steps; a replayed step contains no Python."""
         self._stop.check()
         if between is not None:
             between()
 
     def _start_batches(self, slots: list[Slot]) -> None:
-        """One large batch per view; a slot without contribution looks at its first image and is ignored."""
+        """Prepare one large batch per view; a slot that contributes nothing gets its first image."""
         names = {name: planned for slot in slots for name, planned in slot.plans.items()}
         for slot in slots:
             for name, planned in names.items():

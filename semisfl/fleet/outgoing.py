@@ -1,4 +1,4 @@
-"""The one place where anything leaves a client, simulated or real.
+"""Control everything that leaves a client, simulated or real.
 
 In a simulation it turns features and bottoms into what the server will hold: clipped, with noise,
 as the codec leaves them. On a device it also makes every frame that is sent, the first hello
@@ -29,7 +29,7 @@ _POLICY = object()
 
 
 class Cleared:
-    """Named tensors that passed a policy and may leave in one frame of one kind."""
+    """Hold named tensors that passed a policy and may leave in one frame of one kind."""
 
     def __init__(self, token: object, kind: str, policy: Policy, tensors: Mapping[str, Tensor]):
         if token is not _POLICY:
@@ -40,7 +40,7 @@ class Cleared:
 
     @property
     def tensors(self) -> State:
-        """A dict of its own: to add to it clears nothing."""
+        """Return a copy of the dict: adding to it clears nothing."""
         return dict(self._tensors)
 
     def only(self, name: str, rows: Tensor) -> "Cleared":
@@ -63,7 +63,7 @@ class Cleared:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A client's own features, and what clipping and noise made of them."""
+    """Hold a client's own features, and the same after clipping and noise."""
 
     own: Tensor
     shaped: Tensor
@@ -80,10 +80,10 @@ class Guarded:
 
 
 class Outgoing:
-    """``encode`` makes frames on a device; None in a simulation.
+    """Apply the policy to all that a client sends.
 
-    ``unpredictable``: noise comes from the operating system, not from the run's seed, which the
-    server knows.
+    ``encode`` makes frames on a device; it is None in a simulation. With ``unpredictable``, noise is
+    seeded by the operating system and not by the run's seed, which the server knows.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Outgoing:
         unpredictable: bool = False,
     ) -> None:
         self.own = policy or Policy()
-        """What this client demands by itself."""
+        """This client's own policy."""
         self.policy = self.own
-        """In force: its own and the run's, the stricter of both."""
+        """The policy in force: the stricter of its own and the run's in each line."""
         self._encode = encode
         self._unpredictable = unpredictable
         self._generators: list[torch.Generator] = []
@@ -180,7 +180,7 @@ class Outgoing:
             if self.policy.update_noise:
                 noise.normal_(0, self.policy.update_noise * clip, generator=self._generators[slot])
             value = sent[name].float() + move * share + noise
-            # Noise may take a variance below zero, where no server believes it.
+            # Noise can make a variance negative, which every server refuses.
             value = value.clamp(min=0) if name.endswith("running_var") else value
             limited[name] = value.to(trained[name].dtype)
         return limited

@@ -1,4 +1,4 @@
-"""What a fleet is made of, whichever kind it is."""
+"""Hold everything that a fleet of any kind is made from."""
 
 import zlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from semisfl.stopping import StopFlag
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Where the clients of a run over the network find its server, and who may come in."""
+    """Say where a run's server listens and whose certificates it accepts."""
 
     listen: str
     """HOST:PORT; port 0 takes a free one."""
@@ -29,11 +29,13 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class FleetSetup:
+    """Hold the model, the images and the settings that a fleet is made from."""
+
     config: Config
     model: SplitModel
     hardware: Hardware
     shape: Shape
-    """Of an image: channels, height, width."""
+    """Channels, height and width of an image."""
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -45,18 +47,18 @@ class FleetSetup:
     """Which of ``images`` each client holds."""
     network: NetworkOptions | None = None
     outgoing: Outgoing | None = None
-    """A device's own; None: as `config.policy` says."""
+    """A device's own; None: one made from `config.policy`."""
     stop: StopFlag = field(default_factory=StopFlag)
 
     def digest(self) -> int:
-        """Of who holds which images: the same wherever the same data was loaded."""
+        """Return a checksum of the images and of who holds which; equal wherever the data is equal."""
         assert self.images is not None and self.labels is not None
         some = self.images[:: max(1, len(self.images) // 1000)]
         parts = [np.array(self.images.shape), some.cpu().numpy(), self.labels.cpu().numpy()]
-        found = 0
+        checksum = 0
         for part in (*parts, *self.shards):
-            found = zlib.crc32(np.ascontiguousarray(part).tobytes(), found)
-        return found
+            checksum = zlib.crc32(np.ascontiguousarray(part).tobytes(), checksum)
+        return checksum
 
     @property
     def augmentation(self) -> Augmentation:

@@ -1,4 +1,4 @@
-"""Who takes part in a simulation: every client, until its policy's caps are used up."""
+"""Simulated clients: each takes part until its policy's caps are used up."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ def as_states(bottoms: Mapping[int, Cleared]) -> dict[int, State]:
 
 
 class Simulation:
-    """What fleets share whose clients live in processes of the run itself."""
+    """Base of the fleets whose clients live in the run's own processes."""
 
     def __init__(self, block: ClientBlock) -> None:
         """``block`` is this process's; it knows the images of every client."""

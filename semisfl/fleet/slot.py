@@ -37,7 +37,7 @@ class SlotParts:
 
 
 class Slot:
-    """A `ClientRuntime` of the simulation. Models and buffers stay in place between rounds."""
+    """Implement `ClientRuntime` in a simulation. Models and buffers keep their memory between rounds."""
 
     def __init__(self, parts: SlotParts, config: Config, hardware: Hardware) -> None:
         self.device = hardware.device
@@ -91,7 +91,7 @@ class Slot:
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:
-            # Convolutions prefer channels-last images, which is how they come, and weights alike.
+            # Images are channels-last, and convolutions are fastest if the weights are too.
             model = clone(self._parts.template)
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             copied = any(fnmatchcase(name, pattern) for pattern in self._only_called)
@@ -178,7 +178,7 @@ class Slot:
         return self.batches.row_of(self._buffers[name])
 
     def step(self, work: ClientWork, names: Sequence[str]) -> None:
-        """One step of ``work`` on a part of the batches that is read by this slot alone."""
+        """Take one step of ``work`` on a part of the batches that only this slot reads."""
         for name in names:
             self.views[name] = self.batches.get(name)
         work.step(self)

@@ -1,4 +1,4 @@
-"""One run over several GPUs or machines: a block of the active clients on every rank of torchrun.
+"""Spread a run over several GPUs or machines: each rank of torchrun has a block of active clients.
 
 Rank 0 runs the method and has a block of its own; the others answer it (`rank_worker`). Every rank
 computes its block with the engine of a single process, so losses and byte counts are those of one
@@ -27,13 +27,13 @@ from semisfl.stopping import Stopped
 
 
 class ClusterFleet(Simulation):
-    """The clients as rank 0 sees them."""
+    """Give rank 0 access to the clients of all ranks."""
 
-    # Messages are no part of a CUDA graph.
+    # A CUDA graph cannot contain messages.
     capturable = False
 
     def __init__(self, setup: FleetSetup, ranks: Ranks | None = None) -> None:
-        """``ranks``: those of torchrun, unless given."""
+        """Join torchrun's ranks, unless ``ranks`` is passed."""
         if ranks is None and launch() is None:
             raise ConfigError(
                 "fleet.kind = 'cluster' needs the ranks of torchrun: start it with "
@@ -55,7 +55,7 @@ class ClusterFleet(Simulation):
     # --- beginning and ending --------------------------------------------------------------------
 
     def open(self, directory: Path | None) -> None:
-        """Every rank loads the images by the configuration; all must have found the same."""
+        """Let every rank load its images; raise `ConfigError` if they differ from rank 0's."""
         self._ranks.say(
             "begin", config=self._setup.config.model_dump(mode="json"), images=self._setup.digest()
         )
@@ -64,7 +64,7 @@ class ClusterFleet(Simulation):
                 raise ConfigError(f"rank {rank}: {problem}")
 
     def close(self, finished: bool) -> None:
-        """The others end too. A rank that is lost, now or before, changes nothing any more."""
+        """End the other ranks too. Ignore a lost rank."""
         if self._closed:
             return
         self._closed = True
@@ -76,7 +76,7 @@ class ClusterFleet(Simulation):
             self._ranks.leave()
 
     def _settle_debts(self) -> None:
-        """Take, and forget, what the others send for a round that was given up."""
+        """Receive and drop what the other ranks still send for an abandoned round."""
         if self._coming is not None:
             self._coming.wait()
             self._coming = None
@@ -97,7 +97,7 @@ class ClusterFleet(Simulation):
             self.block.start_round(replace(plan, active=self._blocks[0], next_active=ahead))
 
     def _expect_features(self) -> None:
-        """Room for the whole fleet's features, in which the others' rows arrive."""
+        """Allocate the whole fleet's features and start receiving the other ranks' rows into them."""
         assert self._plan is not None
         if self._step == self._plan.steps:
             return
@@ -159,13 +159,13 @@ class ClusterFleet(Simulation):
         self._ranks.say("finish")
         bottoms = as_states(self.block.bottoms()) if self._blocks[0] else {}
         for rank in self._ranks.others:
-            said = self._ranks.answer_of(rank)
-            outlines = said["outlines"]
+            reply = self._ranks.answer_of(rank)
+            outlines = reply["outlines"]
             room = room_for(outlines, self._ranks.device)
             self._ranks.receive({rank: room}).wait()
             bottoms |= zip(self._blocks[rank], unpack(outlines, room), strict=True)
-            self.traffic.merge(said["traffic"])
-            if said["stop"]:
+            self.traffic.merge(reply["traffic"])
+            if reply["stop"]:
                 self._setup.stop.request()
         return combine(self._setup.config.robust, bottoms, plan.bottom, self.held_back)
 
@@ -180,9 +180,9 @@ class ClusterFleet(Simulation):
         results = self.block.train(work, replace(plan, active=blocks[0])) if blocks[0] else []
         stopped = False
         while self._answering:
-            found = cluster_full.results_of(self._ranks, self._answering.pop(0), self.traffic)
-            stopped = stopped or found is None
-            results += found or []
+            received = cluster_full.results_of(self._ranks, self._answering.pop(0), self.traffic)
+            stopped = stopped or received is None
+            results += received or []
         if stopped:
             self._setup.stop.request()
             raise Stopped

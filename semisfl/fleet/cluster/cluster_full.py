@@ -1,4 +1,4 @@
-"""A full-model round among ranks: the plan on its way out, the results on their way back.
+"""Send a full-model round's plan to the other ranks, and their results back.
 
 States cross once per rank that needs them, however many of its clients share them. What a client
 asks for during the round is sent along, and counted only if it was asked for.
@@ -15,7 +15,7 @@ from semisfl.fleet.packing import outline, pack, room_for, unpack
 
 
 class _States:
-    """The states of a round, each once, by number."""
+    """Number the states of a round, each of them once."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -27,10 +27,10 @@ class _States:
         if id(state) not in self._numbers:
             self._numbers[id(state)] = len(self.states)
             self.states.append(state)
-            rows = outline(state)
-            if rows not in self.outlines:
-                self.outlines.append(rows)
-            self.outline_of.append(self.outlines.index(rows))
+            shape = outline(state)
+            if shape not in self.outlines:
+                self.outlines.append(shape)
+            self.outline_of.append(self.outlines.index(shape))
         return self._numbers[id(state)]
 
     def numbers(self, states: Mapping[str, State]) -> dict[str, int]:
@@ -38,7 +38,7 @@ class _States:
 
 
 def tell(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block]) -> None:
-    """Rank 0 says what is to be done and sends what it takes."""
+    """Send the plan and its states from rank 0 to the others."""
     known = _States()
     shared = {
         "send": known.numbers(plan.send),
@@ -79,27 +79,27 @@ def tell(ranks: Ranks, work: ClientWork, plan: FullRound, blocks: Sequence[Block
 
 
 def _needed(single: Mapping[str, Any], block: Block, for_all: int) -> list[int]:
-    """Numbers of the states that only clients of ``block``, and maybe of others, are given."""
-    found = {
+    """Return the numbers of the states that are sent to single clients of ``block``."""
+    numbers = {
         number
-        for rows in single.values()
-        for client, states in rows
+        for entries in single.values()
+        for client, states in entries
         if client in block
         for number in states.values()
         if number >= for_all
     }
-    return sorted(found)
+    return sorted(numbers)
 
 
-def hear(ranks: Ranks, said: Mapping[str, Any]) -> FullRound:
+def hear(ranks: Ranks, message: Mapping[str, Any]) -> FullRound:
     """Return the plan for this rank's clients."""
-    outlines = [said["outlines"][number] for number in said["outline_of"]]
-    block: Block = tuple(said["blocks"][ranks.rank])
-    shared, for_all = outlines[: said["for_all"]], said["for_all"]
+    outlines = [message["outlines"][number] for number in message["outline_of"]]
+    block: Block = tuple(message["blocks"][ranks.rank])
+    shared, for_all = outlines[: message["for_all"]], message["for_all"]
     room = room_for(shared, ranks.device)
     ranks.broadcast(room)
     states = dict(enumerate(unpack(shared, room)))
-    needed = _needed({key: said[key] for key in ("send_to", "held")}, block, for_all)
+    needed = _needed({key: message[key] for key in ("send_to", "held")}, block, for_all)
     own = [outlines[number] for number in needed]
     room = room_for(own, ranks.device)
     ranks.receive({0: room}).wait()
@@ -108,31 +108,31 @@ def hear(ranks: Ranks, said: Mapping[str, Any]) -> FullRound:
     def named(numbers: Mapping[str, int]) -> dict[str, State]:
         return {name: states[number] for name, number in numbers.items()}
 
-    def of_clients(rows: Sequence[tuple[int, Mapping[str, int]]]) -> dict[int, dict[str, State]]:
-        return {client: named(numbers) for client, numbers in rows if client in block}
+    def of_clients(entries: Sequence[tuple[int, Mapping[str, int]]]) -> dict[int, dict[str, State]]:
+        return {client: named(numbers) for client, numbers in entries if client in block}
 
     return FullRound(
-        said["index"],
+        message["index"],
         block,
-        said["steps"],
-        said["lr"],
-        send=named(said["send"]),
-        kinds=said["kinds"],
-        on_request=named(said["on_request"]),
-        send_to=of_clients(said["send_to"]),
-        held=of_clients(said["held"]),
-        settings=said["settings"],
+        message["steps"],
+        message["lr"],
+        send=named(message["send"]),
+        kinds=message["kinds"],
+        on_request=named(message["on_request"]),
+        send_to=of_clients(message["send_to"]),
+        held=of_clients(message["held"]),
+        settings=message["settings"],
     )
 
 
 def answer(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, int]) -> None:
-    """This rank's results to rank 0."""
+    """Send this rank's results to rank 0."""
     known = _States()
-    told = [
+    answers = [
         [result.client, dict(result.numbers), known.numbers(result.states)] for result in results
     ]
     ranks.answer(
-        results=told,
+        results=answers,
         traffic=traffic,
         outlines=known.outlines,
         outline_of=known.outline_of,
@@ -141,17 +141,17 @@ def answer(ranks: Ranks, results: Sequence[ClientResult], traffic: Mapping[str, 
 
 
 def results_of(ranks: Ranks, rank: int, traffic: Traffic) -> list[ClientResult] | None:
-    """What ``rank`` answers, counted; None if it was stopped."""
-    said = ranks.answer_of(rank)
-    if "stopped" in said:
+    """Receive the results of ``rank`` and count their bytes; return None if it was stopped."""
+    message = ranks.answer_of(rank)
+    if "stopped" in message:
         return None
-    outlines = [said["outlines"][number] for number in said["outline_of"]]
+    outlines = [message["outlines"][number] for number in message["outline_of"]]
     room = room_for(outlines, ranks.device)
     ranks.receive({rank: room}).wait()
     states = unpack(outlines, room)
     results = [
         ClientResult(client, {name: states[number] for name, number in numbers.items()}, values)
-        for client, values, numbers in said["results"]
+        for client, values, numbers in message["results"]
     ]
-    traffic.merge(said["traffic"])
+    traffic.merge(message["traffic"])
     return results

@@ -1,4 +1,4 @@
-"""A split round's plan on its way from rank 0 to the others."""
+"""Send a split round's plan from rank 0 to the others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Block = tuple[int, ...]
 
 
 def blocks_of(active: Sequence[int], ranks: int) -> list[Block]:
-    """Equal shares, in order; where they cannot be, rank 0, which is the server too, has less."""
+    """Return equal shares, in order. If they cannot be equal, rank 0 has fewer: it is the server too."""
     least, more = divmod(len(active), ranks)
     sizes = [least + (rank >= ranks - more) for rank in range(ranks)]
     ends = [sum(sizes[: rank + 1]) for rank in range(ranks)]
@@ -34,21 +34,21 @@ def tell(ranks: Ranks, plan: SplitRound, blocks: Sequence[Block]) -> None:
     ranks.broadcast(pack([plan.bottom, plan.teacher_bottom]))
 
 
-def hear(ranks: Ranks, said: Mapping[str, Any]) -> SplitRound:
-    """The plan for this rank's clients."""
-    outlines = [said["outline"], said["outline"]]
+def hear(ranks: Ranks, message: Mapping[str, Any]) -> SplitRound:
+    """Receive the plan and return it for this rank's clients."""
+    outlines = [message["outline"], message["outline"]]
     room = room_for(outlines, ranks.device)
     ranks.broadcast(room)
     bottom, teacher = unpack(outlines, room)
-    alone = said["teacher_for"]
+    alone = message["teacher_for"]
     return SplitRound(
-        said["index"],
-        tuple(said["blocks"][ranks.rank]),
-        said["steps"],
-        said["lr"],
+        message["index"],
+        tuple(message["blocks"][ranks.rank]),
+        message["steps"],
+        message["lr"],
         bottom,
         teacher,
         teacher_for=None if alone is None else frozenset(alone),
-        teacher_decay=said["teacher_decay"],
-        next_active=tuple(said["next_blocks"][ranks.rank]),
+        teacher_decay=message["teacher_decay"],
+        next_active=tuple(message["next_blocks"][ranks.rank]),
     )

@@ -1,4 +1,4 @@
-"""What every rank but the first does: it answers rank 0, with a block of the clients."""
+"""Answer rank 0 from every other rank, with a block of the clients."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,10 +17,10 @@ from semisfl.stopping import Stopped
 
 
 class RankWorker:
-    """Serves one run, from its beginning to its end."""
+    """Serve one run from its beginning to its end."""
 
     def __init__(self, ranks: Ranks, prepare: Callable[[Config], FleetSetup]) -> None:
-        """``prepare`` loads what a configuration of rank 0 names, on this machine."""
+        """Take ``prepare``, which loads on this machine what a configuration names."""
         self._ranks, self._prepare = ranks, prepare
         self._steps: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
             "begin": self._begin,
@@ -31,15 +31,15 @@ class RankWorker:
         }
 
     def serve(self) -> None:
-        """Returns when rank 0 says that the run is over; `RankLost` if it is gone."""
-        while (said := self._ranks.hear())["do"] != "end":
-            self._steps[said["do"]](said)
+        """Return when rank 0 ends the run; raise `RankLost` if rank 0 is gone."""
+        while (message := self._ranks.hear())["do"] != "end":
+            self._steps[message["do"]](message)
 
-    def _begin(self, said: Mapping[str, Any]) -> None:
+    def _begin(self, message: Mapping[str, Any]) -> None:
         try:
-            config = parse(said["config"])
+            config = parse(message["config"])
             self._setup = self._prepare(config)
-            if self._setup.digest() != said["images"]:
+            if self._setup.digest() != message["images"]:
                 raise ValueError(
                     f"{config.data.name!r} holds other images here than for rank 0; "
                     "make it the same on every machine"
@@ -53,9 +53,9 @@ class RankWorker:
 
     # --- a split round ---------------------------------------------------------------------------
 
-    def _split(self, said: Mapping[str, Any]) -> None:
-        self._plan, self._step = cluster_split.hear(self._ranks, said), 0
-        self._counts()  # of a round that was given up
+    def _split(self, message: Mapping[str, Any]) -> None:
+        self._plan, self._step = cluster_split.hear(self._ranks, message), 0
+        self._counts()  # drops those of an abandoned round
         if self._plan.active:
             self._block.start_round(self._plan)
             self._send_features()
@@ -68,7 +68,7 @@ class RankWorker:
         tensors = [own.cleared.tensors["student"], own.teacher, own.truth]
         self._ranks.send({0: [tensor.contiguous() for tensor in tensors]}).wait()
 
-    def _backward(self, said: Mapping[str, Any]) -> None:
+    def _backward(self, message: Mapping[str, Any]) -> None:
         if not self._plan.active:
             return
         rows = len(self._plan.active) * self._setup.config.clients.batch
@@ -79,7 +79,7 @@ class RankWorker:
         self._step += 1
         self._send_features()
 
-    def _finish(self, said: Mapping[str, Any]) -> None:
+    def _finish(self, message: Mapping[str, Any]) -> None:
         bottoms = list(as_states(self._block.bottoms()).values()) if self._plan.active else []
         self._ranks.answer(
             traffic=self._counts(),
@@ -89,18 +89,18 @@ class RankWorker:
         self._ranks.send({0: pack(bottoms)}).wait()
 
     def _counts(self) -> dict[str, int]:
-        """Bytes since the last call; rank 0 has the sums."""
+        """Return the bytes since the last call; rank 0 adds them up."""
         counts = self._block.traffic.state_dict()
         self._block.traffic.load_state_dict({})
         return counts
 
     # --- a full-model round ----------------------------------------------------------------------
 
-    def _train(self, said: Mapping[str, Any]) -> None:
-        plan = cluster_full.hear(self._ranks, said)
+    def _train(self, message: Mapping[str, Any]) -> None:
+        plan = cluster_full.hear(self._ranks, message)
         self._counts()
         try:
-            work = self._works[said["work"]]
+            work = self._works[message["work"]]
             results = self._block.train(work, plan) if plan.active else []
         except Stopped:
             self._ranks.answer(stopped=True)

@@ -1,7 +1,7 @@
-"""The processes that torchrun started, and how they talk: plain values as JSON, tensors as they are.
+"""Let the processes that torchrun started exchange messages: plain values as JSON, tensors raw.
 
-Rank 0 says what is to be done, to all at once; the others answer it alone. What is said goes over
-the hosts' memory (gloo); tensors go from device to device (NCCL between GPUs, gloo between CPUs).
+Rank 0 broadcasts commands to all others, and they answer rank 0 only. Messages go through host
+memory (gloo); tensors go from device to device (NCCL between GPUs, gloo between CPUs).
 """
 
 import json
@@ -27,19 +27,19 @@ HEAD = 256
 """Bytes of a message's first part, which most messages fit into."""
 LENGTH = 8
 PATIENCE = timedelta(hours=1)
-"""For rank 0, which loads its images before it meets the others."""
+"""How long other ranks wait for rank 0, which loads its images first."""
 KEPT = 16
-"""Parts of messages. A thread of gloo lets go of a part some time after it has crossed; if that leaves
-nobody who holds it, the thread waits for the interpreter, which may be waiting for the thread to end."""
+"""Message parts to keep alive. A gloo thread releases a part some time after it was sent. If that is the
+last reference, the thread waits for the interpreter, which may be waiting for the thread: a deadlock."""
 
 
 class RankLost(ConnectionError):
-    """Another rank is gone, or does not answer any more."""
+    """Raised when another rank is gone or does not answer any more."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun told this process."""
+    """Hold what torchrun passes to this process in its environment."""
 
     rank: int
     local_rank: int
@@ -48,7 +48,7 @@ class Launch:
     max_restarts: int
 
     def device(self, asked: str) -> str:
-        """``--device`` as this rank has it: a GPU of its own where there are any."""
+        """Return the device of this rank for ``--device``: a GPU of its own if there are any."""
         if asked not in ("auto", "cuda") or not (count := torch.cuda.device_count()):
             return asked
         if self.local_rank >= count:
@@ -60,20 +60,20 @@ class Launch:
 
 
 def launch() -> Launch | None:
-    """None: this process was not started by torchrun."""
-    told = os.environ
-    if "TORCHELASTIC_RESTART_COUNT" not in told or "RANK" not in told:
+    """Return torchrun's values; None if torchrun did not start this process."""
+    environment = os.environ
+    if "TORCHELASTIC_RESTART_COUNT" not in environment or "RANK" not in environment:
         return None
     return Launch(
-        int(told["RANK"]),
-        int(told["LOCAL_RANK"]),
-        int(told["WORLD_SIZE"]),
-        int(told.get("TORCHELASTIC_MAX_RESTARTS", 0)),
+        int(environment["RANK"]),
+        int(environment["LOCAL_RANK"]),
+        int(environment["WORLD_SIZE"]),
+        int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
 
 
 class Ranks:
-    """This process among the others of a process group."""
+    """Send to and receive from the other processes of a group."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self.device = device
@@ -95,7 +95,7 @@ class Ranks:
         return cls(device)
 
     def leave(self) -> None:
-        """The end of what `join` began."""
+        """Leave the group that `join` entered."""
         if not self.lost:
             dist.destroy_process_group()
 
@@ -113,17 +113,17 @@ class Ranks:
     # --- plain values ----------------------------------------------------------------------------
 
     def say(self, what: str, **values: Any) -> None:
-        """Rank 0 to all others."""
+        """Send a message from rank 0 to all others."""
         with self._talking():
             for part in _encoded({"do": what, **values}):
                 dist.broadcast(self._keep(part), group_src=0, group=self._group)
 
     def hear(self) -> dict[str, Any]:
-        """What rank 0 says; ``do`` is what it is about."""
+        """Receive rank 0's next message; ``do`` names the command."""
         return self._message(partial(dist.broadcast, group_src=0, group=self._group))
 
     def answer(self, **values: Any) -> None:
-        """To rank 0."""
+        """Send an answer to rank 0."""
         with self._talking():
             for part in _encoded(values):
                 dist.send(self._keep(part), group_dst=0, group=self._group)
@@ -147,17 +147,17 @@ class Ranks:
     # --- tensors ---------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """From rank 0, into the ``tensors`` of all others."""
+        """Copy rank 0's ``tensors`` into those of all others."""
         with self._talking():
             for tensor in tensors:
                 dist.broadcast(tensor, group_src=0, group=self._group)
 
     def send(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Moving":
-        """Contiguous tensors by the rank that gets them; they must not change until it has them."""
+        """Send contiguous tensors to each rank; they must not change until they have arrived."""
         return self._move(dist.isend, tensors)
 
     def receive(self, tensors: Mapping[int, Sequence[Tensor]]) -> "Moving":
-        """Into contiguous tensors, by the rank they come from."""
+        """Receive from each rank into contiguous tensors."""
         return self._move(dist.irecv, tensors)
 
     def _move(self, operation: Any, tensors: Mapping[int, Sequence[Tensor]]) -> "Moving":
@@ -178,7 +178,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Moving:
-    """Tensors on their way."""
+    """Wait for tensors that are being moved."""
 
     ranks: Ranks
     works: Sequence[dist.Work]
@@ -188,7 +188,7 @@ class Moving:
 
 
 def _meet(store: Any, rank: int, world: int) -> str:
-    """A name that the ranks of this attempt share, and no earlier attempt had.
+    """Return a name that the ranks of this attempt share and that no earlier attempt had.
 
     torchrun's store outlives its restarts, and gloo would find there the addresses of processes
     that are gone. Its count of restarts is no such name: machines count their own.
@@ -200,17 +200,17 @@ def _meet(store: Any, rank: int, world: int) -> str:
         name = store.get(f"meet/{mine}").decode()
         store.set(f"came/{name}/{rank}", "")
         return name
-    told: dict[int, bytes] = {}
+    answered: dict[int, bytes] = {}
     missing = set(range(1, world))
     while missing:
         for other in sorted(missing):
             if store.check([f"came/{mine}/{other}"]):
                 missing.remove(other)
             elif store.check([f"here/{other}"]):
-                # One of an earlier attempt may be answered too: it is gone, and its successor comes.
+                # This may be a rank of an earlier attempt. It is gone, and its successor will come.
                 name = store.get(f"here/{other}")
-                if name != told.get(other):
-                    told[other] = name
+                if name != answered.get(other):
+                    answered[other] = name
                     store.set(f"meet/{name.decode()}", mine)
         time.sleep(0.01)
     return mine
