@@ -1,4 +1,4 @@
-"""Bytes over gRPC streams: frames cut in chunks on one side, put together on the other.
+"""Send frames over gRPC streams: cut into chunks on one side, put together on the other.
 
 A frame is an answer to a *ticket* (the server numbers what it asks on a stream) within an *epoch*
 (the server numbers the streams an identity opens). Both stand before its bytes, so that what is
@@ -24,12 +24,12 @@ MAGIC = b"SSF1"
 LARGEST_FRAME = 1 << 32
 KEPT_BUFFER = 8 * 1024 * 1024
 LARGEST_MESSAGE = 16 * CHUNK
-"""Of a message over CHUNK bytes up to here the receiver learns, and can say who sent it; gRPC ends
-the stream on a larger one, without a word to the receiver."""
+"""Largest message that gRPC delivers. The receiver can refuse one over CHUNK bytes and log its sender;
+on a larger one gRPC ends the stream and reports nothing to the receiver."""
 SCHEMES = {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock"}
-"""What gRPC takes for the beginning of another kind of address."""
+"""Prefixes that make gRPC read an address as one of another kind."""
 BEAT_SECONDS = 10.0
-"""Between two heartbeats of the server, which a client answers as soon as its link is free."""
+"""Between two heartbeats of the server. A client answers as soon as its connection is free."""
 SILENCE_SECONDS = 25.0
 """After so long without any chunk, each side takes the other for gone."""
 LOWEST_RATE = 50_000.0
@@ -41,11 +41,11 @@ Parts = Sequence[bytes | memoryview]
 
 
 class Violation(Exception):
-    """The other side does not keep to the protocol."""
+    """Raised when the other side breaks the protocol."""
 
 
 def options() -> list[tuple[str, int]]:
-    """Channel arguments of both sides.
+    """Return the channel arguments of both sides.
 
     gRPC's own keepalive is off and its ping timeout long: a ping waits behind whatever a slow link
     still has to carry, and a timeout of seconds then takes the link for dead (seen at 60 kB/s with
@@ -62,7 +62,7 @@ def options() -> list[tuple[str, int]]:
 
 
 def cut(parts: Parts, epoch: int, ticket: int) -> Iterator[bytes]:
-    """The chunks of one frame. All but the last are exactly CHUNK bytes long."""
+    """Yield the chunks of one frame. All but the last are exactly CHUNK bytes long."""
     length = sum(len(part) for part in parts)
     pieces: list[bytes | memoryview] = [PREFIX.pack(MAGIC, epoch, ticket, length)]
     room = CHUNK - PREFIX.size
@@ -78,7 +78,7 @@ def cut(parts: Parts, epoch: int, ticket: int) -> Iterator[bytes]:
 
 
 class Assembler:
-    """Puts chunks together to the frame of the one ticket that is awaited; skips every other.
+    """Put chunks together to the frame of the awaited ticket; skip every other frame.
 
     With ``in_order`` (a client's side) any ticket later than the last is awaited.
     """
@@ -119,11 +119,11 @@ class Assembler:
 
     @property
     def late(self) -> int:
-        """The most bytes of an earlier answer that may still come before the next."""
+        """Return the most bytes of an earlier answer that may still come before the next."""
         return self.limit if self.awaited is not None else self._owed
 
     def feed(self, chunk: bytes) -> tuple[bool, tuple[int, bytearray] | None]:
-        """Whether this chunk is progress; ticket and bytes of the awaited frame, if now complete."""
+        """Return whether this chunk is progress, and the awaited frame's ticket and bytes once complete."""
         if len(chunk) > CHUNK:
             raise Violation(f"a message of {len(chunk)} bytes exceeds the {CHUNK} of a chunk")
         if not self._left:
@@ -161,7 +161,7 @@ class Assembler:
         return self._go_on(memoryview(chunk)[PREFIX.size :])
 
     def _room_for(self, length: int) -> bytearray:
-        """A server's side reuses its buffer: an answer was decoded before the next is awaited."""
+        """Return a buffer. The server reuses one: it decodes an answer before it awaits the next."""
         if self._in_order or length > KEPT_BUFFER:
             return bytearray(length)
         if len(self._kept) != length:
@@ -196,7 +196,7 @@ class Assembler:
 
 
 class LoopThread:
-    """An asyncio loop in a thread of its own, so that networking never waits for arithmetic."""
+    """Run an asyncio loop in its own thread, so that networking never waits for training."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -232,7 +232,7 @@ def require_loopback(address: str) -> None:
 
 
 def check_listen(network: NetworkOptions) -> None:
-    """Refuse what is no address to listen on, and plaintext that was not asked for or could be overheard."""
+    """Refuse a bad address to listen on, and plaintext that is not allowed or leaves the loopback."""
     if network.certificates is None and not network.insecure_loopback:
         raise ConfigError("a server needs certificates; make them with `semisfl certs`")
     split_address(network.listen)
@@ -252,7 +252,7 @@ def check_target(address: str, certified: bool, insecure_loopback: bool) -> None
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` taken apart."""
+    """Return the host and the port of ``host:port``."""
     host, _, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not bare or not port.isdigit() or int(port) > 65535 or host in SCHEMES:

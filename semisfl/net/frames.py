@@ -1,4 +1,4 @@
-"""Messages <-> bytes: a fixed prefix, a msgpack header, then raw padded buffers. Never pickle.
+"""Encode and decode messages: a fixed prefix, a msgpack header, then raw padded buffers. No pickle.
 
     magic "SSFL" | protocol u32 | header length u32 | 0 u32               little-endian
     msgpack [kind, {field: value}, [[tensor, dtype, shape, codec], ...]]  names sorted
@@ -14,7 +14,7 @@ sent; and against a sender who lies none would help, since it would fit the lie.
 buffers was nearly half of what a frame cost the server. What it could still have caught, a sender
 that trains on a tensor while it is being sent, shows in the tests that hold a run over the network
 against the same run in one process; what broken memory makes of a value is caught, if it matters,
-where every value is looked at (`semisfl.net.server.value_checks`).
+where every value is checked (`semisfl.net.server.value_checks`).
 """
 
 import math
@@ -56,7 +56,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor as the receiver will hold it, and the codec it crosses in."""
+    """Describe a tensor as the receiver will hold it, and the codec it crosses in."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -64,7 +64,7 @@ class TensorSpec:
 
     @cached_property
     def how(self) -> Codec:
-        """The codec that is used: integers cross raw, whatever was asked for."""
+        """Return the codec in use: integers cross raw, whatever ``codec`` names."""
         return codec_for(self.codec, self.dtype)
 
     def described(self, name: str) -> Entry:
@@ -74,7 +74,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Schema:
-    """All that one kind of frame may hold: exactly these fields and exactly these tensors."""
+    """Describe one kind of frame: exactly these fields and exactly these tensors."""
 
     fields: Mapping[str, type] = field(default_factory=dict)
     tensors: Mapping[str, TensorSpec] | None = None
@@ -82,7 +82,7 @@ class Schema:
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
-        """The tensors, in the order in which they cross."""
+        """Return the tensors in the order in which they cross."""
         return dict(sorted((self.tensors or {}).items()))
 
     @cached_property
@@ -91,7 +91,7 @@ class Schema:
 
     @cached_property
     def buffers(self) -> int:
-        """Bytes of all buffers with their padding."""
+        """Return the bytes of all buffers with their padding."""
         return sum(
             _padded(math.prod(shape) * dtype.itemsize)
             for spec in self.specs.values()
@@ -100,14 +100,14 @@ class Schema:
 
     @cached_property
     def limit(self) -> int:
-        """The most bytes a frame of this kind may have, so the most a receiver need hold."""
+        """Return the most bytes a frame of this kind may have, which bounds the receiver's memory."""
         most = PREFIX.size + MAX_HEADER + self.buffers
         return most if self.max_bytes is None else min(most, self.max_bytes)
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A message that was checked against its schema; its tensors are on the CPU."""
+    """Hold a message that was checked against its schema; its tensors are on the CPU."""
 
     kind: str
     fields: dict[str, Any]
@@ -115,7 +115,7 @@ class Frame:
 
 
 def payload_bytes(schema: Schema) -> int:
-    """Bytes of tensors that cross: what the traffic counts, without header and padding."""
+    """Return the bytes of tensors that cross, as traffic counts them: no header, no padding."""
     return sum(spec.how.size(spec.shape) for spec in schema.specs.values())
 
 
@@ -125,7 +125,7 @@ def encode(
     tensors: Mapping[str, Tensor],
     codecs: Mapping[str, str] | str = "fp32",
 ) -> list[bytes | memoryview]:
-    """The frame in pieces, for ``b"".join`` or for sending one by one.
+    """Return the frame in pieces, to be joined or sent one by one.
 
     Pieces are views of the tensors where nothing had to be converted: send or join them before
     the tensors change.
@@ -159,10 +159,10 @@ def encode(
 def decode(
     data: bytes | bytearray | memoryview, expected: Mapping[str, Schema], *, copy: bool = True
 ) -> Frame:
-    """The frame, if it is exactly one that ``expected`` (kind -> schema) allows; else WireError.
+    """Return the frame; raise WireError unless ``expected`` (kind -> schema) allows exactly this one.
 
-    With ``copy`` its tensors own their memory; without, those that cross as they are view ``data``,
-    which is then writable and left alone for as long as they are used.
+    With ``copy``, its tensors own their memory. Without, tensors that cross raw are views of
+    ``data``, which must be writable and must not change while they are used.
     """
     view = memoryview(data).cast("B")
     largest = max((schema.limit for schema in expected.values()), default=0)
@@ -202,7 +202,7 @@ def decode(
 
 @dataclass
 class _Regions:
-    """Reads the buffers of a frame whose length is known to be right, one after another."""
+    """Read the buffers of a frame one after another; its length was checked before."""
 
     view: memoryview
     offset: int
@@ -248,7 +248,7 @@ def _difference(wanted: list[Entry], received: list[Any]) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
-    """A contiguous CPU tensor's own memory; torch itself refuses to view an empty one as bytes."""
+    """Return a contiguous CPU tensor's memory; torch itself refuses to view an empty one as bytes."""
     if not tensor.numel():
         return np.empty(0, dtype=np.uint8)
     return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -16,11 +16,11 @@ Entry = list[Any]
 
 
 class WireError(ValueError):
-    """A frame that cannot be sent or must not be believed; the message is one line."""
+    """Raised for a frame that cannot be sent or must be refused; the message is one line."""
 
 
 def unpack(header: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
-    """Kind, fields and tensor table, within limits of size but otherwise unchecked."""
+    """Return kind, fields and tensor table, checked for size and nothing else."""
     try:
         content = msgpack.unpackb(
             header,
@@ -39,6 +39,7 @@ def unpack(header: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
 
 
 def pack(kind: str, fields: Mapping[str, Any], table: list[Entry]) -> bytes:
+    """Return the header in its canonical form."""
     plain = {name: _plain(value, f"field {name!r}") for name, value in sorted(fields.items())}
     try:
         return msgpack.packb([kind, plain, table])
@@ -73,7 +74,7 @@ PLAIN: Mapping[type, Callable[[Any, str, int], Any]] = {
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """The value with sorted maps, once it is known to hold nothing but plain finite values."""
+    """Return the value with sorted maps; raise WireError if it holds anything but plain finite values."""
     if type(value) not in PLAIN:
         raise WireError(f"{where} holds a {type(value).__name__}: only plain values cross")
     if depth > MAX_DEPTH:
@@ -84,11 +85,12 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def short(value: object) -> str:
-    """At most a hundred or so printable characters of something a stranger sent."""
+    """Return about a hundred printable characters of what another machine sent."""
     return reprlib.repr(value)
 
 
 def listed(names: Any) -> str:
+    """Return the first eight names in one line."""
     names = [str(name) for name in names]
     shown = ", ".join(short(name) for name in names[:8])
     return (shown or "none") + (", ..." if len(names) > 8 else "")

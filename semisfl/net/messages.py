@@ -1,4 +1,4 @@
-"""What server and client say to each other: every kind of frame, with exactly what it may hold.
+"""Define the protocol of server and client: every kind of frame and exactly what it may hold.
 
     client                          server
     hello                    ->
@@ -44,7 +44,7 @@ SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
 SERVERS_OWN = {"stop", "robust", "sinks"}
-"""Settings that no device needs: with others after a restart the run is still the same one."""
+"""Settings that no device needs. They may change at a restart without making it another run."""
 
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
 HELLO = Schema(
@@ -90,7 +90,7 @@ def table(state: Mapping[str, Tensor]) -> Table:
 
 @dataclass(frozen=True)
 class Terms:
-    """All a client needs to take part, as the server tells it."""
+    """Hold everything that a client needs to take part; the server sends it."""
 
     config: Config
     shape: Shape
@@ -110,8 +110,11 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str, methods: Collection[str]) -> "Terms":
-        """``methods`` are those that this device does. Of others not even the settings are looked at:
-        to read them is to import the method's code, and no server may choose what a device imports."""
+        """Return the terms; raise `WireError` unless their method is one of this device's ``methods``.
+
+        Other methods' settings are not even parsed: that would import the method's code, and no
+        server may choose what a device imports.
+        """
         try:
             plain = json.loads(text)
             if (method := plain["config"]["method"]) not in methods:
@@ -130,7 +133,7 @@ class Terms:
 
     @property
     def run(self) -> str:
-        """Tells this run's terms from any other's."""
+        """Return an identifier of these terms."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def codecs(self) -> set[str]:
@@ -148,8 +151,11 @@ def hello(
     attempt: int = 0,
     policy: Policy | None = None,
 ) -> dict[str, Any]:
-    """``instance`` tells one process from another with the same certificate; ``attempt`` counts its
-    connections, so that one it has given up is not taken for its newest."""
+    """Return the fields of a hello.
+
+    ``instance`` identifies the client's process, since several may share a certificate. ``attempt``
+    counts its connections, so that the server can tell the newest from an abandoned one.
+    """
     return {
         "protocol": PROTOCOL,
         "run": run,
@@ -164,7 +170,7 @@ def hello(
 
 @dataclass(frozen=True)
 class Schemas:
-    """The frames that carry tensors, for one model and configuration."""
+    """Make the schemas of frames with tensors, for one model and configuration."""
 
     config: Config
     features: int
@@ -173,12 +179,12 @@ class Schemas:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        rows = (self.features, sorted(self.bottom.items()), sorted(self.full.items()))
-        object.__setattr__(self, "digest", hashlib.sha256(repr(rows).encode()).hexdigest()[:32])
+        shapes = (self.features, sorted(self.bottom.items()), sorted(self.full.items()))
+        object.__setattr__(self, "digest", hashlib.sha256(repr(shapes).encode()).hexdigest()[:32])
 
     @classmethod
     def of(cls, config: Config, model: SplitModel) -> "Schemas":
-        """A full model is the bottom and the top; the projection head never crosses."""
+        """Return the schemas of ``model``. A full model is bottom and top: the projection head never crosses."""
         parts = {"bottom": model.bottom, "top": model.top}
         full = {
             f"{part}.{key}": value
@@ -199,7 +205,7 @@ class Schemas:
 
     @cached_property
     def split(self) -> Schema:
-        """A split round begins, for a client that is sent the teacher."""
+        """Return the frame that begins a split round for a client that is sent the teacher."""
         bottom, teacher = (self._state(name, self.bottom) for name in ("bottom", "teacher"))
         return Schema(SPLIT, {**bottom, **teacher})
 
@@ -209,7 +215,10 @@ class Schemas:
 
     @cached_property
     def features_frames(self) -> Sequence[Schema]:
-        """By the rows of the teacher's: as many as the batch has, or those of images new in the round."""
+        """Return the features frame for each number of teacher rows, from none to the whole batch.
+
+        With ``wire.teacher_once``, only images that are new in the round have a teacher row.
+        """
         wire, fields = self.config.wire, {"round": int, "step": int}
         student = self._rows(wire.student_features)
         return [
@@ -226,11 +235,11 @@ class Schemas:
 
     @cached_property
     def bottom_frame(self) -> Schema:
-        """A trained bottom."""
+        """Return the frame of a trained bottom."""
         return Schema({"round": int}, self._state("bottom", self.bottom))
 
     def states(self, outline: Mapping[str, Any]) -> Schema:
-        """A frame of the states that ``outline`` (state -> names of its tensors) announces."""
+        """Return the frame of the states that ``outline`` (state -> names of its tensors) announces."""
         tensors: dict[str, TensorSpec] = {}
         if len(outline) > MAX_STATES:
             raise WireError(f"{len(outline)} states are announced, at most {MAX_STATES} may be")

@@ -215,7 +215,7 @@ def test_what_does_not_speak_tls_is_told(tmp_path: Path, answer: bytes) -> None:
 def test_tls_that_is_not_ours_is_told(tmp_path: Path) -> None:
     place = authority(tmp_path)
     with service(speaking_tls(place)) as address:
-        assert "speaks TLS but is no semisfl server" in end_of(address, own(place))
+        assert "speaks TLS but is not a semisfl server" in end_of(address, own(place))
 
 
 def test_a_reason_that_is_sent_is_told(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A device's caps, which must outlast its process: else whoever can make it restart lifts them."""
+"""Keep what a device has spent of its caps on disk: a restart must not lift them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from semisfl.settings.sections import ConfigError
 
 
 class Allowance:
-    """``file``: where it is written down what was spent; None: nowhere, for policies without caps."""
+    """Count what was spent, in ``file``; None: not on disk, for policies without caps."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -20,7 +20,7 @@ class Allowance:
 
     @staticmethod
     def _read(file: Path) -> Spent:
-        """A file that cannot be read must not become a fresh start."""
+        """Return what was spent; raise `ConfigError` if that is unknown, never start from 0."""
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
             return Spent(int(plain["rounds"]), int(plain["uses"]))
@@ -31,7 +31,7 @@ class Allowance:
             ) from error
 
     def check_writable(self) -> None:
-        """Say now, not in the first round, that what is spent cannot be written down."""
+        """Raise `ConfigError` now, not in the first round, if the file cannot be written."""
         if self._file is not None:
             try:
                 self._write(self._file)
@@ -45,12 +45,12 @@ class Allowance:
         write_whole(file, json.dumps(vars(self.spent)).encode(), private=True)
 
     def check(self, policy: Policy, uses: int) -> None:
-        """`PolicyBreach` if one more round, with so many ``uses`` of an image, would be too much."""
+        """Raise `PolicyBreach` if one more round with ``uses`` of an image exceeds the caps."""
         if (reason := self.spent.refusal(policy, uses)) is not None:
             raise PolicyBreach(reason)
 
     def take(self, policy: Policy, uses: int) -> None:
-        """Spend one round, written down before anything is sent; `PolicyBreach` if that is too much."""
+        """Spend one round, on disk before anything is sent; raise `PolicyBreach` beyond the caps."""
         if not policy.capped:
             return
         self.check(policy, uses)
@@ -60,5 +60,5 @@ class Allowance:
 
 
 def beside(policy: Path) -> Path:
-    """Where a policy's file has what was spent of it."""
+    """Return the file that counts what was spent under a policy's file."""
     return policy.with_suffix(".spent.json")

@@ -1,4 +1,4 @@
-"""A client's connection to its server: opened by the client, and opened again whenever it breaks."""
+"""Connect a client to its server, and connect again whenever the connection breaks."""
 
 import asyncio
 import logging
@@ -39,15 +39,15 @@ FINAL = {
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""Answers of a server that trying again cannot change."""
+"""Answers of a server that another attempt cannot change."""
 
 
 class Rejected(Exception):
-    """This client cannot take part, and trying again would not change that; the message says why."""
+    """Raised when this client cannot take part and another attempt cannot help; the message says why."""
 
 
 class Connection:
-    """Keeps a stream to ``address`` open; hands out frames with the stream they came on."""
+    """Keep a stream to ``address`` open and hand out frames with the stream they came on."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class Connection:
     ) -> None:
         chunks.check_target(address, certificate is not None, insecure_loopback)
         self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
-        """What this device does if a server asks: installed under a name, or allowed by its operator."""
+        """Methods that a server may ask for: installed under a name, or allowed by the operator."""
         self.outgoing = Outgoing(policy, encode, unpredictable=True)
         """Makes every frame that this client sends."""
         self.run = ""
         """The run this client belongs to, once it was welcomed to one."""
         self.over = threading.Event()
-        """Set when the server said that the run is finished."""
+        """Set once the server has reported that the run is finished."""
         self.losses = 0
         self._address = address
         self._certificate = None if insecure_loopback else certificate
         self._refusals = 0
-        self._told = ""
+        self._last_warning = ""
         self._name = name
         self._instance = secrets.token_hex(8)
         self._attempts = 0
@@ -88,7 +88,7 @@ class Connection:
         self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
 
     def receive(self, seconds: float) -> Received | None:
-        """The next frame, or None after ``seconds``; raises `Rejected` once there will be none."""
+        """Return the next frame, or None after ``seconds``; raise `Rejected` once there will be none."""
         try:
             item = self._inbox.get(timeout=seconds)
         except queue.Empty:
@@ -104,7 +104,7 @@ class Connection:
             self._thread.stop()
 
     def kill(self) -> None:
-        """Vanish without a word, as a crash would; for tests."""
+        """Drop the connection without a goodbye, as a crash would; for tests."""
         self._thread.call(self._drop())
         if self._owns_thread:
             self._thread.stop()
@@ -116,8 +116,8 @@ class Connection:
             try:
                 await asyncio.wait_for(stream.drained.wait(), seconds)
             except TimeoutError:
-                log.warning("the last answer could not be sent within %g s", seconds)
-            # The server ends the stream: only then it knows a goodbye from a lost connection.
+                log.warning("could not send the last answer within %g s", seconds)
+            # Wait for the server to end the stream: else it takes the goodbye for a lost connection.
             await asyncio.wait([asyncio.wrap_future(self._task)], timeout=GOODBYE_SECONDS)
         await self._drop()
 
@@ -153,36 +153,36 @@ class Connection:
             await self._pause(attempt, reason)
 
     def _take_newer_files(self) -> bool:
-        """Whether this client's certificate was renewed since it was last used."""
+        """Read the certificate again; return whether it was renewed since it was last used."""
         before = self._certificate
         if before is None:
             return False
         try:
             self._certificate = credentials.newest(before)
         except CertError as error:
-            if str(error) != self._told:
-                self._told = str(error)
+            if str(error) != self._last_warning:
+                self._last_warning = str(error)
                 log.warning("%s; going on with the certificate read before", error)
         renewed = self._certificate is not before
         if renewed:
-            log.info("a new %s was found and is used from now on", before.label)
+            log.info("new %s: used from now on", before.label)
         return renewed
 
     async def _look_into(self, reason: str) -> str:
-        """What is behind a failed handshake; `Rejected` if that was found often enough."""
+        """Return the cause of a failed handshake; raise `Rejected` after enough of them in succession."""
         finding: Finding | None = None
         if self._certificate is not None and NOT_CONNECTED in reason:
             try:
                 finding = await diagnose(self._address, self._certificate)
             except Exception as error:
-                log.warning("unexpected in looking at %s: %r", self._address, error)
+                log.warning("cannot diagnose the handshake with %s: %r", self._address, error)
         self._refusals = self._refusals + 1 if finding and finding.enough else 0
         if finding and 0 < finding.enough <= self._refusals:
             raise Rejected(finding.reason)
         return finding.reason if finding else reason
 
     async def _pause(self, attempt: int, reason: str) -> None:
-        # Half of the delay is random: clients of a server that died must not return as one.
+        # Half of the delay is random: a server's clients must not all return at the same moment.
         longest = min(LONGEST_DELAY, FIRST_DELAY * 2**attempt)
         delay = longest * self._jitter.uniform(0.5, 1)
         level = logging.WARNING if attempt == 1 else logging.INFO
@@ -192,7 +192,7 @@ class Connection:
         await asyncio.sleep(delay)
 
     async def _attempt(self) -> tuple[bool, grpc.StatusCode, str]:
-        """One connection; whatever goes wrong in it, unless we are told to end, is a lost one."""
+        """Connect once. Any error counts as a lost connection, unless this task is cancelled."""
         try:
             return await self._connect()
         except asyncio.CancelledError:
@@ -201,7 +201,7 @@ class Connection:
                 raise
             return False, grpc.StatusCode.UNAVAILABLE, "the call was cancelled"
         except Exception as error:
-            log.warning("unexpected in the connection to %s: %r", self._address, error)
+            log.warning("unexpected error in the connection to %s: %r", self._address, error)
             return False, grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}"
 
     def _channel(self) -> grpc.aio.Channel:
@@ -212,7 +212,7 @@ class Connection:
         return grpc.aio.secure_channel(self._address, secure, options=self._options)
 
     async def _connect(self) -> tuple[bool, grpc.StatusCode, str]:
-        """One connection, from hello to its end: whether it was welcomed, and how it ended."""
+        """Connect and serve until the end; return whether it was welcomed and how it ended."""
         stream = Stream(asyncio.get_running_loop())
         channel = self._channel()
         try:
@@ -226,7 +226,7 @@ class Connection:
                 return (
                     self._welcomed(stream),
                     grpc.StatusCode.UNAVAILABLE,
-                    "nothing was heard for too long",
+                    f"nothing arrived for {chunks.SILENCE_SECONDS:g} s",
                 )
             except grpc.aio.AioRpcError:
                 pass
@@ -263,9 +263,9 @@ class Connection:
                 self._inbox.put(Received(stream, *complete))
 
     def _show_life(self, stream: Stream, answer: bool) -> None:
-        """Answer a heartbeat; or say, now and then, that a long frame is still arriving.
+        """Answer a heartbeat, or report from time to time that a long frame is still arriving.
 
-        What the server sends may wait in many buffers: only this side knows that it still comes.
+        Sent bytes may wait in many buffers: only the receiver knows that they still arrive.
         """
         now = time.monotonic()
         if answer:

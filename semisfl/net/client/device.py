@@ -1,4 +1,4 @@
-"""A client's process: does what its server asks, with images that never leave it.
+"""Serve a server's questions in a client's process; its images never leave it.
 
 The client is a block of one: the engine that simulates a hundred clients computes this one's part,
 so a run over the network and a simulated one do the same arithmetic.
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Device:
-    """Serves rounds until the run is finished or somebody asks it to stop."""
+    """Serve rounds until the run is finished or `stop` is called."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Device:
         self._stop.request()
 
     def serve(self) -> None:
-        """Returns once the run is over or `stop` was called; raises `Rejected` if refused."""
+        """Return once the run is over or `stop` was called; raise `Rejected` if refused."""
         received: Received | None = None
         try:
             while True:
@@ -111,7 +111,7 @@ class Device:
         try:
             return decode(received.data, self._expected)
         except WireError as error:
-            log.error("a frame of the server was passed over: %s", error)
+            log.error("ignored a frame of the server: %s", error)
             return None
 
     def _handle(self, received: Received) -> None:
@@ -121,7 +121,7 @@ class Device:
             self._steps[frame.kind.partition(":")[0]](received, frame)
 
     def acting(self, frame: Frame) -> None:
-        """Called before a frame is acted on; a harness breaks things here."""
+        """Do nothing before a frame is handled; tests inject faults here."""
 
     def _expect(self, expected: Mapping[str, Schema]) -> None:
         assert self._stream is not None
@@ -129,7 +129,7 @@ class Device:
         self._stream.assembler.limit = max(schema.limit for schema in expected.values())
 
     def expect_round(self, **more: Schema) -> None:
-        """A round may begin at any time: one that broke off is simply never mentioned again."""
+        """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
         schemas = self.member.schemas
         self._expect(
             {
@@ -176,7 +176,7 @@ class Device:
         self.answer(received, "ready", ready)
 
     def _next_uses(self) -> int:
-        """Of an image, in the next round as the terms have it."""
+        """Return how often the next round uses an image at most, by the terms."""
         clients, count = self.member.config.clients, len(self.member.images)
         return 0 if self._works else most_uses(clients.steps, clients.batch, count)
 
@@ -277,8 +277,8 @@ class Device:
         )
         self.member.hold_whole_model()
         (result,) = self.member.block.train(work, plan, between=full_round.beat)
-        # A loss that is no number any more is said as the greatest there can be: the server must
-        # hear of it, and frames carry finite numbers only.
+        # Frames carry finite numbers only: a NaN loss is sent as the largest allowed value, so that
+        # the server notices it.
         numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
         full_round.upload(numbers, result.states)
         self.rounds += 1

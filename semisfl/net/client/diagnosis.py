@@ -1,8 +1,8 @@
-"""Why a TLS handshake with the server fails, for which gRPC has few words or none.
+"""Explain why a TLS handshake with the server fails; gRPC reports little or nothing.
 
-A server of gRPC that does not accept a client's certificate closes the connection without sending
-the alert that would say so: the client learns "Socket closed". So the handshake is made once more
-with Python's ssl and the same credentials, and what it runs into is put in a line.
+A gRPC server that refuses a client's certificate closes the connection without an alert, and the
+client reports "Socket closed". So this module repeats the handshake with Python's ssl and the same
+credentials, and describes the error in one line.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from semisfl.net.tls.credentials import Credentials
 
 SECONDS = 5.0
 FEW = 3
-"""So often in a row a server must refuse us, or not speak TLS: one that is just being started or
-stopped may look like that once."""
+"""Refusals in succession that end the client. A server that is starting or stopping can look like one
+once."""
 NOT_CONNECTED = "failed to connect to all addresses"
-"""gRPC's words for all that can go wrong before the first frame, from nobody there to TLS."""
+"""gRPC's message for every failure before the first frame, from an absent server to TLS."""
 
 EXPIRED, NOT_YET_VALID = 10, 9  # OpenSSL's X509_V_ERR_*
 OTHER_NAME = {62, 63, 64}
@@ -31,14 +31,14 @@ OTHER_AUTHORITY = {2, 18, 19, 20, 21}
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, and how often in a row it must be found to end the client; 0: it may heal."""
+    """Describe a fault and how many in succession end the client; 0: never, it may pass."""
 
     reason: str
     enough: int = 0
 
 
 async def diagnose(address: str, credentials: Credentials) -> Finding | None:
-    """What stops a handshake with ``address``; None if nothing does, or not TLS."""
+    """Return what stops a handshake with ``address``; None if nothing does, or if it is not TLS."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(SECONDS):
             return await _handshake(address, credentials)
@@ -62,7 +62,7 @@ async def _handshake(address: str, credentials: Credentials) -> Finding | None:
     try:
         if writer.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
             return Finding(
-                f"{address} speaks TLS but is no semisfl server: is the port right?", FEW
+                f"{address} speaks TLS but is not a semisfl server: is the port right?", FEW
             )
         # In TLS 1.3 a client is done before the server has looked at its certificate. Who is
         # accepted is sent HTTP/2 settings at once.
@@ -85,7 +85,7 @@ async def _open(
 async def _bad_server(
     address: str, credentials: Credentials, error: ssl.SSLCertVerificationError
 ) -> Finding:
-    """The server's certificate does not convince us; it is looked at to say what it is."""
+    """Return why the server's certificate is not accepted, by what it contains."""
     shown = await _shown_by(address)
     code = error.verify_code
     if shown is None:
@@ -122,7 +122,7 @@ async def _bad_server(
 
 
 async def _shown_by(address: str) -> x509.Certificate | None:
-    """The server's certificate, whatever it is worth; nothing is sent to such a server."""
+    """Return the server's certificate without checking it. Nothing else is sent to that server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with contextlib.suppress(OSError, ValueError):
@@ -152,8 +152,10 @@ def _alert(address: str, credentials: Credentials, error: ssl.SSLError) -> Findi
 
 
 def _unwanted(address: str, credentials: Credentials) -> Finding:
-    """The server hung up on our certificate without a word. Which of the two reasons it is can
-    only be guessed, since ours is good by this machine's clock."""
+    """Return both possible reasons for a server that closes the connection without an alert.
+
+    This device's certificate is valid by its own clock, so the two cannot be told apart here.
+    """
     if fault := own.early(credentials):
         return Finding(fault)
     return Finding(

@@ -1,4 +1,4 @@
-"""A client's side of a full-model round: one question to the server after another."""
+"""Run a client's side of a full-model round: one question to the server after another."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from semisfl.net.frames import Frame, Schema
 
 
 class Interrupted(Exception):
-    """The server went on without this client: here is what it wants instead."""
+    """Raised when the server has gone on without this client; holds its next question."""
 
     def __init__(self, received: Received) -> None:
         super().__init__("the server has begun something else")
@@ -21,7 +21,7 @@ class Interrupted(Exception):
 
 
 class Asking(Protocol):
-    """What a full round needs of its device."""
+    """Declare what a full round needs from its device."""
 
     @property
     def member(self) -> Member: ...
@@ -48,7 +48,7 @@ class Asking(Protocol):
 
 
 class ClientFullRound:
-    """A full-model round's exchange with the server, one question and answer after another."""
+    """Exchange states with the server during a full-model round."""
 
     def __init__(self, device: Asking, received: Received, round_index: int) -> None:
         self._device = device
@@ -93,12 +93,12 @@ class ClientFullRound:
             device.answer(self._last, "done", {"round": self._round, **done})
 
     def beat(self) -> None:
-        """Between two steps: let the server know of the progress."""
+        """Report progress to the server between two steps."""
         self._last.stream.beat(self._last.ticket)
 
 
 class OnRequest(Mapping[str, State]):
-    """States that are downloaded when they are looked at."""
+    """Map names to states; download a state when it is first read."""
 
     def __init__(self, full_round: ClientFullRound, states: Mapping[str, list[str]]) -> None:
         self._full_round = full_round

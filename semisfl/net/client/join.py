@@ -1,4 +1,4 @@
-"""Taking part in a run with the images of a folder."""
+"""Take part in a run with the images of a folder."""
 
 import functools
 import logging
@@ -45,8 +45,8 @@ def join(
         None if insecure_loopback else certs.load_client_credentials(certificates or Path())
     )
     if not data.is_dir():
-        raise ConfigError(f"{data} is no folder; --data wants a folder of images")
-    for method in allow_methods:  # what is not there is said now, not when a server asks for it
+        raise ConfigError(f"{data} is not a folder; --data needs a folder of images")
+    for method in allow_methods:  # fail now, not when a server asks for it
         lookup.works(lookup.method(method))
     demands = Policy()
     if policy is not None:
@@ -70,24 +70,26 @@ def join(
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
-    """Every readable image under ``root``, brought to ``shape``, and how many are not readable.
+    """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable.
 
-    Links that lead out of ``root`` are not followed: who may put one into a device's folder could
-    otherwise have it train on images that are none of theirs to give.
+    Links that lead out of ``root`` are not followed: anyone who can put a link into the folder could
+    otherwise make the device train on private images elsewhere.
     """
-    rows = folder.everything(root).listing()
+    listing = folder.everything(root).listing()
     home = root.resolve()
     inside = [
-        row for row, name in enumerate(rows.names) if (root / name).resolve().is_relative_to(home)
+        place
+        for place, name in enumerate(listing.names)
+        if (root / name).resolve().is_relative_to(home)
     ]
-    if outside := len(rows.names) - len(inside):
+    if outside := len(listing.names) - len(inside):
         log.warning("%d links lead out of %s and are not followed", outside, root)
     channels, height, width = shape
     read = []
-    for row in inside:
+    for place in inside:
         if stop is not None:
             stop.check()
-        read.append(decode.decoded(rows, row, (width, height), channels))
+        read.append(decode.decoded(listing, place, (width, height), channels))
     kept = [pixels for pixels in read if pixels is not None]
     if not kept:
         raise ConfigError(

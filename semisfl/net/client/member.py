@@ -1,4 +1,4 @@
-"""What a client holds while it belongs to a run: its images, its model and itself as a block of one."""
+"""Hold a client's images, model and block of one while it belongs to a run."""
 
 import logging
 from collections.abc import Callable
@@ -23,6 +23,8 @@ Images = Callable[[Shape], tuple[Tensor, int]]
 
 
 class Member:
+    """Hold what a client needs in every round of one run."""
+
     block: ClientBlock
     plan: SplitRound
 
@@ -39,9 +41,9 @@ class Member:
         # Split rounds need no top, and a device may not have the room for one.
         self.model.top.to("meta")
         self.images, self.skipped = load(terms.shape)
-        self._say_memory()
+        self._log_memory()
 
-    def _say_memory(self) -> None:
+    def _log_memory(self) -> None:
         bottom = sum(tensor.nbytes for tensor in self.model.bottom.state_dict().values())
         channels, height, width = self._terms.shape
         batch = self.config.clients.batch * 8 * (channels * height * width + self.model.features)

@@ -9,7 +9,7 @@ from semisfl.net.chunks import Assembler, Parts
 
 
 class Stream:
-    """One connection's life. `answer` and `beat` may be called from any thread, also after its end."""
+    """Queue answers for one connection. Any thread may call `answer` and `beat`, also after its end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.assembler = Assembler(in_order=True)
@@ -34,6 +34,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Received:
+    """Hold a frame's bytes with the stream and the ticket it came with."""
+
     stream: Stream
     ticket: int
     data: bytearray
