@@ -18,6 +18,7 @@ from semisfl.fleet.setup import FleetSetup
 from semisfl.methods import fedswitch_settings, semisfl_settings
 from semisfl.methods.semifl import settings as semifl_settings
 from semisfl.methods.semisfl import SemiSFL
+from semisfl.methods.sizes import Cost
 from semisfl.models.split import build_model
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
@@ -139,22 +140,26 @@ def test_every_client_sends_what_the_formula_says(make: Make, method: str) -> No
         fixture.experiment.method.round(0)
         counts = fixture.experiment.fleet.traffic.counts
     # FedSwitch's clients take the teacher only if they label with it: what they took is allowed.
-    switch = config.settings(fedswitch_settings.FedSwitchSettings)
-    allowed = {
-        "semisfl": [
+    costs: list[Cost] = {
+        "semisfl": lambda: [
             semisfl_settings.cost(sizes, config.settings(semisfl_settings.SemiSFLSettings))
         ],
-        "semifl": [semifl_settings.cost(sizes, config.settings(semifl_settings.SemiFLSettings))],
-        "fedswitch": [
-            fedswitch_settings.cost(sizes, switch, teacher=used) for used in (False, True)
+        "semifl": lambda: [
+            semifl_settings.cost(sizes, config.settings(semifl_settings.SemiFLSettings))
         ],
-    }[method]
+        "fedswitch": lambda: [
+            fedswitch_settings.cost(
+                sizes, config.settings(fedswitch_settings.FedSwitchSettings), teacher=used
+            )
+            for used in (False, True)
+        ],
+    }[method]()
     for client in range(3):
         down, up = (
             sum(n for (_, way, who), n in counts.items() if (way, who) == (direction, client))
             for direction in ("down", "up")
         )
-        assert (down, up) in [(cost.down, cost.up) for cost in allowed], client
+        assert (down, up) in [(cost.down, cost.up) for cost in costs], client
 
 
 @every_fleet
