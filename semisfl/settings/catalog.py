@@ -1,10 +1,10 @@
-"""What there is, one row each: methods, data sets, codecs and aggregates (models: `semisfl.models.zoo`).
+"""The catalog: one entry for each method, data set, codec, aggregation rule and sink.
 
-Everything else reads these rows: the configuration, `semisfl list`, `costs`, `compare`, reports,
-and a device that is asked to do a method's client half. A row names its code as
-``package.module:name``, which is imported when it is first needed: nothing here loads torch.
+The configuration, `semisfl list`, `plan`, `compare`, reports and devices read these entries. An entry
+names its code as ``package.module:name``, which is imported when it is first needed: nothing here
+loads torch. Models have a table of their own (`semisfl.models.zoo`).
 
-Other packages add rows through entry points, which `semisfl.settings.lookup` finds; docs/extending.md says how.
+Other packages add entries through entry points, which `semisfl.settings.lookup` finds; docs/extending.md says how.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class NamedData:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedCodec:
-    """One way for a tensor to cross the wire. ``code`` is a `semisfl.fleet.codec.Codec`."""
+    """One encoding of tensors for sending. ``code`` is a `semisfl.fleet.codec.Codec`."""
 
     name: str
     code: str
@@ -87,8 +87,8 @@ class NamedSink:
 
 
 METHODS = {
-    row.name: row
-    for row in (
+    entry.name: entry
+    for entry in (
         NamedMethod(
             name="semisfl",
             code="semisfl.methods.semisfl:SemiSFL",
@@ -172,8 +172,8 @@ METHODS = {
 }
 
 DATA = {
-    row.name: row
-    for row in (
+    entry.name: entry
+    for entry in (
         NamedData(
             name="digits",
             summary="7,000 MNIST images, inside the package",
@@ -240,8 +240,8 @@ DATA = {
 }
 
 CODECS = {
-    row.name: row
-    for row in (
+    entry.name: entry
+    for entry in (
         NamedCodec(
             name="fp32", code="semisfl.fleet.codec:FP32", summary="as it is, 4 bytes a value"
         ),
@@ -263,8 +263,8 @@ CODECS = {
 }
 
 AGGREGATES = {
-    row.name: row
-    for row in (
+    entry.name: entry
+    for entry in (
         NamedAggregate(
             name="mean",
             code="semisfl.fleet.aggregate:mean",
@@ -297,8 +297,8 @@ AGGREGATES = {
 }
 
 SINKS = {
-    row.name: row
-    for row in (
+    entry.name: entry
+    for entry in (
         NamedSink(
             name="tensorboard",
             code="semisfl.runs.tensorboard:TensorBoard",

@@ -1,4 +1,4 @@
-"""What a run is, typed and validated: its sections put together, and read from what users write."""
+"""The configuration of a run: all sections together, and how files and ``--set`` become one."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -46,7 +46,7 @@ def _known_method(name: str) -> str:
 
 
 def with_known_codec(policy: Policy, where: str) -> Policy:
-    """``policy``, if its codec is one that is known here; ``where`` it was given."""
+    """Return ``policy`` if its codec is known; ``where``: its place, for the error."""
     try:
         if policy.codec is not None:
             lookup.codec(policy.codec)
@@ -79,9 +79,9 @@ class Config(Section):
         "semisfl", description=f"how to train {_METHOD_CHOICES}"
     )
     rounds: int = Field(30, ge=1, description="rounds of training, H")
-    seed: int = Field(0, ge=0, description="every draw follows from it")
+    seed: int = Field(0, ge=0, description="seed of all random numbers")
     sinks: tuple[Annotated[str, AfterValidator(lookup.check_sink)], ...] = Field(
-        (), description=f"where rows go besides metrics.jsonl {_SINK_CHOICES}"
+        (), description=f"where round metrics go besides metrics.jsonl {_SINK_CHOICES}"
     )
     data: DataConfig = DataConfig()
     clients: ClientsConfig = ClientsConfig()
@@ -122,7 +122,7 @@ class Config(Section):
         return self
 
     def settings(self, kind: type[Settings]) -> Settings:
-        """The section that is a ``kind``: a method asks for its own."""
+        """Return the section of class ``kind``: a method asks for its own."""
         for name in type(self).model_fields:
             if type(section := getattr(self, name)) is kind:
                 return section
@@ -216,7 +216,7 @@ def _without_others(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The plain values in a TOML file."""
+    """Return the plain values of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -228,7 +228,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
+    """Return ``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
     result = _copy(values)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -247,7 +247,7 @@ def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A TOML value if it is one, else the text itself, so that quotes are optional."""
+    """Return the TOML value of ``text``, or the text itself, so that quotes are optional."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

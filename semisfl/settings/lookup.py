@@ -1,6 +1,6 @@
-"""From a name to its row of the catalog, and from a row to its code.
+"""Find the catalog entry of a name, and the code of an entry.
 
-A name is that of a row in `semisfl.settings.catalog`, or of an entry point with which an installed package
+A name is that of an entry in `semisfl.settings.catalog`, or of an entry point with which an installed package
 adds one (groups ``semisfl.methods``, ``semisfl.data``, ``semisfl.codecs``, ...); a method or a sink
 may also be ``package.module:Class``. Nothing is imported before it is needed, and nothing here loads torch.
 """
@@ -20,7 +20,7 @@ from semisfl.settings.sections import ConfigError, Section
 
 log = logging.getLogger(__name__)
 
-Row = TypeVar("Row", NamedMethod, NamedData, NamedCodec, NamedAggregate, NamedSink)
+Entry = TypeVar("Entry", NamedMethod, NamedData, NamedCodec, NamedAggregate, NamedSink)
 METHOD_NEEDS = ("round", "tested", "state_dict", "load_state_dict")
 WORK_NEEDS = ("name", "answers", "start", "step", "finish")
 SINK_NEEDS = ("start", "write", "close")
@@ -31,16 +31,16 @@ OLD_SINK_NEEDS = ("start", "row", "close")
 
 
 def methods() -> dict[str, NamedMethod]:
-    """Every method that has a name here: the package's, then those of installed packages."""
-    return _rows(catalog.METHODS, "semisfl.methods", NamedMethod)
+    """Return every method with a name: this package's, then those of installed packages."""
+    return _entries(catalog.METHODS, "semisfl.methods", NamedMethod)
 
 
 def method(name: str) -> NamedMethod:
-    """The row of a method by its name, or by ``package.module:Class``, which is then imported."""
-    if (row := _row(name, catalog.METHODS, "semisfl.methods", NamedMethod)) is not None:
-        return row
+    """Return the entry of a method by its name, or by ``package.module:Class``, which is then imported."""
+    if (entry := _entry(name, catalog.METHODS, "semisfl.methods", NamedMethod)) is not None:
+        return entry
     if ":" in name:
-        known = [row for row in methods().values() if row.code == name]
+        known = [entry for entry in methods().values() if entry.code == name]
         return known[0] if known else _as_method(load(name), name)
     raise ConfigError(
         f"method = {name!r} is not known; use {', '.join(method_names())}, or package.module:Class"
@@ -48,12 +48,12 @@ def method(name: str) -> NamedMethod:
 
 
 def method_names() -> list[str]:
-    """As `methods`, without importing anything."""
+    """Return the names of `methods` without importing anything."""
     return [*catalog.METHODS, *_points("semisfl.methods", catalog.METHODS)]
 
 
-def method_class(row: NamedMethod) -> Any:
-    return _having(METHOD_NEEDS, row.code, "method")
+def method_class(entry: NamedMethod) -> Any:
+    return _having(METHOD_NEEDS, entry.code, "method")
 
 
 def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
@@ -79,21 +79,21 @@ def unread_settings(name: str) -> set[str]:
     return sections - {known[name].section} if name in known else sections
 
 
-def works(row: NamedMethod) -> dict[str, Any]:
-    """A method's client halves, by the names that servers ask for them with."""
-    made = [_having(WORK_NEEDS, place, "client half")() for place in row.works]
+def works(entry: NamedMethod) -> dict[str, Any]:
+    """Return a method's client halves, by the names that servers use for them."""
+    made = [_having(WORK_NEEDS, place, "client half")() for place in entry.works]
     return {work.name: work for work in made}
 
 
 def title_of(name: str) -> str:
-    """A method as people write it. A report's runs may be of methods that are not here."""
-    row = _by_name(name)
-    return row.title if row else name.rpartition(":")[2]
+    """Return a method's name as people write it. A report may have runs of methods that are not installed."""
+    entry = _by_name(name)
+    return entry.title if entry else name.rpartition(":")[2]
 
 
 def note_of(name: str) -> str:
-    row = _by_name(name)
-    return row.note if row else ""
+    entry = _by_name(name)
+    return entry.note if entry else ""
 
 
 def metrics_class(name: str) -> Any:
@@ -103,35 +103,35 @@ def metrics_class(name: str) -> Any:
 
 
 def _by_name(name: str) -> NamedMethod | None:
-    """Nothing is imported because a run's file says so: only rows with a name are looked at."""
+    """Return the entry of a name, or None. A run's file alone makes nothing be imported."""
     try:
-        return _row(name, catalog.METHODS, "semisfl.methods", NamedMethod)
+        return _entry(name, catalog.METHODS, "semisfl.methods", NamedMethod)
     except ConfigError:
         return None
 
 
-def _as_method(found: Any, place: str) -> NamedMethod:
-    """What a method is found by may be its row, or its class; a class may have its ``row``."""
-    if isinstance(found, NamedMethod):
-        return found
-    if not isinstance(found, type):
-        raise ConfigError(f"{place} is {type(found).__name__}, neither a class nor a NamedMethod")
-    if isinstance(row := getattr(found, "row", None), NamedMethod):
-        return replace(row, code=place)
-    summary = (found.__doc__ or "").strip().partition("\n")[0]
-    return NamedMethod(name=place, code=place, title=found.__name__, summary=summary)
+def _as_method(loaded: Any, place: str) -> NamedMethod:
+    """Return the entry of a method from an entry, or from a class, which may have its entry as ``row``."""
+    if isinstance(loaded, NamedMethod):
+        return loaded
+    if not isinstance(loaded, type):
+        raise ConfigError(f"{place} is {type(loaded).__name__}, neither a class nor a NamedMethod")
+    if isinstance(entry := getattr(loaded, "row", None), NamedMethod):
+        return replace(entry, code=place)
+    summary = (loaded.__doc__ or "").strip().partition("\n")[0]
+    return NamedMethod(name=place, code=place, title=loaded.__name__, summary=summary)
 
 
 # --- data sets, codecs and aggregates ------------------------------------------------------------
 
 
 def data_sets() -> dict[str, NamedData]:
-    return _rows(catalog.DATA, "semisfl.data", NamedData)
+    return _entries(catalog.DATA, "semisfl.data", NamedData)
 
 
 def data_set(name: str) -> NamedData | None:
-    """None: no named set; it may be a path."""
-    return _row(name, catalog.DATA, "semisfl.data", NamedData)
+    """Return the entry of a data set; None if the name is not known, as it may be a path."""
+    return _entry(name, catalog.DATA, "semisfl.data", NamedData)
 
 
 def codec_names() -> list[str]:
@@ -139,8 +139,8 @@ def codec_names() -> list[str]:
 
 
 def codec(name: str) -> NamedCodec:
-    if (row := _row(name, catalog.CODECS, "semisfl.codecs", NamedCodec)) is not None:
-        return row
+    if (entry := _entry(name, catalog.CODECS, "semisfl.codecs", NamedCodec)) is not None:
+        return entry
     raise ConfigError(f"codec = {name!r} is not known; use one of {', '.join(codec_names())}")
 
 
@@ -149,8 +149,10 @@ def aggregate_names() -> list[str]:
 
 
 def aggregate(name: str) -> NamedAggregate:
-    if (row := _row(name, catalog.AGGREGATES, "semisfl.aggregates", NamedAggregate)) is not None:
-        return row
+    if (
+        entry := _entry(name, catalog.AGGREGATES, "semisfl.aggregates", NamedAggregate)
+    ) is not None:
+        return entry
     raise ConfigError(
         f"robust.aggregate = {name!r} is not known; use one of {', '.join(aggregate_names())}"
     )
@@ -160,7 +162,7 @@ def aggregate(name: str) -> NamedAggregate:
 
 
 def sinks() -> dict[str, NamedSink]:
-    return _rows(catalog.SINKS, "semisfl.sinks", NamedSink)
+    return _entries(catalog.SINKS, "semisfl.sinks", NamedSink)
 
 
 def sink_names() -> list[str]:
@@ -168,8 +170,10 @@ def sink_names() -> list[str]:
 
 
 def check_sink(name: str) -> str:
-    """``name``, if there can be such a sink. Nothing is imported: a configuration may be read by who
-    does not run it."""
+    """Return ``name`` if there can be such a sink.
+
+    Nothing is imported, because a configuration may be read where it is not run.
+    """
     if name in sink_names() or all(name.partition(":")):
         return name
     raise ConfigError(
@@ -178,16 +182,16 @@ def check_sink(name: str) -> str:
 
 
 def sink(name: str) -> Any:
-    """A sink by its name, or by ``package.module:Class``; made without arguments."""
-    row = _row(name, catalog.SINKS, "semisfl.sinks", NamedSink)
+    """Return a new sink by its name, or by ``package.module:Class``."""
+    entry = _entry(name, catalog.SINKS, "semisfl.sinks", NamedSink)
     try:
-        code = row.code if row else check_sink(name)
+        code = entry.code if entry else check_sink(name)
         needed = OLD_SINK_NEEDS if hasattr(load(code), "row") else SINK_NEEDS
         return _having(needed, code, "sink")()
     except ConfigError as error:
-        if row is not None and row.extra is not None:
+        if entry is not None and entry.extra is not None:
             raise ConfigError(
-                f"sinks: {name!r} needs further packages: pip install 'semisfl[{row.extra}]' ({error})"
+                f"sinks: {name!r} needs further packages: pip install 'semisfl[{entry.extra}]' ({error})"
             ) from error
         raise
 
@@ -196,10 +200,10 @@ def sink(name: str) -> Any:
 
 
 def load(place: str) -> Any:
-    """What ``package.module:name`` is."""
+    """Return the object at ``package.module:name``."""
     module, _, name = place.partition(":")
     try:
-        found = importlib.import_module(module)
+        loaded = importlib.import_module(module)
     except (
         Exception
     ) as error:  # a module of somebody else's may fail in any way while it is imported
@@ -208,54 +212,54 @@ def load(place: str) -> Any:
             f"{place!r}: {module} cannot be imported ({reason}); install its package or set PYTHONPATH"
         ) from error
     try:
-        return getattr(found, name)
+        return getattr(loaded, name)
     except AttributeError:
-        public = [key for key in vars(found) if not key.startswith("_")]
+        public = [key for key in vars(loaded) if not key.startswith("_")]
         raise ConfigError(
             f"{place!r}: {module} has no {name!r}; it has {', '.join(public)}"
         ) from None
 
 
 def _having(needed: Collection[str], place: str, kind: str) -> Any:
-    found = load(place)
-    if missing := [name for name in needed if not hasattr(found, name)]:
+    loaded = load(place)
+    if missing := [name for name in needed if not hasattr(loaded, name)]:
         raise ConfigError(f"{place} is no {kind}: it lacks {', '.join(missing)}")
-    return found
+    return loaded
 
 
 def _points(group: str, built_in: Collection[str]) -> dict[str, EntryPoint]:
-    """What installed packages add; a name of ours stays ours."""
-    found = _entry_points(group, tuple(sys.path))
-    return {point.name: point for point in found if point.name not in built_in}
+    """Return the entry points of installed packages, except names that this package has."""
+    loaded = _entry_points(group, tuple(sys.path))
+    return {point.name: point for point in loaded if point.name not in built_in}
 
 
 @cache
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Read once: it takes 20 ms, and a device asks for every connection."""
+    """Return the entry points of a group. Reading takes 20 ms and a device asks for every connection, so it is cached."""
     return tuple(entry_points(group=group))
 
 
-def _row(name: str, built_in: Mapping[str, Row], group: str, kind: type[Row]) -> Row | None:
+def _entry(name: str, built_in: Mapping[str, Entry], group: str, kind: type[Entry]) -> Entry | None:
     if name in built_in:
         return built_in[name]
     point = _points(group, built_in).get(name)
     return _from_point(point, kind) if point else None
 
 
-def _rows(built_in: Mapping[str, Row], group: str, kind: type[Row]) -> dict[str, Row]:
-    rows = dict(built_in)
+def _entries(built_in: Mapping[str, Entry], group: str, kind: type[Entry]) -> dict[str, Entry]:
+    entries = dict(built_in)
     for name, point in _points(group, built_in).items():
         try:
-            rows[name] = _from_point(point, kind)
+            entries[name] = _from_point(point, kind)
         except ConfigError as error:  # somebody else's package must not take ours down
             log.warning("%s is left out: %s", name, error)
-    return rows
+    return entries
 
 
-def _from_point(point: EntryPoint, kind: type[Row]) -> Row:
-    found = load(point.value)
+def _from_point(point: EntryPoint, kind: type[Entry]) -> Entry:
+    loaded = load(point.value)
     if kind is NamedMethod:
-        found = _as_method(found, point.value)
-    if not isinstance(found, kind):
+        loaded = _as_method(loaded, point.value)
+    if not isinstance(loaded, kind):
         raise ConfigError(f"entry point {point.name} = {point.value} is no {kind.__name__}")
-    return replace(found, name=point.name)
+    return replace(loaded, name=point.name)

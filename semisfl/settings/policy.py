@@ -1,8 +1,8 @@
-"""What a device insists on before anything leaves it, whatever its server asks; loads no torch.
+"""The policy of a device: what may leave it, whatever its server asks. Loads no torch.
 
-A device's operator writes it (`semisfl join --policy policy.toml`); a simulation has the same as
-the section ``[policy]``, where it holds for every client. Over a network both count, the stricter
-in each line: a server may ask its devices for more protection, never for less.
+A device's operator writes it (`semisfl join --policy policy.toml`). A run has the same settings in its
+section ``[policy]``, for every client. Over a network both apply, the stricter one in each line: a
+server can ask its devices for more protection, never for less.
 """
 
 import tomllib
@@ -20,39 +20,39 @@ ANSWERS: tuple[Answer, ...] = ("ignore", "warn", "refuse")
 
 
 class PolicyBreach(ValueError):
-    """Something would leave this device that its policy forbids; the line says what, and the limit."""
+    """The policy forbids something that would leave this device. The message says what, and the limit."""
 
 
 class Policy(Section):
     codec: str | None = Field(
-        None, description="features cross in this codec or one with fewer bytes; none: in any"
+        None, description="features are sent in this codec or one with fewer bytes; none: any"
     )
     layers: int | str | None = Field(
         None,
-        description="fewest layers (or the last one's name) that the device holds; none: any cut",
+        description="the device holds at least so many layers, or all up to this one; none: any cut",
     )
     full_models: bool = Field(True, description="take part in methods that send whole models")
     clip: float | None = Field(
-        None, gt=0, description="greatest norm of an image's features; none: as they are"
+        None, gt=0, description="largest norm of an image's features; none: no limit"
     )
     noise: float = Field(
         0.0,
         ge=0,
-        description="Gaussian noise on features, in units of clip, else of each row's norm",
+        description="Gaussian noise on features, in units of clip; without clip, of their own norm",
     )
     update_clip: float | None = Field(
-        None, gt=0, description="greatest norm of a bottom's change in a round; none: as it is"
+        None, gt=0, description="largest norm of a bottom's change in a round; none: no limit"
     )
     update_noise: float = Field(
         0.0, ge=0, description="Gaussian noise on the bottom sent, in units of update_clip"
     )
     uses_per_image: int | None = Field(
-        None, ge=1, description="most times that features of one image are sent; none: any"
+        None, ge=1, description="how often the features of one image may be sent; none: no limit"
     )
-    rounds: int | None = Field(None, ge=1, description="most rounds in total; none: any")
-    hijacking: Answer = Field(
-        "ignore", description="what to do about gradients that look like hijacking"
+    rounds: int | None = Field(
+        None, ge=1, description="how many rounds a device takes part in; none: no limit"
     )
+    hijacking: Answer = Field("ignore", description="what to do if gradients look like hijacking")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Policy":
@@ -64,7 +64,7 @@ class Policy(Section):
 
     @property
     def shapes_features(self) -> bool:
-        """Whether features leave otherwise than the bottom gives them, their codec aside."""
+        """Return whether features are clipped or get noise before they leave."""
         return self.clip is not None or self.noise > 0
 
     @property
@@ -72,14 +72,14 @@ class Policy(Section):
         return any(limit is not None for limit in (self.uses_per_image, self.rounds))
 
     def summary(self) -> str:
-        """What it demands beyond nothing, in one line."""
-        nothing = Policy()
-        said = [f"{name} = {value}" for name, value in self if value != getattr(nothing, name)]
-        return ", ".join(said) or "no demands"
+        """Return its demands in one line."""
+        default = Policy()
+        demands = [f"{name} = {value}" for name, value in self if value != getattr(default, name)]
+        return ", ".join(demands) or "no demands"
 
 
 def read_policy(path: Path) -> Policy:
-    """A device's own file. Keys stand alone or under ``[policy]``."""
+    """Read the policy file of a device. Keys are alone or under ``[policy]``."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -123,8 +123,11 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def stricter(own: Policy, asked: Policy) -> Policy:
-    """Of both the stricter in every line. ``codec`` and ``layers``, which terms either meet or not,
-    are the device's ``own`` where it has any: terms must meet those of both."""
+    """Return the stricter of both in every line.
+
+    ``codec`` and ``layers`` are the device's ``own`` if it has any: the settings of a run are checked
+    against both policies.
+    """
     chosen = {
         name: choose(getattr(own, name), getattr(asked, name)) for name, choose in _STRICTER.items()
     }

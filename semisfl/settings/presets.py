@@ -1,4 +1,4 @@
-"""Named starting points. A preset is a function that gives a `Config`'s values."""
+"""Presets, which are functions that return the values of a `Config`, and variants, which change them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The sections that every run's configuration has, each field with its default, range and meaning."""
+"""The sections of every configuration. Each field has its default, range and meaning."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from semisfl.settings.layer_kinds import Layer, parse_layers
 from semisfl.settings.sections import ConfigError, Section
 
 CUSTOM = "custom"
-"""The name of a model that is given as layers."""
+"""The name of a model that the user describes by its layers."""
 
 
 def _known_codec(name: str, field: ValidationInfo) -> str:
@@ -25,7 +25,8 @@ _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
 
 class PartitionConfig(Section):
     kind: Literal["iid", "dirichlet", "folders"] = Field(
-        "dirichlet", description="how unlabelled images fall to clients; folders: as on disk"
+        "dirichlet",
+        description="how the unlabelled images are divided among clients; folders: a folder per client",
     )
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more uneven")
 
@@ -40,14 +41,14 @@ class DataConfig(Section):
     labeled: int = Field(40, ge=1, description="labelled images on the server, |D_l|")
     unlabeled: str | None = Field(
         None,
-        description="where simulated clients' images are from, as name; none: what name has left",
+        description="another data set for the clients' images, named like name; none: the rest of name",
     )
     validation: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="share of the training images set aside first, on which rounds are judged; the test "
-        "set is then read once, at the end; none: rounds are judged on the test set",
+        description="share of the training images on which rounds are tested; the test set is then used "
+        "once, at the end; none: rounds are tested on the test set",
     )
     size: int | None = Field(
         None, ge=8, description="resize images to this side; none: as they are"
@@ -58,7 +59,9 @@ class DataConfig(Section):
 
 class ClientsConfig(Section):
     total: int = Field(10, ge=1, description="clients, N")
-    active: int = Field(5, ge=1, description="clients drawn anew each round, |V_h|")
+    active: int = Field(
+        5, ge=1, description="clients that take part in a round, drawn at random, |V_h|"
+    )
     batch: int = Field(64, ge=1, description="unlabelled images per client and step, B_u")
     steps: int = Field(50, ge=1, description="cross-entity (or local) steps per round, K_u")
 
@@ -70,24 +73,24 @@ class ServerConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str = Field("cnn", description="a model of `semisfl list`; custom where layers are given")
+    name: str = Field("cnn", description="a model of `semisfl list`; custom if layers are given")
     layers: Annotated[tuple[Layer, ...], BeforeValidator(parse_layers)] | None = Field(
-        None, description="a model of one's own, a row per layer; none: the one called name"
+        None, description="your own model, one table per layer; none: the model called name"
     )
     cut: int | str | None = Field(
         None,
-        description="layer index or name where clients stop; none: after the last convolution block",
+        description="last layer on the clients, by index or name; none: the last convolution block's",
     )
     projector: Literal["mlp", "linear", "none"] = Field(
         "mlp",
-        description="projection head, w_p; mlp: as wide as its input, as the authors' code has it, 2,048 if that is over 12,800",
+        description="projection head, w_p; the hidden layer of mlp is as wide as its input, or 2,048 if that is over 12,800",
     )
     projection: int = Field(128, ge=1, description="length of a projected feature")
 
     @model_validator(mode="before")
     @classmethod
     def _own_layers_win(cls, values: Any) -> Any:
-        """A preset names a model always, so layers beside a name are no mistake: they replace it."""
+        """Let layers replace the name, because a preset always names a model."""
         if isinstance(values, dict) and values.get("layers") not in (None, "none"):
             return {**values, "name": CUSTOM}
         return values
@@ -102,15 +105,19 @@ class ModelConfig(Section):
 
     @property
     def table(self) -> str | tuple[Layer, ...]:
-        """What to build: one's own layers, or the name of a known model."""
+        """Return what to build: the user's layers, or the name of a known model."""
         return self.layers or self.name
 
 
 class OptimizerConfig(Section):
-    lr: float = Field(0.02, gt=0, description="learning rate at round 0, eta")
-    lr_min: float = Field(0.005, ge=0, description="learning rate the cosine ends at")
-    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, reset each round")
-    weight_decay: float = Field(5e-4, ge=0, description="on every parameter")
+    lr: float = Field(0.02, gt=0, description="learning rate of the first round, eta")
+    lr_min: float = Field(
+        0.005, ge=0, description="learning rate at the end of the cosine schedule"
+    )
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="Nesterov momentum of SGD, reset each round; 0: plain SGD"
+    )
+    weight_decay: float = Field(5e-4, ge=0, description="weight decay of every parameter")
 
 
 class TeacherConfig(Section):
@@ -124,11 +131,13 @@ class TeacherConfig(Section):
 class ControllerConfig(Section):
     kind: Literal["normalised", "raw", "fixed"] = Field(
         "normalised",
-        description="adapts K_s: by rate- and step-normalised losses (the authors' code), raw ones (the paper), never",
+        description="how K_s is lowered: by losses per learning rate and step (the authors' code), by the losses themselves (the paper), never",
     )
-    step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by it")
+    step_decay: float = Field(1.5, ge=1, description="alpha: K_s is divided by this number")
     min_steps_factor: float = Field(8.0, ge=0, description="beta: K_min = beta K_u |D_l| / |D|")
-    period: int = Field(100, ge=2, description="rounds a decision looks back on")
+    period: int = Field(
+        100, ge=2, description="rounds that a decision looks back on, in windows of a tenth"
+    )
 
     @model_validator(mode="after")
     def _whole_windows(self) -> "ControllerConfig":
@@ -142,34 +151,36 @@ class ControllerConfig(Section):
 
 class WireConfig(Section):
     student_features: Codec = Field(
-        "fp32", description=f"how student features cross the wire {_CODEC_CHOICES}"
+        "fp32", description=f"how student features are encoded {_CODEC_CHOICES}"
     )
     teacher_features: Codec = Field(
-        "fp32", description=f"how teacher features cross the wire {_CODEC_CHOICES}"
+        "fp32", description=f"how teacher features are encoded {_CODEC_CHOICES}"
     )
-    gradients: Codec = Field("fp32", description=f"how gradients cross the wire {_CODEC_CHOICES}")
-    models: Codec = Field("fp32", description=f"how models cross the wire {_CODEC_CHOICES}")
+    gradients: Codec = Field("fp32", description=f"how gradients are encoded {_CODEC_CHOICES}")
+    models: Codec = Field("fp32", description=f"how models are encoded {_CODEC_CHOICES}")
     teacher_once: bool = Field(
         False,
-        description="teacher features of an image cross once per round, while the teacher is frozen",
+        description="send the teacher features of an image once per round; needs frozen teachers",
     )
 
     @property
     def codecs(self) -> set[str]:
-        """All that are used."""
+        """Return the names of all codecs that are used."""
         return {self.student_features, self.teacher_features, self.gradients, self.models}
 
     def recoded(self, codec: str) -> "WireConfig":
-        """The same with ``codec`` for all that crosses."""
+        """Return the same section with ``codec`` for everything that is sent."""
         named = ("student_features", "teacher_features", "gradients", "models")
         return self.model_copy(update=dict.fromkeys(named, codec))
 
 
 class NetworkConfig(Section):
     deadline: float = Field(
-        60.0, gt=0, description="seconds without progress before a client is left out"
+        60.0,
+        gt=0,
+        description="seconds without progress after which a round goes on without a client",
     )
-    quorum: int = Field(1, ge=1, description="fewest clients a round goes on with")
+    quorum: int = Field(1, ge=1, description="fewest clients with which a round goes on")
 
 
 class FleetConfig(Section):

@@ -1,4 +1,4 @@
-"""A configuration as TOML: what run directories keep, and what `semisfl show` explains."""
+"""Write a configuration as TOML, for run directories and, with explanations, for `semisfl show`."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -14,14 +14,14 @@ EXPLANATION_COLUMN = 32
 
 
 def to_toml(config: Section) -> str:
-    """The configuration as TOML; fields that are none are left out, which means the same."""
+    """Return the configuration as TOML. Fields that are none are left out, which means the same."""
     document = tomlkit.document()
     _fill(document, config.model_dump(), None)
     return tomlkit.dumps(document)
 
 
 def commented_toml(config: Section) -> str:
-    """The same with a line of explanation per field; saved to a file, it gives ``config`` back."""
+    """Return the TOML with an explanation of each field; it reads back as ``config``."""
     document = tomlkit.document()
     _fill(document, config.model_dump(), config)
     return tomlkit.dumps(document)
@@ -30,7 +30,7 @@ def commented_toml(config: Section) -> str:
 def _fill(
     table: Table | tomlkit.TOMLDocument, values: Mapping[str, Any], explained_by: BaseModel | None
 ) -> None:
-    """Plain values before tables: TOML counts what follows a table's header as part of it."""
+    """Add plain values before tables: what follows a table's header is part of that table in TOML."""
     fields = type(explained_by).model_fields if explained_by else {}
     tables = {name: value for name, value in values.items() if _is_table(value)}
     for name, value in values.items():
@@ -43,10 +43,10 @@ def _fill(
             continue
         if name in fields:
             table.add(tomlkit.comment(f"{name}: {_explanation(fields[name])}"))
-        rows = tomlkit.aot()
-        for row in value:
-            rows.append(_table(row, None))
-        table.add(name, rows)
+        tables_of_layers = tomlkit.aot()
+        for item in value:
+            tables_of_layers.append(_table(item, None))
+        table.add(name, tables_of_layers)
 
 
 def _is_table(value: Any) -> bool:

@@ -107,7 +107,7 @@ def test_layers_are_written_as_arrays_of_tables() -> None:
 
 def test_explanations_stand_in_one_column() -> None:
     text = commented_toml(config.parse({"optimizer": {"lr": 0.5}}))
-    assert "\nlr = 0.5                        # learning rate at round 0, eta\n" in text
-    assert "\n# cut = none                    # layer index or name where clients stop" in text
+    assert "\nlr = 0.5                        # learning rate of the first round, eta\n" in text
+    assert "\n# cut = none                    # last layer on the clients, by index or name" in text
     assert re.search(r'\nprojector = "mlp" +# .* \(mlp \| linear \| none\)\n', text)
     assert "#" not in to_toml(config.parse({}))
