@@ -1,4 +1,4 @@
-"""Where a page is served: on loopback, or to whoever has the token, over TLS."""
+"""Serve a page on loopback, or over TLS to those who have the token."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen, and what protects it. Made by `parse`, which holds it to the rules."""
+    """Where to listen, and what protects it. `parse` makes it and checks the rules."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class Address:
     def parse(
         cls, option: str, listen: str, token_file: Path | None, certificates: Path | None
     ) -> "Address":
-        """``listen`` as ``option`` was given it: HOST:PORT. TLS is used off loopback only."""
+        """Return the address of HOST:PORT, the value of ``option``. TLS is used only beyond loopback."""
         host, _, port = listen.rpartition(":")
         host = host.strip("[]")
         if not host or not port.isdigit() or int(port) > 65535:
@@ -65,7 +65,7 @@ class Address:
         return cls(host, int(port), token, certificates)
 
     def bind(self, limits: Limits | None = None) -> Listener:
-        """Take the port, so that a wrong one is found before anything is begun."""
+        """Bind the port now, so that a wrong one fails before anything starts."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = Listener(family, limits or Limits())
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,7 +108,7 @@ def _read_token(file: Path) -> str:
 
 @contextlib.contextmanager
 def serving(app: "ASGIApp", address: Address, listener: Listener | None = None) -> Iterator[str]:
-    """Inside, ``app`` is served by a thread; its URL. ``listener``: the port was taken already."""
+    """Serve ``app`` from a thread inside the block and yield its URL; ``listener`` is a port bound before."""
     from semisfl.watch.app import Guard
 
     with listener or address.bind() as listener:

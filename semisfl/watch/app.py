@@ -1,4 +1,4 @@
-"""The page over HTTP: what may be asked for, by whom, and nothing that changes anything."""
+"""Serve the page over HTTP: check who may see it, and answer read-only requests."""
 
 import hmac
 import json
@@ -36,16 +36,16 @@ HEADERS = {
 }
 
 LEAVE = {"connection": "close"}
-"""Who may not come in does not keep a connection either."""
+"""Close the connection of a refused browser."""
 
 
 def page_file(name: str) -> str:
-    """One of our own files of the page."""
+    """Return one of the page's own files."""
     return (files("semisfl.watch") / "page" / name).read_text(encoding="utf-8")
 
 
 def plotly_script() -> str:
-    """The charts' library, as its package brings it."""
+    """Return the script of the chart library."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
@@ -94,7 +94,7 @@ def make_app(runs: Runs) -> Starlette:
 
 
 def _have(text: str) -> dict[str, tuple[int, int]]:
-    """``id.epoch.count,...``"""
+    """Parse ``id.epoch.count,...``: the rounds that a browser has of each run."""
     have = {}
     for part in filter(None, text.split(",")):
         key, epoch, count = part.split(".")
@@ -103,10 +103,10 @@ def _have(text: str) -> dict[str, tuple[int, int]]:
 
 
 class Guard:
-    """In front of the page: who may see it, and what a browser may do with it.
+    """Checks who may see the page, and tells browsers what they may do with it.
 
-    With a token, it or the cookie that was given for it. Without one the page is on loopback, and a
-    browser that was led here under another name (DNS rebinding) is turned away.
+    With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback, and
+    a request under another host name (DNS rebinding) is refused.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, secure: bool) -> None:
@@ -127,19 +127,19 @@ class Guard:
         await (response or self._app)(scope, receive, guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        """The answer to who may not come in, or has just shown the token."""
+        """Return the answer to a refused request, or to one that just showed the token; None: let it in."""
         if self._token is None:
             if request.url.hostname not in LOOPBACK_NAMES:
                 return PlainTextResponse("this page answers to localhost only", 403, LEAVE)
             return None
         if _same(request.cookies.get(COOKIE, ""), self._session):
             return None
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(given, self._token):
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _same(credentials, self._token):
             return None
         shown = parse_qs(request.url.query).get("token", [""])[0]
         if request.url.path == "/" and _same(shown, self._token):
-            # Away from the address bar, and from what is copied out of it.
+            # Remove the token from the address bar, and from links copied out of it.
             response = Response(status_code=303, headers={"location": "/"})
             response.set_cookie(
                 COOKIE, self._session, httponly=True, samesite="strict", secure=self._secure
@@ -152,5 +152,5 @@ class Guard:
         )
 
 
-def _same(given: str, right: str) -> bool:
-    return hmac.compare_digest(given.encode(), right.encode())
+def _same(shown: str, right: str) -> bool:
+    return hmac.compare_digest(shown.encode(), right.encode())

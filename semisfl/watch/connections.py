@@ -1,4 +1,4 @@
-"""How many connections a page takes and how long it waits for them: training needs files as well."""
+"""Limit the connections of a page and how long it waits for them: training needs open files too."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger(__name__)
 
 SHARE = 8
-"""A page takes at most one in so many of the files that this process may open."""
+"""A page uses at most this fraction, one in so many, of the files that this process may open."""
 BACKLOG = 32
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 HOUR = 3600.0
@@ -24,13 +24,13 @@ HOUR = 3600.0
 class Limits:
     connections: int = 200
     request_seconds: float = 10.0
-    """In which a new connection has to finish its TLS handshake, then to send a request's head."""
+    """Time for a new connection to finish its TLS handshake, and then to send the head of a request."""
     idle_seconds: float = 60.0
-    """Between an answer and the head of the next request."""
+    """Time between an answer and the head of the next request."""
 
 
 class Listener(socket.socket):
-    """Closes at once whom it has no room for, whether or not TLS or HTTP has begun."""
+    """Closes a connection beyond the limit at once, before TLS or HTTP."""
 
     def __init__(self, family: int, limits: Limits) -> None:
         super().__init__(family, socket.SOCK_STREAM)
@@ -59,7 +59,7 @@ class Listener(socket.socket):
         return taken, peer
 
     def _tell(self, text: str) -> None:
-        """At most once an hour."""
+        """Log a warning, at most once an hour."""
         now = time.monotonic()
         if now - self._told >= HOUR:
             self._told = now
@@ -80,7 +80,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """HTTP with somebody who has to say something; answers may take as long as they take."""
+    """HTTP that limits the time for a request's head; an answer may take any time."""
 
     class Impatient(H11Protocol):
         _waiting: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Which share of their images' pseudo-labels clients kept, over a run of any length."""
+"""Record which share of pseudo-labels each client kept, over a run of any length."""
 
 import math
 from array import array
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 class OfClient:
-    """Of one client, over the rounds it was chosen for."""
+    """The shares of one client, over the rounds it was chosen for."""
 
     def __init__(self) -> None:
         self.rounds = self.missed = 0
@@ -24,7 +24,7 @@ class OfClient:
 
 
 class Coverage:
-    """Of all clients that were ever chosen, round after round."""
+    """The shares of all clients that were ever chosen, round by round."""
 
     def __init__(self) -> None:
         self.clients: dict[int, OfClient] = {}
@@ -32,7 +32,7 @@ class Coverage:
         self._rounds: list[tuple[array[int], array[float]]] = []
 
     def add(self, round_index: int, shares: Mapping[str, float | None]) -> None:
-        """A round, also one without any."""
+        """Add a round, also one without clients."""
         clients, values = array("q"), array("d")
         for name, share in shares.items():
             if name.isdigit():
@@ -43,15 +43,14 @@ class Coverage:
         self._rounds.append((clients, values))
 
     def map(self, rounds: Sequence[int], bins: int) -> tuple[list[int], list[list[float | None]]]:
-        """Means over at most ``bins`` runs of rounds: the first round of each, and a row per client,
-        by number."""
+        """Average over at most ``bins`` spans of rounds; return the first round of each, and a list per client."""
         width = max(1, math.ceil(len(self._rounds) / bins))
         sums: dict[int, dict[int, tuple[float, int]]] = {}
         for place, (clients, values) in enumerate(self._rounds):
             for client, share in zip(clients, values, strict=True):
-                row = sums.setdefault(client, {})
-                total, count = row.get(place // width, (0.0, 0))
-                row[place // width] = (total + share, count + 1)
+                spans = sums.setdefault(client, {})
+                total, count = spans.get(place // width, (0.0, 0))
+                spans[place // width] = (total + share, count + 1)
         starts = list(rounds[::width])
         grid: list[list[float | None]] = []
         for client in sorted(self.clients):

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus: a sink that keeps the latest, and the page that tells them."""
+"""Export a run's metrics to Prometheus: a sink that keeps the latest, and the page that answers scrapes."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Gate:
-    """What the exporter asks a fleet for, at every scrape."""
+    """What the exporter reads from a fleet at every scrape."""
 
     present: Callable[[], int]
     enrolled: Callable[[], int]
@@ -59,7 +59,7 @@ class Exporter:
 
     def close(self) -> None: ...
 
-    # --- what is told ----------------------------------------------------------------------------
+    # --- answers to Prometheus -------------------------------------------------------------------
 
     @property
     def app(self) -> Starlette:
@@ -69,7 +69,7 @@ class Exporter:
         return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry, once per scrape."""
+        """Yield all metrics; the registry calls this once per scrape."""
         metrics, events = self._metrics, self._gate.events()
         yield _gauge("semisfl_rounds_done", "rounds that are done, of all restarts", self._done)
         yield _gauge("semisfl_rounds_planned", "rounds that the run has", self._planned)

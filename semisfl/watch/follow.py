@@ -1,4 +1,4 @@
-"""One run directory, read as it grows: whatever was read once is not read again."""
+"""Follow a run directory as it grows; nothing is read twice."""
 
 import json
 import math
@@ -21,9 +21,9 @@ from semisfl.watch.coverage import Coverage
 from semisfl.watch.tail import Lines, text_from
 
 LATEST_EVENTS = 300
-"""Of a fleet, kept to be shown; the others are counted."""
+"""Events of a fleet that are kept to be shown; older ones are only counted."""
 ELSEWHERE_SECONDS = 600.0
-"""A run of another machine that wrote nothing for so long is not taken for running."""
+"""A run on another machine that wrote nothing for so long does not count as running."""
 
 
 class Followed:
@@ -33,9 +33,9 @@ class Followed:
         self.path = path
         self.config: dict[str, Any] = {}
         self.problem: str | None = None
-        """What cannot be read of it, in a line."""
+        """One line about files that cannot be read."""
         self.epoch = 0
-        """Counts how often its rows began anew, as they do when it is resumed."""
+        """How often the metrics file was started again, as happens when a run is resumed."""
         self.lock = threading.Lock()
         self._config_read: tuple[int, int] | None = None
         self._metrics = Lines(path / "metrics.jsonl")
@@ -54,7 +54,7 @@ class Followed:
         self.events: deque[dict[str, Any]] = deque(maxlen=LATEST_EVENTS)
         self.event_counts: Counter[str] = Counter()
         self.left_out: dict[int, tuple[int, str]] = {}
-        """By client: how often, and why the last time."""
+        """For each client: how often it was left out, and the last reason."""
 
     def look(self) -> None:
         """Read what is new."""
@@ -118,7 +118,7 @@ class Followed:
         return self.columns["round"][-1] + 1 if self.columns["round"] else 0
 
     def state(self) -> tuple[str, str]:
-        """finished, running, stopped, crashed or unfinished; and a line about it."""
+        """Return finished, running, stopped, crashed or unfinished, and a line about it."""
         if self.done and self.done >= self.rounds > 0:
             return "finished", f"all {self.rounds} rounds are done"
         if (limit := self._limit()) is not None:
@@ -143,27 +143,29 @@ class Followed:
         return met(stop, self.standing) if self.done else None
 
     def _lock_holder(self) -> tuple[str | None, bool]:
-        """Who works or worked on the run, and whether it does. Only looks: a lock of our own, even
-        for a moment, could turn a run away."""
+        """Return which process works or worked on the run, and whether it still does.
+
+        Takes no lock: even a short one could make a run fail to start.
+        """
         file = self.path / "run.lock"
         try:
             holder, inode = file.read_text(encoding="utf-8").strip(), file.stat().st_ino
         except (OSError, UnicodeDecodeError):
             return None, False
-        found = re.fullmatch(r"process (\d+) on (.*)", holder)
-        if found is None:
+        match = re.fullmatch(r"process (\d+) on (.*)", holder)
+        if match is None:
             return holder or None, False
-        if found[2] != platform.node():
+        if match[2] != platform.node():
             return holder, time.time() - self.updated() < ELSEWHERE_SECONDS
         return holder, any(
-            f":{inode} " in line and f" {found[1]} " in line for line in _locks().splitlines()
+            f":{inode} " in line and f" {match[1]} " in line for line in _locks().splitlines()
         )
 
     def _last_log_line(self) -> str:
         return (self.log(-1)[0] or [""])[-1]
 
     def updated(self) -> float:
-        """When it last wrote something, in seconds after the epoch."""
+        """Return when the run last wrote something, in seconds after the epoch."""
         latest = 0.0
         for name in ("config.toml", "metrics.jsonl", "run.log", "fleet.json"):
             try:
@@ -173,11 +175,11 @@ class Followed:
         return latest
 
     def log(self, start: int) -> tuple[list[str], int]:
-        """As `text_from`."""
+        """Return lines of the log, as `text_from` does."""
         return text_from(self.path / "run.log", start)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """One of its small files; empty if it is not there or damaged."""
+        """Return the values of a small file; empty if it is missing or damaged."""
         try:
             content = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):

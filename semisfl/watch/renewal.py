@@ -1,4 +1,4 @@
-"""A page's certificate, which may be renewed while the page is served."""
+"""Load a page's certificate again when it is renewed, while the page is served."""
 
 import logging
 import ssl
@@ -29,20 +29,20 @@ class Certificate:
         connection.context = self._latest
 
     def _look(self) -> None:
-        """Take a renewed pair; until it is whole, the one before goes on."""
-        found = stamp(*self._files)
-        if found == self._stamp:
+        """Load a renewed pair; keep the old one until the new one is complete."""
+        current = stamp(*self._files)
+        if current == self._stamp:
             return
         try:
             self._latest = self._read()
         except OSError as error:
-            if found != self._refused:
-                self._refused = found
+            if current != self._refused:
+                self._refused = current
                 log.warning(
                     "cannot use %s and its key: %s; going on with those read before",
                     self._files[0],
                     error,
                 )
             return
-        self._stamp = found
+        self._stamp = current
         log.info("%s is new; connections to the page use it from now on", self._files[0])

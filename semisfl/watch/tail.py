@@ -1,4 +1,4 @@
-"""Files that grow, read from where the last look ended."""
+"""Read growing files from where the last read ended."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class Lines:
         self._inode = 0
 
     def new(self) -> tuple[bool, list[bytes]]:
-        """Whether the file was begun anew, and its lines since."""
+        """Return whether the file was started again, and the new lines."""
         try:
             with self._path.open("rb") as file:
                 status = self._path.stat()
@@ -36,7 +36,7 @@ class Lines:
 
 
 def text_from(path: Path, start: int) -> tuple[list[str], int]:
-    """Complete lines of a file from byte ``start`` on (-1: the latest), and where they end."""
+    """Return the complete lines of a file from byte ``start`` on (-1: the latest), and where they end."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

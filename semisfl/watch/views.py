@@ -1,4 +1,4 @@
-"""What the page shows, as plain values: the answer to each question it may ask."""
+"""Return what the page shows as plain values, one function per request."""
 
 import hashlib
 import time
@@ -33,7 +33,7 @@ class Runs:
         self._followed: dict[str, Followed] = {}
 
     def listing(self) -> Plain:
-        """Every run, with where it stands."""
+        """Return every run with its state."""
         self._find()
         runs = []
         for key, followed in self._followed.items():
@@ -65,7 +65,7 @@ class Runs:
         ]
 
     def rounds(self, have: Mapping[str, tuple[int, int]]) -> Plain:
-        """Of each run asked for the rounds beyond those that are had, of which epoch."""
+        """Return the rounds of each run beyond those that the browser has, with their epoch."""
         answer: Plain = {}
         for key, (epoch, count) in have.items():
             followed = self._followed.get(key)
@@ -87,10 +87,10 @@ class Runs:
             held = [sum(counts) for counts in holdings.get("clients", [])]
             numbers = sorted({*followed.coverage.clients, *range(len(held)), *names})
             starts, grid = followed.coverage.map(followed.columns["round"], BINS)
-            rows = []
+            clients = []
             for number in numbers:
                 coverage = followed.coverage.clients.get(number)
-                rows.append(
+                clients.append(
                     {
                         "client": number,
                         "name": names.get(number),
@@ -105,7 +105,7 @@ class Runs:
                     }
                 )
             return {
-                "clients": rows,
+                "clients": clients,
                 "holdings": holdings,
                 "coverage": {
                     "rounds": [start + 1 for start in starts],
@@ -119,16 +119,16 @@ class Runs:
         with followed.lock:
             followed.look()
             standing = followed.read_json("fleet.json")
-            rows = []
+            devices = []
             for device in standing.get("clients", []):
                 often, reason = followed.left_out.get(device.get("client"), (0, ""))
-                rows.append({**device, "left_out": often, "reason": reason})
+                devices.append({**device, "left_out": often, "reason": reason})
             state, _ = followed.state()
             return {
                 "time": standing.get("time"),
                 "running": state == "running",
                 "places": followed.config.get("clients", {}).get("total"),
-                "devices": rows,
+                "devices": devices,
                 "events": list(followed.events)[::-1],
                 "counts": dict(followed.event_counts),
             }
@@ -147,7 +147,7 @@ class Runs:
         return {"runs": answer}
 
     def everything(self) -> Plain:
-        """All of it at once, for a file that nobody answers the questions of."""
+        """Return everything at once, for a page that is one file."""
         listing = self.listing()
         keys = [run["id"] for run in listing["runs"]]
         return {
@@ -165,13 +165,13 @@ class Runs:
         return self._followed[key]
 
     def _find(self) -> None:
-        found: dict[str, Followed] = {}
+        followed: dict[str, Followed] = {}
         for path in self._paths:
             inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
             for place in filter(Path.is_dir, inside):
                 key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
-                found[key] = self._followed.get(key) or Followed(place)
-        self._followed = found
+                followed[key] = self._followed.get(key) or Followed(place)
+        self._followed = followed
 
 
 def _roster(followed: Followed) -> dict[str, int]:
