@@ -173,7 +173,7 @@ def labelled(
 @pytest.mark.parametrize("method", FULL_MODEL)
 def test_a_client_without_true_labels_says_nothing_by_class(method: str) -> None:
     experiment = toy.assemble(method, f"{method}.confidence_threshold=0")
-    experiment.fleet.block._full.labels = torch.full_like(experiment.fleet.block._full.labels, -1)
+    experiment.fleet.block.labels.fill_(-1)
     seen: list[ClientResult] = []
     train = experiment.fleet.train
 
