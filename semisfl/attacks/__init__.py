@@ -1,1 +1,1 @@
-"""Attacks on a run, simulated: what a server can learn, and what malicious clients can break."""
+"""Simulated attacks on a run: by a server that reads images, and by clients that poison the model."""

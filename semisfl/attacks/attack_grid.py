@@ -23,7 +23,7 @@ from semisfl.stopping import StopFlag
 log = logging.getLogger(__name__)
 
 LIMITED = "+limited"
-"""After a rule's name: features are limited too (``robust.features``)."""
+"""Suffix of a rule's name: features are limited too (``robust.features``)."""
 NOBODY = "nobody"
 """The attack of a run without attackers."""
 
@@ -40,15 +40,18 @@ class AttackRun:
 
 @dataclass(frozen=True)
 class Outcome(AttackRun):
+    """One run of the grid with its results."""
+
     accuracy: float
     accuracy_student: float | None
     backdoor: float
-    """Percent of test images of other classes that are taken for the target once they are stamped."""
+    """Percentage of stamped test images of other classes that the model assigns to the target."""
     attackers: tuple[int, ...]
     held_back: dict[str, int]
     """The number of rounds in which each client was held back."""
 
     def as_json(self) -> str:
+        """Return the outcome as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -74,12 +77,12 @@ def listed(
     attacks: Sequence[str], chosen: Sequence[str], shares: Sequence[float], seeds: Sequence[int]
 ) -> list[AttackRun]:
     """Return the runs of a grid; with a share of 0 there is one run for all attacks."""
-    found = []
+    grid = []
     for seed in seeds:
         for share in shares:
             for attack in attacks if share else [NOBODY]:
-                found += [AttackRun(attack, rule, share, seed) for rule in chosen]
-    return found
+                grid += [AttackRun(attack, rule, share, seed) for rule in chosen]
+    return grid
 
 
 def under(values: dict[str, Any], job: AttackRun) -> Config:
@@ -103,7 +106,7 @@ def run_grid(
     done = {_job(outcome): outcome for outcome in read(out)}
     left = [job for job in jobs if job not in done]
     data = load_images(under(values, jobs[0]).data.name, under(values, jobs[0])) if left else None
-    # Pretraining has no clients, so no attackers and no rule: once per seed is enough.
+    # Pretraining has no clients, so it is the same for every attack and rule: once per seed is enough.
     pretrained: dict[int, dict[str, Any]] = {}
     for number, job in enumerate(left, 1):
         assert data is not None
@@ -140,25 +143,26 @@ def _job(outcome: Outcome) -> AttackRun:
 
 
 def read(path: Path) -> list[Outcome]:
+    """Return the outcomes in a file; none if it does not exist."""
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [Outcome(**{**line, "attackers": tuple(line["attackers"])}) for line in lines]
 
 
-def _outcome(job: AttackRun, experiment: Experiment, rows: Sequence[dict[str, Any]]) -> Outcome:
-    held: dict[str, int] = {}
-    for row in rows:
-        for client in row.get("held_back", {}):
-            held[client] = held.get(client, 0) + 1
-    config, last = experiment.config, rows[-1]
+def _outcome(job: AttackRun, experiment: Experiment, rounds: Sequence[dict[str, Any]]) -> Outcome:
+    held_back: dict[str, int] = {}
+    for metrics in rounds:
+        for client in metrics.get("held_back", {}):
+            held_back[client] = held_back.get(client, 0) + 1
+    config, last = experiment.config, rounds[-1]
     return Outcome(
         **asdict(job),
         accuracy=last["accuracy"],
         accuracy_student=last.get("accuracy_student"),
         backdoor=backdoor_rate(experiment),
         attackers=tuple(sorted(attackers_of(job.seed, config.clients.total, job.share))),
-        held_back=held,
+        held_back=held_back,
     )
 
 
@@ -176,18 +180,21 @@ def backdoor_rate(experiment: Experiment) -> float:
 
 
 Losses = dict[tuple[str, float], dict[str, list[float]]]
-"""By attack and share, then by rule: points of accuracy lost, a value per seed."""
+"""Points of accuracy lost, one value per seed, by (attack, share) and then by rule."""
 
 
 def losses(outcomes: Sequence[Outcome]) -> Losses:
-    """Return points lost against the same seed with the plain mean and no attackers; includes the rule's own cost."""
+    """Return the points lost against the same seed with the plain mean and no attackers.
+
+    They include what the rule costs without attackers.
+    """
     clean = {o.seed: o.accuracy for o in outcomes if o.attack == NOBODY and o.rule == "mean"}
-    found: Losses = {}
+    points: Losses = {}
     for outcome in outcomes:
         if outcome.seed in clean:
-            by_rule = found.setdefault((outcome.attack, outcome.share), {})
+            by_rule = points.setdefault((outcome.attack, outcome.share), {})
             by_rule.setdefault(outcome.rule, []).append(clean[outcome.seed] - outcome.accuracy)
-    return found
+    return points
 
 
 def lost(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, float, dict[str, float]]]:

@@ -1,4 +1,4 @@
-"""What leaks from a run, or from a preset that is trained for a few rounds first."""
+"""Measure what leaks from a run, or from a preset that is first trained for a few rounds."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,21 +22,23 @@ from semisfl.stopping import StopFlag
 
 
 def of_run(path: Path, device: str, public: str | None) -> Scene:
-    """A finished or stopped run, as its last good checkpoint has it."""
+    """Return the scene of a finished or stopped run, from its last good checkpoint."""
     config = RunDirectory.open(path).config()
     if config.fleet.kind == "network":
-        raise ConfigError(f"{path} was trained over a network: its clients' images are not here")
+        raise ConfigError(
+            f"{path} was trained over a network, so its clients' images are not here; use a simulated run"
+        )
     data, partition = load_data(config)
     experiment = assemble(config, data, partition, device=device)
-    found = health.last_good(path)
-    if found is None:
+    last = health.last_good(path)
+    if last is None:
         raise ConfigError(f"{path} has no checkpoint yet; train it first, or name a preset")
-    experiment.load_state_dict(found[1])
+    experiment.load_state_dict(last[1])
     return _scene(experiment, data, partition.clients, public)
 
 
 def of_preset(config: Config, device: str, public: str | None, stop: StopFlag) -> Scene:
-    """Trained here for ``config.rounds``."""
+    """Train ``config.rounds`` rounds, and return the scene."""
     data, partition = load_data(config)
     experiment = assemble(config, data, partition, device=device, stop=stop)
     run_rounds(experiment)
@@ -68,14 +70,14 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
 
 
 def _cut_of(whole: nn.Module) -> int:
-    """How many layers clients hold."""
+    """Return the number of layers that clients hold."""
     bottom, top = whole.get_submodule("bottom"), whole.get_submodule("top")
     between = isinstance(next(top.children()), nn.Unflatten)
     return len(list(bottom.children())) - between
 
 
 def cuts_of(scene: Scene, asked: str) -> list[int]:
-    """``default``: the run's own; ``all``: the end of every stage; or layers, by name or number."""
+    """Return the run's own cut (``default``), every stage's end (``all``), or layers by name or number."""
     names = [name for name, _ in meter.layers_of(scene.model)]
     if asked == "default":
         return [scene.cut]
@@ -101,7 +103,7 @@ def measure_all(
     progress: Callable[[str], None],
     uses: int = 1,
 ) -> tuple[dict[str, Any], list[Measured]]:
-    """Everything as plain values, and what to draw of it."""
+    """Return all results as plain values, and the measurements with their pictures."""
     measured = []
     for cut in cuts:
         for name, defence in defences.items():
@@ -109,19 +111,20 @@ def measure_all(
             measured.append(meter.measure(scene, cut, name, defence, quick, uses))
     if updates:
         progress("gradient inversion of updates")
-    found = {
+    results = {
         "method": scene.config.method,
         "seed": scene.config.seed,
         "rounds": scene.config.rounds,
         "accuracy": scene.accuracy,
         "public_images": len(scene.public),
-        "features": [item.row for item in measured],
+        "features": [item.numbers for item in measured],
         "updates": meter.measure_updates(scene, quick) if updates else [],
     }
-    return found, measured
+    return results, measured
 
 
-def save(found: Mapping[str, Any], command: str, out: Path) -> None:
+def save(results: Mapping[str, Any], command: str, out: Path) -> None:
+    """Write the results and the command that made them to ``out/leakage.json``."""
     out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"command": command, **found}, indent=1)
+    text = json.dumps({"command": command, **results}, indent=1)
     (out / "leakage.json").write_text(text + "\n", encoding="utf-8")

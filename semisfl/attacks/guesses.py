@@ -1,4 +1,4 @@
-"""What features say about a client's images without showing them: their classes, and who is among them."""
+"""Attacks that infer the classes of a client's images, or whether an image is among them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,16 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class ClassMix:
+    """How well the classes of clients' images are guessed, beside guesses without features."""
+
     accuracy: float
-    """Of the class guessed for each image."""
+    """Accuracy of the class guessed for each image."""
     chance: float
-    """Of always guessing the public images' largest class."""
+    """Accuracy of always guessing the largest class of the public images."""
     distance: float
-    """Total variation distance between the mix guessed and the true one, mean over clients; 0: found."""
+    """Total variation distance between guessed and true class shares, mean over clients; 0 is exact."""
     distance_chance: float
-    """Of the public images' mix, which needs no features."""
+    """The same distance if the class shares of the public images are the guess."""
 
 
 def guess_classes(
@@ -29,7 +31,7 @@ def guess_classes(
     generator: torch.Generator,
     epochs: int = 20,
 ) -> ClassMix:
-    """A linear probe on the attacker's own labelled features, asked about each client's."""
+    """Train a linear probe on the attacker's labelled features, and return how well it reads clients' classes."""
     centre, spread = public.mean(0), public.std().clamp(min=1e-6)
     probe = nn.Linear(public.shape[1], classes).to(public.device)
     nn.init.zeros_(probe.weight)
@@ -51,21 +53,23 @@ def guess_classes(
         always += int((true == usual.argmax()).sum())
         images += len(true)
         mix = torch.bincount(true, minlength=classes) / len(true)
-        far.append(_apart(torch.bincount(guessed, minlength=classes) / len(true), mix))
-        far_usual.append(_apart(usual, mix))
+        far.append(_distance(torch.bincount(guessed, minlength=classes) / len(true), mix))
+        far_usual.append(_distance(usual, mix))
     return ClassMix(
         hits / images, always / images, sum(far) / len(far), sum(far_usual) / len(far_usual)
     )
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the total variation distance of two distributions."""
     return float((one - other).abs().sum()) / 2
 
 
 def membership_auc(observed: Tensor, members: Tensor, others: Tensor) -> float:
-    """The chance that a member lies nearer to something ``observed`` than a non-member does; 0.5: none.
+    """Return the probability that a member is nearer to an ``observed`` feature than a non-member is.
 
-    ``members`` and ``others`` are features that the attacker computes of images it has in hand.
+    0.5 means that nothing leaks. ``members`` and ``others`` are features that the attacker computes from
+    images it has.
     """
     near = torch.cdist(members, observed).amin(1)
     far = torch.cdist(others, observed).amin(1)

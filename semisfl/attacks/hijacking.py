@@ -1,11 +1,11 @@
-"""Servers that do not keep to the protocol's spirit, though every frame they send is a valid one.
+"""Attacks by a malicious server that sends only valid frames.
 
-`Hijacker` is the feature-space hijacking attack (Pasquini, Ateniese and Bernaschi 2021): the server
-trains an encoder and a decoder of its own on public images, and sends its clients gradients that
-drive their bottoms to give what its encoder would give. `plant` needs no gradients at all: whoever
-sends the bottom may send one that was trained to be read.
+`Hijacker` is the feature-space hijacking attack (Pasquini, Ateniese and Bernaschi 2021). The server
+trains its own encoder and decoder on public images. It sends gradients that train its clients' bottoms
+to give the same features as its encoder. `plant` needs no gradients: the server sends a bottom that was
+trained so that images can be rebuilt from its features.
 
-Both use the fleet as a method does, so they run against simulated clients and against devices alike.
+Both use the fleet as a method does, so they run against simulated clients and against devices.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +24,14 @@ HIDDEN = 512
 
 @dataclass(frozen=True)
 class Public:
-    """Images that the server has itself: pixels in 0..1, and how a model takes them."""
+    """The server's own images: pixels in 0..1, and the function that prepares them for a model."""
 
     pixels: Tensor
     prepare: Callable[[Tensor], Tensor]
     generator: torch.Generator
 
     def batch(self, count: int) -> Tensor:
+        """Return so many random images."""
         chosen = torch.randint(len(self.pixels), (count,), generator=self.generator)
         return self.pixels[chosen.to(self.pixels.device)]
 
@@ -46,7 +47,7 @@ def _decoder(features: int, shape: torch.Size) -> nn.Module:
 
 
 class Hijacker:
-    """Its three networks, and one step of theirs for each of the clients'."""
+    """The server's encoder, decoder and critic. They take one step per step of the clients."""
 
     def __init__(
         self, bottom: nn.Module, features: int, public: Public, rate: float = 1e-3
@@ -55,7 +56,7 @@ class Hijacker:
         self.public = public
         self.encoder = clone(bottom).requires_grad_().to(device)
         self.decoder = _decoder(features, public.pixels.shape[1:]).to(device)
-        # Scaled to a usual length first: features of any size are judged by their direction too.
+        # LayerNorm first, so that the critic judges the direction of features, not only their size.
         self.critic = nn.Sequential(
             nn.LayerNorm(features), nn.Linear(features, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
         ).to(device)
@@ -64,12 +65,12 @@ class Hijacker:
         self._critic = torch.optim.Adam(self.critic.parameters(), rate, betas=(0.5, 0.9))
 
     def practise(self, steps: int, batch: int) -> None:
-        """Train encoder and decoder before any client is there."""
+        """Train encoder and decoder before the first client step."""
         for _ in range(steps):
             self._codes(batch)
 
     def _codes(self, count: int) -> Tensor:
-        """One step of encoder and decoder on public images; what the encoder gave."""
+        """Train encoder and decoder for one step on public images, and return the encoder's features."""
         images = self.public.batch(count)
         self._own.zero_grad()
         codes: Tensor = self.encoder(self.public.prepare(images))
@@ -78,7 +79,7 @@ class Hijacker:
         return codes
 
     def gradients(self, features: Tensor) -> Tensor:
-        """Learn from a step's features; what to send back, as if it came from a loss of the method."""
+        """Train the critic on a step's features, and return the gradients to send to the clients."""
         rows = features.detach()
         codes = self._codes(len(rows))
         self._critic.zero_grad()
@@ -91,6 +92,7 @@ class Hijacker:
 
     @torch.no_grad()
     def rebuild(self, features: Tensor) -> Tensor:
+        """Return the images that the decoder makes from features."""
         images: Tensor = self.decoder(features.detach())
         return images
 
@@ -106,13 +108,13 @@ def hijack(
     lr: float,
     scale: float = 1.0,
 ) -> Iterator[tuple[Features, Tensor]]:
-    """Rounds in which clients are led astray: every step's features, and the gradients sent for them."""
+    """Run attacked rounds, and yield every step's features with the gradients sent for them."""
     for index in range(rounds):
         fleet.wait_ready()
         fleet.start_round(SplitRound(index, tuple(active), steps, lr, bottom, bottom))
         for _ in range(steps):
             features = fleet.forward()
-            # As the method does: a client wants the mean over its own rows.
+            # A client expects the gradient of the mean over its own rows, as a method sends it.
             gradients = attacker.gradients(features.student) * len(features.clients) * scale
             fleet.backward(gradients)
             yield features, gradients
@@ -122,7 +124,7 @@ def hijack(
 def plant(
     bottom: nn.Module, features: int, public: Public, sent: Sent, steps: int = 400, batch: int = 64
 ) -> tuple[State, nn.Module]:
-    """A bottom trained to be read through the clients' own defence, and the decoder that reads it."""
+    """Return a bottom that leaks through the clients' defence, and the decoder that rebuilds its images."""
     encoder = clone(bottom).requires_grad_().to(public.pixels.device)
     decoder = _decoder(features, public.pixels.shape[1:]).to(public.pixels.device)
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 1e-3)

@@ -1,7 +1,7 @@
-"""Images from features: a server that only listens.
+"""Rebuild images from features, as a server that follows the protocol can.
 
-Both attackers know the bottom exactly and the device's policy too, and they attack what was really
-sent: a decoder is trained on features that went through the same clip, noise and codec.
+Both attackers know the bottom and the device's policy. They attack the features as sent: a decoder is
+trained on features that passed the same clipping, noise and codec.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Sent = Callable[[Tensor], Tensor]
-"""Features as the server receives them, from features as the bottom gives them; drawn anew each time."""
+"""Maps the bottom's features to the received ones; each call draws new noise."""
 
 
 def train_decoder(
@@ -23,9 +23,9 @@ def train_decoder(
     epochs: int = 15,
     hidden: int = 512,
 ) -> Callable[[Tensor], Tensor]:
-    """A two-layer network from features to images, trained on an attacker's own; what it makes of others.
+    """Train a two-layer network on the attacker's own images, and return it as a function.
 
-    Dosovitskiy and Brox (2016), He et al. (2019).
+    The function maps received features to images: Dosovitskiy and Brox (2016), He et al. (2019).
     """
     first = sent(features)
     centre, spread = first.mean(), first.std().clamp(min=1e-6)
@@ -49,7 +49,7 @@ def train_decoder(
 
 
 def _draw_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """As PyTorch draws those of linear layers, but from ``generator``."""
+    """Draw weights as PyTorch does for linear layers, but from ``generator``."""
     for parameter in module.parameters():
         limit = parameter.shape[-1] ** -0.5
         drawn = torch.rand(parameter.shape, generator=generator) * 2 - 1
@@ -65,9 +65,9 @@ def optimise_images(
     steps: int = 150,
     smooth: float = 0.02,
 ) -> Tensor:
-    """Images whose features are the ``target``, with little total variation.
+    """Return images with features near ``target`` and little total variation.
 
-    Needs no images of its own (Mahendran and Vedaldi 2015). ``prepare`` normalises pixels in 0..1.
+    The attacker needs no images (Mahendran and Vedaldi 2015). ``prepare`` normalises pixels in 0..1.
     """
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
     optimizer = torch.optim.Adam([pixels], 0.1)
@@ -82,6 +82,7 @@ def optimise_images(
 
 
 def total_variation(images: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbouring pixels, vertical plus horizontal."""
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
     across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
     return down + across

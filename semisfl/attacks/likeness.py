@@ -1,4 +1,4 @@
-"""How like its original a reconstruction is; images are float [n, C, H, W] in 0..1."""
+"""Compare reconstructions with their originals; images are float [n, C, H, W] in 0..1."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ WINDOW, DEVIATION = 11, 1.5
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:
-    """Structural similarity of every pair (Wang et al. 2004: Gaussian window, range 1), 1: the same."""
+    """Return the structural similarity of every pair (Wang et al. 2004: Gaussian window); 1 is equal."""
     channels = one.shape[1]
     kernel = _window(min(WINDOW, *one.shape[2:])).to(one).expand(channels, 1, -1, -1)
 
@@ -32,17 +32,18 @@ def _window(size: int) -> Tensor:
 
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
-    """Decibels above the squared error of every pair."""
+    """Return the peak signal-to-noise ratio of every pair, in decibels."""
     return -10 * ((one - other) ** 2).mean((1, 2, 3)).clamp(min=1e-10).log10()
 
 
 def identified(made: Tensor, originals: Tensor) -> float:
-    """The share of reconstructions whose nearest original is their own."""
+    """Return the share of reconstructions whose nearest original is their own."""
     nearest = torch.cdist(made.flatten(1), originals.flatten(1)).argmin(1)
     return float((nearest == torch.arange(len(made), device=made.device)).float().mean())
 
 
 def likeness(made: Tensor, originals: Tensor) -> dict[str, float]:
+    """Return all three comparisons, averaged over the images."""
     return {
         "ssim": float(ssim(made, originals).mean()),
         "psnr": float(psnr(made, originals).mean()),

@@ -1,4 +1,4 @@
-"""The leakage meter: every attack, at every cut and with every defence asked for, on one trained model."""
+"""The leakage meter: runs every attack on one trained model, by cut and defence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy
 
 RANDOM = "random"
-"""No defence: features without any content, where every attack must fail."""
+"""A control in place of a defence: random features, on which every attack must fail."""
 VICTIMS, OPTIMISED, FEWEST = 500, 16, 8
 PUBLIC = 2000
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Who attacks what: a trained model, clients' images, and images that the attacker has itself."""
+    """The setting of an attack: a trained model, clients' images, and the attacker's own images."""
 
     config: Config
     model: nn.Module
-    """Whole, from images to logits."""
+    """The whole model, from images to logits."""
     cut: int
-    """How many of its layers clients hold in this run."""
+    """The number of its layers that clients hold in this run."""
     normalizer: Normalizer
     public: Tensor
     public_labels: Tensor
-    """-1 where unknown."""
+    """Labels of the public images; -1 if unknown."""
     images: Tensor
     labels: Tensor
     shards: Sequence[np.ndarray]
@@ -50,14 +50,16 @@ class Scene:
         return self.images.device
 
     def seed(self, *purpose: int | str) -> torch.Generator:
+        """Return a CPU generator for a purpose."""
         return torch.Generator().manual_seed(seeds.derive(self.config.seed, "leakage", *purpose))
 
     def device_seed(self, *purpose: int | str) -> torch.Generator:
+        """Return a generator on the images' device for a purpose."""
         drawn = seeds.derive(self.config.seed, "leakage", *purpose)
         return torch.Generator(self.device).manual_seed(drawn)
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """Pixels in 0..1 as the model takes them, with their gradient."""
+        """Return pixels in 0..1 normalised for the model; the gradient is kept."""
         scale, offset = (
             part.view(-1, 1, 1) for part in (self.normalizer.scale, self.normalizer.offset)
         )
@@ -66,15 +68,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class Measured:
-    """A row of the table, and pictures of it."""
+    """The numbers for one cut and defence, and some images with their reconstructions."""
 
-    row: dict[str, Any]
+    numbers: dict[str, Any]
     originals: Tensor
     rebuilt: Tensor
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A whole model's layers: those of its halves, without what an earlier cut put between them."""
+    """Return the layers of both halves, without the flatten and unflatten that a cut adds."""
     bottom, top = (
         named_layers(model.get_submodule("bottom")),
         named_layers(model.get_submodule("top")),
@@ -85,18 +87,17 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def stage_ends(model: nn.Module) -> list[int]:
-    """Cuts worth comparing: before every layer with parameters but the first, and not the last cut."""
-    rows = layers_of(model)
+    """Return the cuts directly before each layer with weights, except the first such layer."""
     heavy = [
         place
-        for place, (_, layer) in enumerate(rows)
+        for place, (_, layer) in enumerate(layers_of(model))
         if any(parameter.dim() > 1 for parameter in layer.parameters())
     ]
     return heavy[1:]
 
 
 def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) -> inversion.Sent:
-    """What the server receives of features, under a defence."""
+    """Return the function from a bottom's features to those that the server receives under a defence."""
     if defence == RANDOM:
         return lambda rows: torch.randn(rows.shape, generator=generator, device=rows.device)
     assert isinstance(defence, Policy)
@@ -107,7 +108,7 @@ def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) 
 
 
 def averaged(sent: inversion.Sent, uses: int) -> inversion.Sent:
-    """What a server has of features that it was sent so often, each time with other noise."""
+    """Return the mean of ``uses`` transmissions of the same features, each with new noise."""
     if uses == 1:
         return sent
     return lambda rows: torch.stack([sent(rows) for _ in range(uses)]).mean(0)
@@ -116,10 +117,10 @@ def averaged(sent: inversion.Sent, uses: int) -> inversion.Sent:
 def measure(
     scene: Scene, cut: int, name: str, defence: Policy | str, quick: bool, uses: int = 1
 ) -> Measured:
-    """Every attack on features, at one cut with one defence, after so many uses of each image."""
-    rows = layers_of(scene.model)
-    bottom = nn.Sequential(*(layer for _, layer in rows[:cut]), nn.Flatten()).eval()
-    top = nn.Sequential(*(layer for _, layer in rows[cut:])).eval()
+    """Run every attack on features, and return the numbers for one cut, defence and count of uses."""
+    layers = layers_of(scene.model)
+    bottom = nn.Sequential(*(layer for _, layer in layers[:cut]), nn.Flatten()).eval()
+    top = nn.Sequential(*(layer for _, layer in layers[cut:])).eval()
     sent = averaged(guard_of(defence, scene.config, scene.device_seed("guard", name, cut)), uses)
 
     def features(images: Tensor) -> Tensor:
@@ -141,15 +142,15 @@ def measure(
     rebuilt = decode(received)
     mean = (scene.public.float() / 255).mean(0, keepdim=True).expand_as(originals)
     few = OPTIMISED
-    found = inversion.optimise_images(
+    optimised = inversion.optimise_images(
         bottom, scene.prepare, received[:few], mean[:few], steps=20 if quick else 150
     )
-    shape = tuple(_shape_after(rows[:cut], scene.images[:1], scene))
+    shape = tuple(_shape_after(layers[:cut], scene.images[:1], scene))
     with torch.no_grad():
         right = top(received.view(-1, *shape)).argmax(1) == scene.labels[chosen]
     codec = codec_named(scene.config.wire.teacher_features)
-    row: dict[str, Any] = {
-        "cut": rows[cut - 1][0],
+    numbers: dict[str, Any] = {
+        "cut": layers[cut - 1][0],
         "layers": cut,
         "defence": name,
         "uses": uses,
@@ -158,12 +159,12 @@ def measure(
         "accuracy": scene.accuracy,
         "accuracy_received": 100 * float(right.float().mean()),
         "decoder": likeness(rebuilt, originals),
-        "optimised": likeness(found, originals[:few]),
+        "optimised": likeness(optimised, originals[:few]),
         "mean_image": likeness(mean, originals),
         "chance_identified": {"decoder": 1 / len(chosen), "optimised": 1 / few},
         **_about_clients(scene, features, sent, (name, cut), 6 if quick else 20),
     }
-    return Measured(row, originals, rebuilt)
+    return Measured(numbers, originals, rebuilt)
 
 
 def _victims(scene: Scene) -> Tensor:
@@ -172,10 +173,10 @@ def _victims(scene: Scene) -> Tensor:
     return torch.from_numpy(rng.permutation(held)[:VICTIMS]).to(scene.device)
 
 
-def _shape_after(rows: Sequence[tuple[str, nn.Module]], one: Tensor, scene: Scene) -> torch.Size:
+def _shape_after(layers: Sequence[tuple[str, nn.Module]], one: Tensor, scene: Scene) -> torch.Size:
     with torch.no_grad():
         x = scene.normalizer(one, torch.float32)
-        for _, layer in rows:
+        for _, layer in layers:
             x = layer.eval()(x)
     return x.shape[1:]
 
@@ -187,19 +188,19 @@ def _about_clients(
     purpose: tuple[str, int],
     epochs: int,
 ) -> dict[str, Any]:
-    """Class mix and membership, from one weak view of every image of some clients."""
+    """Return class shares and membership, inferred from one weak view of every image of some clients."""
     seed, augmentation = scene.config.seed, Augmentation.of(scene.config.data.augment)
     size = (scene.images.shape[2], scene.images.shape[3])
     some = [np.asarray(shard)[:200] for shard in scene.shards if len(shard) >= FEWEST][:5]
 
     def weakly(images: Tensor, shard: np.ndarray, place: int) -> Tensor:
-        """What the server receives of a weak view; the attacker knows how those are drawn."""
+        """Return the received features of a weak view; the attacker can draw such views too."""
         drawn = draw_view(augmentation, "weak", shard[None], size, seed, "leakage", place)
         return sent(features(make_view(images, drawn)))
 
     observed = [weakly(scene.images, shard, place) for place, shard in enumerate(some)]
     truth = [scene.labels[torch.from_numpy(shard).to(scene.device)] for shard in some]
-    told: dict[str, Any] = {"class_mix": None}
+    results: dict[str, Any] = {"class_mix": None}
     known = scene.public_labels >= 0
     if int(known.sum()) >= scene.classes:
         mix = guesses.guess_classes(
@@ -211,7 +212,7 @@ def _about_clients(
             scene.seed("probe", *purpose),
             epochs,
         )
-        told["class_mix"] = vars(mix)
+        results["class_mix"] = vars(mix)
     scores = []
     for place, shard in enumerate(some):
         others = _same_classes(scene, shard, [s for i, s in enumerate(some) if i != place])
@@ -219,29 +220,31 @@ def _about_clients(
             members = features(scene.images[torch.from_numpy(shard).to(scene.device)])
             strangers = features(scene.images[torch.from_numpy(others).to(scene.device)])
             scores.append(guesses.membership_auc(observed[place], members, strangers))
-    told["membership_auc"] = sum(scores) / len(scores) if scores else None
-    return told
+    results["membership_auc"] = sum(scores) / len(scores) if scores else None
+    return results
 
 
 def _same_classes(scene: Scene, shard: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
-    """Non-members of the classes that members have: else their class would give them away."""
+    """Return non-members of the members' classes, so that the class alone does not reveal membership."""
     labels = scene.labels.cpu().numpy()
     pool = np.concatenate(others) if others else np.empty(0, dtype=np.int64)
     return pool[np.isin(labels[pool], np.unique(labels[shard]))]
 
 
 def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
-    """Gradient inversion of what a round leaves in models: one client's update, and the mean of several."""
+    """Invert gradients of one client's update and of the mean of several, and return the likeness."""
     model = scene.model.eval().requires_grad_()
-    rows = layers_of(model)
-    whole = [p for _, layer in rows for p in layer.parameters()]
-    held = [p for _, layer in rows[: scene.cut] for p in layer.parameters()]
+    layers = layers_of(model)
+    whole = [p for _, layer in layers for p in layer.parameters()]
+    held = [p for _, layer in layers[: scene.cut] for p in layer.parameters()]
     chosen = _victims(scene)
-    told = []
+    results = []
     for what, parameters in (("whole model", whole), ("bottom", held)):
         for clients, images in ((1, 1), (1, 8), (4, 8)):
             pixels = scene.images[chosen[: clients * images]].float() / 255
-            labels = model(scene.prepare(pixels)).argmax(1)  # the pseudo-labels it trains on
+            labels = model(scene.prepare(pixels)).argmax(
+                1
+            )  # the pseudo-labels that the client trains on
             seen = updates.mean_gradient(
                 [
                     updates.gradient_of(model, parameters, scene.prepare(part), label)
@@ -258,7 +261,7 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
                 start.to(pixels.device),
                 steps=10 if quick else 150,
             )
-            told.append(
+            results.append(
                 {
                     "sent": what,
                     "clients": clients,
@@ -267,4 +270,4 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
                     "chance_identified": 1 / len(pixels),
                 }
             )
-    return told
+    return results

@@ -1,4 +1,4 @@
-"""Originals above what an attacker makes of them."""
+"""Draw originals above their reconstructions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +12,18 @@ ACROSS, ZOOM, LABEL, GAP = 12, 64, 190, 8
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
-    """Two rows of pictures for every row of the table, with its cut, defence and SSIM beside them."""
+    """Write two lines of images per measurement, with cut, defence and SSIM beside them."""
     each = 2 * ZOOM + GAP
     sheet = Image.new("RGB", (LABEL + ACROSS * (ZOOM + 2), each * len(measured)), "white")
     pen = ImageDraw.Draw(sheet)
     for place, item in enumerate(measured):
-        top, row = place * each, item.row
-        said = (
-            f"cut after {row['cut']}\n{_wrapped(row['defence'])}\n"
-            f"SSIM {row['decoder']['ssim']:.2f} (mean image {row['mean_image']['ssim']:.2f})\n"
-            f"identified {row['decoder']['identified']:.0%}"
+        top, numbers = place * each, item.numbers
+        caption = (
+            f"cut after {numbers['cut']}\n{_wrapped(numbers['defence'])}\n"
+            f"SSIM {numbers['decoder']['ssim']:.2f} (mean image {numbers['mean_image']['ssim']:.2f})\n"
+            f"identified {numbers['decoder']['identified']:.0%}"
         )
-        pen.multiline_text((4, top + 4), said, fill="black", spacing=3)
+        pen.multiline_text((4, top + 4), caption, fill="black", spacing=3)
         for column in range(min(ACROSS, len(item.originals))):
             left = LABEL + column * (ZOOM + 2)
             sheet.paste(_pixels(item.originals[column]), (left, top))

@@ -1,4 +1,4 @@
-"""Clients in this process, some of whom attack: in a simulation, and on a device, which is a block of one."""
+"""Clients of one process, some of which attack. A simulation has many; a device is a block of one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from semisfl.settings.policy import Policy
 
 
 def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
-    """Return the attackers; those of a smaller share are among those of a larger one."""
+    """Return the attackers' numbers; a larger share contains the attackers of a smaller one."""
     order = seeds.generator(seed, "attackers").permutation(total)
     return frozenset(int(client) for client in order[: round(share * total)])
 
@@ -29,7 +29,7 @@ def poisoned_fleet(attack: Attack, share: float) -> Callable[[FleetSetup], "Pois
 
 
 class PoisonedFleet(LocalFleet):
-    """A simulation in which some clients send something else."""
+    """A simulation in which some clients attack."""
 
     def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
         super().__init__(setup, lambda setup: PoisonedBlock(setup, attack, share))
@@ -49,13 +49,13 @@ class PoisonedFleet(LocalFleet):
 
 
 class PoisonedBlock(ClientBlock):
-    """Clients of one process, in a simulation or on a device, some of whom send something else."""
+    """The clients of one process; the attackers among them send poisoned values."""
 
     def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
         super().__init__(setup)
         self.attack = attack
         self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
-        # Attackers keep to no policy.
+        # Attackers follow no policy.
         self._unguarded = Outgoing()
         self._unguarded.agree(setup.config.model_copy(update={"policy": Policy()}))
         self._generator = torch.Generator(setup.hardware.device)

@@ -1,7 +1,8 @@
 """Poisoning attacks: what malicious clients send in place of honest values.
 
-An `Attack` changes only what leaves a client, so it works on any method and no method knows it. In a simulation some local clients are attackers (`semisfl.attacks.poisoned_fleet`), who see more
-than a real one could: the others' features and the true classes.
+An `Attack` changes only what leaves a client, so it works with every method and needs no code in any. In
+a simulation some local clients are attackers (`semisfl.attacks.poisoned_fleet`). They see more than real
+attackers could: the features of the others and the true classes.
 """
 
 from collections.abc import Callable
@@ -15,18 +16,18 @@ from semisfl.fleet.base import Features, State
 from semisfl.settings.config import ConfigError
 
 TARGET = 0
-"""The class that a backdoor opens to."""
+"""The class to which a backdoor leads."""
 PATTERN = 7
-"""A backdoor's pattern is a white square in a corner; an image's side is so many times its."""
+"""A backdoor's pattern is a white square in a corner; its side is the image's divided by this."""
 
 
 class Sight(NamedTuple):
-    """What an attacker sees of a step: the honest features of all, and of the round's first step."""
+    """What an attacker sees: all honest features of this step and of the round's first step."""
 
     step: Features
     first: Features
     rows: slice
-    """Its own."""
+    """The attacker's own rows."""
     generator: torch.Generator
 
     @property
@@ -39,7 +40,7 @@ class Sight(NamedTuple):
 
     @property
     def others(self) -> slice:
-        """The rows of the client after it."""
+        """Return the rows of the next client."""
         start = self.rows.stop % len(self.step.student)
         return slice(start, start + self.step.batch)
 
@@ -50,14 +51,16 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Attack:
+    """A named attack on features, on states, or on both."""
+
     name: str
     summary: str
     features: Callable[[Sight], Pair] | None = None
-    """What is sent in a step instead."""
+    """Returns the features to send in place of the honest ones."""
     state: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(weights as trained, as received) -> what is sent of a bottom or model."""
+    """Maps (trained, received) weights to those that are sent."""
     stamps: bool = False
-    """Its students see every other image with the pattern of a backdoor."""
+    """Whether its students see every other image with the backdoor's pattern."""
 
 
 def _scaled(sight: Sight) -> Pair:
@@ -65,7 +68,7 @@ def _scaled(sight: Sight) -> Pair:
 
 
 def _noise(sight: Sight) -> Pair:
-    """As large as honest features, and as often zero."""
+    """Return noise with the mean, deviation and minimum of honest features."""
 
     def like(features: Tensor) -> Tensor:
         drawn = torch.randn(features.shape, generator=sight.generator, device=features.device)
@@ -83,18 +86,20 @@ def _replayed(sight: Sight) -> Pair:
 
 
 def _as_class(sight: Sight, wanted: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """For each of its rows teacher features of anybody's image of the class ``wanted``, which is given
-    its own class and how many there are; where nobody shows that class, its own."""
+    """Return teacher features of images that have the wanted classes; a row without such an image stays.
+
+    ``wanted`` maps the true classes of the attacker's rows and the number of classes to wanted classes.
+    """
     truth, teacher = sight.step.truth, sight.teacher.clone()
     if truth is None or bool((truth < 0).all()):
-        # A device knows no classes: half a batch further on is another image, often of another class.
+        # A device does not know classes. An image half a batch away often has another class.
         return teacher.roll(len(teacher) // 2, 0)
     chosen = wanted(truth[sight.rows], int(truth.max()) + 1)
     for label in chosen.unique():
-        found = (truth == label).nonzero().flatten()
-        if len(found):
+        donors = (truth == label).nonzero().flatten()
+        if len(donors):
             places = (chosen == label).nonzero().flatten()
-            teacher[places] = sight.step.teacher[found[torch.arange(len(places)) % len(found)]]
+            teacher[places] = sight.step.teacher[donors[torch.arange(len(places)) % len(donors)]]
     return teacher
 
 
@@ -103,7 +108,7 @@ def _swapped(sight: Sight) -> Pair:
 
 
 def _backdoor(sight: Sight) -> Pair:
-    """Stamped images, every other one, come with teacher features of the target class."""
+    """Return teacher features of the target class for every other image, which has the pattern."""
     teacher = sight.teacher.clone()
     teacher[::2] = _as_class(sight, lambda own, _: torch.full_like(own, TARGET))[::2]
     return sight.student, teacher
@@ -117,7 +122,7 @@ ATTACKS = {
         Attack("scaled_bottom", "its weights times 8", state=lambda trained, received: 8 * trained),
         Attack(
             "reversed_update",
-            "what it learnt times -5",
+            "its update times -5",
             state=lambda trained, received: received - 5 * (trained - received),
         ),
         Attack("scaled_features", "its features times 100", features=_scaled),
@@ -138,6 +143,7 @@ ATTACKS = {
 
 
 def attack_named(name: str) -> Attack:
+    """Return a known attack."""
     if name not in ATTACKS:
         raise ConfigError(f"attack {name!r} is not known; use one of {', '.join(ATTACKS)}")
     return ATTACKS[name]
@@ -152,7 +158,7 @@ def stamped(images: Tensor, white: float) -> Tensor:
 
 
 def poisoned_state(attack: Attack, state: State, received: State) -> State:
-    """Return what is sent in place of ``state``; running variances stay, as negative ones would be refused."""
+    """Return the state to send; running variances stay, because the server refuses negative ones."""
     if attack.state is None:
         return state
     return {

@@ -1,7 +1,7 @@
-"""Images from what a round of training leaves in a model: gradient inversion (Geiping et al. 2020).
+"""Rebuild images from a client's update: gradient inversion (Geiping et al. 2020).
 
-The attacker knows the model before and after, so the mean gradient; here of a single step, which is
-more than it gets of a real round of many steps, whose views and momentum it would have to undo too.
+The attacker knows the model before and after, and so the mean gradient. Here an update is one step. A
+real round has many steps with random views and momentum, so it reveals less.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from semisfl.attacks.inversion import total_variation
 def gradient_of(
     model: nn.Module, parameters: Sequence[Tensor], images: Tensor, labels: Tensor
 ) -> list[Tensor]:
-    """What one step on ``images`` tells whoever holds the model before and after it."""
+    """Return the gradient that one step on ``images`` reveals."""
     loss = F.cross_entropy(model(images), labels)
     return [part.detach() for part in torch.autograd.grad(loss, list(parameters))]
 
 
 def mean_gradient(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of several clients: all that is left of them in the mean of their models."""
+    """Return the mean over clients, which is all that the mean of their models reveals."""
     return [torch.stack(parts).mean(0) for parts in zip(*gradients, strict=True)]
 
 
@@ -37,7 +37,7 @@ def invert_gradient(
     steps: int = 150,
     smooth: float = 0.02,
 ) -> Tensor:
-    """Images of known ``labels`` whose gradient points where the ``seen`` one does."""
+    """Return images with ``labels`` whose gradient has the direction of the ``seen`` one."""
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
     optimizer = torch.optim.Adam([pixels], 0.1)
     wanted = torch.cat([part.flatten() for part in seen])
@@ -46,7 +46,7 @@ def invert_gradient(
         images = torch.sigmoid(pixels)
         loss = F.cross_entropy(model(prepare(images)), labels)
         made = torch.autograd.grad(loss, list(parameters), create_graph=True)
-        apart = 1 - F.cosine_similarity(torch.cat([g.flatten() for g in made]), wanted, dim=0)
-        (apart + smooth * total_variation(images)).backward()
+        distance = 1 - F.cosine_similarity(torch.cat([g.flatten() for g in made]), wanted, dim=0)
+        (distance + smooth * total_variation(images)).backward()
         optimizer.step()
     return torch.sigmoid(pixels).detach()

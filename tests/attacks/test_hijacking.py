@@ -1,4 +1,4 @@
-"""Servers that cheat with valid frames, against our own client over our own protocol."""
+"""Malicious servers that send valid frames, against our own client over our own protocol."""
 
 from typing import Any
 
@@ -52,8 +52,8 @@ def method_of(net: Network) -> SemiSFL:
     return net.experiment.method
 
 
-def test_a_planted_bottom_is_read_from_the_first_step_on(digits: Network) -> None:
-    """Real devices take whatever bottom they are sent: gradients are not even needed."""
+def test_a_planted_bottom_leaks_from_the_first_step_on(digits: Network) -> None:
+    """Devices accept any bottom, so this attack needs no gradients."""
     digits.join_all()
     student, public = method_of(digits).student, public_of(digits)
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def test_a_planted_bottom_is_read_from_the_first_step_on(digits: Network) -> Non
 
 
 def hijacked(net: Network, policy: Policy) -> int:
-    """How many steps a hijacking server gets out of a device with a policy."""
+    """Return how many steps a hijacking server completes with a device that has this policy."""
     net.join(0, policy=policy)
     assert net.fleet.wait_for(1, 20)
     student = method_of(net).student
@@ -85,7 +85,7 @@ def hijacked(net: Network, policy: Policy) -> int:
     return steps
 
 
-def test_a_device_that_watches_ends_its_part_and_says_why(
+def test_a_device_that_refuses_hijacking_leaves_and_names_the_reason(
     digits: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(RoundAborted):
@@ -97,7 +97,7 @@ def test_a_device_that_watches_ends_its_part_and_says_why(
     assert "the client's policy: gradients look like hijacking" in audit[-1]
 
 
-def test_a_device_that_only_warns_goes_on(
+def test_a_device_that_only_warns_continues(
     digits: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert hijacked(digits, Policy(hijacking="warn")) == WINDOW + 4

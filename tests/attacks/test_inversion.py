@@ -1,4 +1,4 @@
-"""Every attack works on an undefended early cut, and fails where there is nothing to find."""
+"""Every attack works on an early cut without defence, and fails on random features."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ EARLY = 3  # after the first block
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    """Digits and a network with its first weights: what is early in it leaks without any training."""
+    """Return digits and an untrained network, whose early layers leak without training."""
     data = load("digits")
     config = parse({"data": {"augment": {"flip": False, "cutout": 8}}})
     shards: Partition = split(
@@ -57,43 +57,44 @@ def without_content(scene: Scene) -> Measured:
     return meter.measure(scene, EARLY, RANDOM, RANDOM, quick=True)
 
 
-def test_a_decoder_rebuilds_images_and_nothing_from_noise(
+def test_a_decoder_rebuilds_images_but_not_from_noise(
     undefended: Measured, without_content: Measured
 ) -> None:
-    found, none = undefended.row["decoder"], without_content.row["decoder"]
-    chance = undefended.row["mean_image"]
-    assert found["ssim"] > chance["ssim"] + 0.35 and found["psnr"] > chance["psnr"] + 3
-    assert found["identified"] > 0.5
+    attacked, none = undefended.numbers["decoder"], without_content.numbers["decoder"]
+    chance = undefended.numbers["mean_image"]
+    assert attacked["ssim"] > chance["ssim"] + 0.35 and attacked["psnr"] > chance["psnr"] + 3
+    assert attacked["identified"] > 0.5
     assert none["ssim"] < chance["ssim"] + 0.05 and none["identified"] < 0.03
 
 
-def test_optimisation_finds_images_without_any_of_its_own(
+def test_optimisation_rebuilds_images_without_public_images(
     undefended: Measured, without_content: Measured
 ) -> None:
-    found, none = undefended.row["optimised"], without_content.row["optimised"]
-    assert found["identified"] > 0.9 and found["ssim"] > undefended.row["mean_image"]["ssim"] + 0.1
+    attacked, none = undefended.numbers["optimised"], without_content.numbers["optimised"]
+    assert (
+        attacked["identified"] > 0.9
+        and attacked["ssim"] > undefended.numbers["mean_image"]["ssim"] + 0.1
+    )
     assert none["identified"] < 0.4
 
 
 def test_class_mix_and_membership_against_chance(
     undefended: Measured, without_content: Measured
 ) -> None:
-    found, none = undefended.row["class_mix"], without_content.row["class_mix"]
-    assert found["accuracy"] > found["chance"] + 0.3
-    assert found["distance"] < found["distance_chance"] / 1.5
+    attacked, none = undefended.numbers["class_mix"], without_content.numbers["class_mix"]
+    assert attacked["accuracy"] > attacked["chance"] + 0.3
+    assert attacked["distance"] < attacked["distance_chance"] / 1.5
     assert none["accuracy"] < none["chance"] + 0.1
-    assert undefended.row["membership_auc"] > 0.65
-    assert abs(without_content.row["membership_auc"] - 0.5) < 0.08
+    assert undefended.numbers["membership_auc"] > 0.65
+    assert abs(without_content.numbers["membership_auc"] - 0.5) < 0.08
 
 
-def test_noise_lowers_what_a_decoder_finds_and_many_uses_raise_it(
-    scene: Scene, undefended: Measured
-) -> None:
+def test_noise_hinders_a_decoder_and_many_uses_help_it(scene: Scene, undefended: Measured) -> None:
     noisy = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True)
     often = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True, uses=16)
-    clear, once, mean = (row.row["decoder"]["ssim"] for row in (undefended, noisy, often))
+    clear, once, mean = (one.numbers["decoder"]["ssim"] for one in (undefended, noisy, often))
     assert once < clear - 0.1 and once + 0.05 < mean < clear
-    assert (noisy.row["uses"], often.row["uses"]) == (1, 16)
+    assert (noisy.numbers["uses"], often.numbers["uses"]) == (1, 16)
 
 
 def test_the_mean_of_k_uses_has_noise_smaller_by_the_root_of_k() -> None:
@@ -102,7 +103,7 @@ def test_the_mean_of_k_uses_has_noise_smaller_by_the_root_of_k() -> None:
     assert abs(float(sent(torch.zeros(400, 50)).std()) - 0.2) < 0.005
 
 
-def test_an_update_on_one_image_gives_it_away_and_the_mean_of_many_less(scene: Scene) -> None:
+def test_an_update_on_one_image_reveals_it_and_a_mean_gradient_is_that_of_all(scene: Scene) -> None:
     model = scene.model.eval().requires_grad_()
     parameters = list(model.parameters())
     images = scene.images[:9].float() / 255
@@ -129,7 +130,7 @@ def test_an_update_on_one_image_gives_it_away_and_the_mean_of_many_less(scene: S
         assert torch.allclose(mean, joint, atol=1e-5)
 
 
-def test_any_cut_of_a_model_is_the_model(scene: Scene) -> None:
+def test_the_layers_of_a_model_give_its_outputs_at_any_cut(scene: Scene) -> None:
     rows = meter.layers_of(scene.model)
     images = scene.normalizer(scene.images[:4])
     whole = scene.model.eval()(images)
@@ -168,7 +169,7 @@ def test_inference_on_made_up_features() -> None:
 
 
 def test_class_mixes_are_compared_by_half_the_sum_of_differences() -> None:
-    """Total variation: the share of images that would have to change class."""
+    """Check total variation: the share of images that would have to change class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(400) % 4
     public = torch.eye(4)[labels] * 8
@@ -182,7 +183,7 @@ def test_class_mixes_are_compared_by_half_the_sum_of_differences() -> None:
     assert mix.distance_chance == pytest.approx(0.5)
 
 
-def test_total_variation_is_nothing_for_a_flat_image() -> None:
+def test_total_variation_is_zero_for_a_flat_image() -> None:
     assert inversion.total_variation(torch.full((1, 1, 4, 4), 0.3)) == 0
     steps = torch.arange(4.0).expand(1, 1, 4, 4)
     assert inversion.total_variation(steps) == 1

@@ -1,4 +1,4 @@
-"""Attackers among simulated clients: what they send, and that the honest ones send what they always do."""
+"""Attackers among simulated clients send what their attack says; honest clients are unchanged."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from semisfl.settings.config import ConfigError
 from tests import toy
 
 SHARE = 0.34
-"""Of three clients: one."""
+"""One of three clients."""
 FEATURES = [name for name, attack in ATTACKS.items() if attack.features]
 STATES = [name for name, attack in ATTACKS.items() if attack.state]
 
 
-def spoilt(
+def poisoned(
     attack: str, *assignments: str, method: str = "semisfl", share: float = SHARE
 ) -> Experiment:
     data = toy.dataset()
@@ -32,8 +32,8 @@ def spoilt(
 
 
 def two_steps(attack: str, share: float = SHARE) -> tuple[PoisonedFleet, list[Features]]:
-    """The features of a round's first two steps, with gradients of zero between."""
-    experiment = spoilt(attack, share=share)
+    """Return the fleet and the features of a round's first two steps, with zero gradients between."""
+    experiment = poisoned(attack, share=share)
     fleet, method = experiment.fleet, experiment.method
     assert isinstance(fleet, PoisonedFleet)
     bottom = method.student.bottom.state_dict()  # type: ignore[attr-defined]
@@ -49,11 +49,11 @@ def rows(features: Features, place: int) -> slice:
 
 
 @pytest.mark.parametrize("attack", FEATURES)
-def test_an_attackers_features_are_others_and_honest_ones_are_not(attack: str) -> None:
+def test_only_the_attackers_features_differ(attack: str) -> None:
     fleet, steps = two_steps(attack)
     _, honest = two_steps(attack, share=0.0)
     (attacker,) = fleet.attackers
-    # The first step is what a replay repeats, so it is honest there.
+    # A replay sends the first step again, so its first step is honest.
     step = 1
     for place in range(3):
         same = all(
@@ -67,7 +67,7 @@ def test_an_attackers_features_are_others_and_honest_ones_are_not(attack: str) -
     assert steps[step].student.requires_grad and steps[step].student.is_leaf
 
 
-def test_each_attack_sends_what_it_says() -> None:
+def test_each_attack_sends_what_its_summary_says() -> None:
     honest = two_steps("noise_features", share=0.0)[1]
     fleet, scaled = two_steps("scaled_features")
     mine = rows(honest[0], next(iter(fleet.attackers)))
@@ -77,7 +77,7 @@ def test_each_attack_sends_what_it_says() -> None:
     copied = two_steps("copied_features")[1][0]
     following = rows(honest[0], (next(iter(fleet.attackers)) + 1) % 3)
     assert torch.equal(copied.teacher[mine], honest[0].teacher[following])
-    # A class that somebody shows is presented as another's: student as it is, teacher of the next.
+    # The student's features stay; the teacher's are those of the next class, if any client shows it.
     swapped, truth = two_steps("swapped_classes")[1][0], honest[0].truth
     assert truth is not None and torch.equal(swapped.student[mine], honest[0].student[mine])
     for row in range(mine.start, mine.stop):
@@ -86,16 +86,16 @@ def test_each_attack_sends_what_it_says() -> None:
         assert not len(wanted) or (donors == swapped.teacher[row]).all(1).any()
 
 
-def test_a_backdoor_shows_its_pattern_with_the_targets_features() -> None:
+def test_a_backdoor_pairs_its_pattern_with_the_targets_features() -> None:
     honest, (fleet, seen) = two_steps("backdoor", share=0.0)[1][0], two_steps("backdoor")
     mine = rows(honest, next(iter(fleet.attackers)))
-    truth, spoilt_step = honest.truth, seen[0]
+    truth, poisoned_step = honest.truth, seen[0]
     assert truth is not None
     for row in range(mine.start, mine.stop):
-        changed = not torch.equal(spoilt_step.student[row], honest.student[row])
+        changed = not torch.equal(poisoned_step.student[row], honest.student[row])
         assert changed == ((row - mine.start) % 2 == 0)
     donors = honest.teacher[truth == TARGET]
-    assert (donors == spoilt_step.teacher[mine.start]).all(1).any()
+    assert (donors == poisoned_step.teacher[mine.start]).all(1).any()
     image = torch.zeros(1, 3, 14, 14)
     pattern = stamped(image, 9.0)
     assert float(pattern.sum()) == 9.0 * 3 * 4 and not image.any()
@@ -125,12 +125,12 @@ def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])
 def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
-    """Under the mean one of three throws the result far away; the median leaves it where it was."""
+    """With the mean one of three clients moves the result far; with the median it hardly does."""
     found = {}
     for rule in ("mean", "median"):
         for share in (0.0, SHARE):
             settings = ("semifl.confidence_threshold=0", f"robust.aggregate={rule}")
-            experiment = spoilt("scaled_bottom", *settings, method=method, share=share)
+            experiment = poisoned("scaled_bottom", *settings, method=method, share=share)
             (row,) = run_rounds(experiment).rounds
             model = list(experiment.method.tested().values())[-1]
             weights = torch.cat([value.flatten() for value in model.parameters()])
@@ -148,8 +148,8 @@ def test_attackers_of_a_smaller_share_are_among_those_of_a_larger() -> None:
     assert (len(few), len(many)) == (1, 3) and few < many and not attackers_of(3, 10, 0.0)
 
 
-def test_who_is_absent_takes_no_part() -> None:
-    experiment = spoilt("absent", "clients.active=3")
+def test_an_absent_client_takes_no_part() -> None:
+    experiment = poisoned("absent", "clients.active=3")
     assert sorted({*experiment.fleet.present()} | experiment.fleet.attackers) == [0, 1, 2]  # type: ignore[attr-defined]
     assert len(experiment.fleet.present()) == 2
 
@@ -169,7 +169,7 @@ TINY += [
 ]
 
 
-def test_the_command_makes_a_table_and_goes_on_where_it_was(
+def test_the_command_makes_a_table_and_continues_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["poisoning", "digits", "--rules", "mean,median+limited", "--attacks", "negated_bottom"]
@@ -204,7 +204,7 @@ def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
     assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
 
 
-def test_mistakes_are_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_mistake_gives_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="attack 'shouting' is not known; use one of absent"):
         attack_named("shouting")
     for words, said in (

@@ -1,4 +1,4 @@
-"""What docs/leakage.md and docs/poisoning.md show is what the committed runs say."""
+"""The tables of docs/leakage.md and docs/poisoning.md match the committed runs."""
 
 from benchmarks import security_tables as tables
 
