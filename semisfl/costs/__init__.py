@@ -1,4 +1,4 @@
-"""What training costs, before and after."""
+"""Estimate the costs of training before a run, and compute them after it."""
 
 PAPER_UP, PAPER_DOWN = "0.8-8", "10-20"
-"""Mbit/s of the paper's testbed; between these, it says, its links fluctuate."""
+"""Mbit/s of the paper's testbed, whose connections vary between these limits."""

@@ -1,4 +1,4 @@
-"""What must be known of a run's images to price it: their shape, the classes, who holds how many."""
+"""The facts about a run's images that its costs depend on: shape, classes, and images per client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,19 +12,22 @@ from semisfl.settings.config import Config
 
 @dataclass(frozen=True)
 class AboutImages:
+    """Shape, classes and counts of a run's images."""
+
     shape: Shape
     classes: int
     mean: float
-    """Images that a client holds on average."""
+    """Mean number of images per client."""
     each: Mapping[int, int] = field(default_factory=dict)
-    """By client, where it is known."""
+    """Images by client, if known."""
 
     def of(self, client: int) -> float:
+        """Return the number of a client's images, or the mean if it is unknown."""
         return self.each.get(client, self.mean)
 
 
 def planned(config: Config) -> AboutImages:
-    """Of a run that has not begun; images are loaded only where nothing else says what they are."""
+    """Return the facts for a run that has not begun; images are loaded only if the catalog lacks them."""
     name, side = config.data.name, config.data.size
     if (known := lookup.data_set(name)) and known.images is not None:
         shape, classes, images = known.shape, known.classes, known.images
@@ -42,7 +45,7 @@ def planned(config: Config) -> AboutImages:
 
 
 def _images_of(name: str) -> int:
-    """Training images of a named set, or at a path."""
+    """Return the number of training images of a named set, or at a path."""
     if (known := lookup.data_set(name)) and known.images is not None:
         return known.images
     from semisfl.data import sources
@@ -51,22 +54,22 @@ def _images_of(name: str) -> int:
 
 
 def recorded(config: Config, path: Path) -> AboutImages:
-    """Return what a run directory or record says of its images; the rest as `planned`."""
+    """Return the facts that a run directory or record file holds; the rest is as `planned`."""
     each = _held(path)
     described = reading.read_images(path)
     if described is None:
-        found = planned(config)
+        images = planned(config)
     else:
         channels, height, width = described["shape"]
         shape, classes = (channels, height, width), len(described["classes"])
-        found = AboutImages(shape, classes, (described["unlabeled"] or 0) / config.clients.total)
+        images = AboutImages(shape, classes, (described["unlabeled"] or 0) / config.clients.total)
     if not each:
-        return found
-    return AboutImages(found.shape, found.classes, sum(each.values()) / len(each), each)
+        return images
+    return AboutImages(images.shape, images.classes, sum(each.values()) / len(each), each)
 
 
 def _held(path: Path) -> dict[int, int]:
-    """Return images by client: a simulation writes them down, devices of a network say it themselves."""
+    """Return images by client: a simulation records them, and devices of a network report them."""
     if clients := reading.read_holdings(path).get("clients", []):
         return {client: sum(counts) for client, counts in enumerate(clients)}
     devices = reading.read_json(path / "fleet.json").get("clients", [])

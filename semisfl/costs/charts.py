@@ -1,4 +1,4 @@
-"""Plans and costs as pictures."""
+"""Draw plans and replayed costs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ PARTS = {"computing": "#dd8452", "sending": "#4c72b0", "waiting": "#d9d9d9"}
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """The picture of a plan, as a file."""
+    """Write the picture of a plan to a file."""
     save_picture(plan_picture(plan), path)
 
 
 def plan_picture(plan: Plan) -> "Figure":
-    """Bytes and seconds of a round by cut; whole models as levels."""
+    """Return a figure of a round's bytes and seconds by cut; full-model methods are horizontal lines."""
     from matplotlib.figure import Figure  # heavy, and only wanted here
 
     groups = plan.groups()
@@ -78,12 +78,12 @@ def plan_picture(plan: Plan) -> "Figure":
 
 
 def draw_costs(groups: Sequence[tuple[Group, Sequence[Replay]]], path: Path) -> None:
-    """The picture of replayed runs, as a file."""
+    """Write the picture of replayed runs to a file."""
     save_picture(costs_picture(groups), path)
 
 
 def costs_picture(groups: Sequence[tuple[Group, Sequence[Replay]]]) -> "Figure":
-    """Accuracy over virtual hours and gigabytes, and what clients spend their time on."""
+    """Return a figure of accuracy over virtual hours and gigabytes, and of how clients spend their time."""
     figure = plots.picture([group for group, _ in groups], plots.COSTS)
     axes = figure.axes[len(plots.COSTS)]
     axes.set_visible(True)
@@ -118,7 +118,7 @@ def _bars(axes: "Axes", total: Sequence[float], parts: dict[str, list[float]]) -
 
 
 def _levels(axes: "Axes", plan: Plan, values: Sequence[float]) -> None:
-    """Methods whose clients hold whole models: a cut does not change them; equal ones share a level."""
+    """Draw a horizontal line per full-model method, which no cut changes; equal methods share one."""
     at: dict[float, list[str]] = {}
     for line, value in zip(plan.full, values, strict=True):
         at.setdefault(float(f"{value:.2g}"), []).append(line.title)

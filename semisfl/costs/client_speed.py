@@ -1,4 +1,4 @@
-"""Measures how fast this machine computes as one client, for the profiles of plans and replays."""
+"""Measure how fast this machine computes as one client, for the profiles of plans and replays."""
 
 import os
 import time

@@ -1,10 +1,10 @@
-"""A virtual clock: how long rounds take over given links on given devices. It never sleeps.
+"""A virtual clock: computes how long rounds take with chosen connections and devices. It never sleeps.
 
-Synchronous, as in the paper: an iteration of a split round ends with its slowest client, and so does a
-round of whole models. Clients transfer side by side, each over its own link, and the server's own link
-is never the bottleneck. What one client does, it does one thing after another: receive, compute, send.
+Rounds are synchronous, as in the paper: an iteration of a split round ends with its slowest client, and so
+does a full round. Clients transfer in parallel, each over its own connection. The server's connection is
+never the bottleneck. A client does one thing at a time: receive, compute, send.
 
-A link's speed is drawn anew for each round, evenly between two limits; which device a client is stays.
+A connection's speed is drawn uniformly between two limits for each round. A client's device is drawn once.
 Every draw is a function of (seed, round, client, purpose).
 """
 
@@ -19,29 +19,32 @@ from semisfl.costs.profiles import Device, Profile
 from semisfl.settings.sections import ConfigError
 
 MEGABIT = 1e6 / 8
-"""Bytes."""
+"""Bytes per megabit."""
 
 
 @dataclass(frozen=True)
 class Range:
+    """Limits of a speed in Mbit/s."""
+
     low: float
     high: float
 
     @classmethod
     def parse(cls, text: str, what: str) -> "Range":
-        """``0.8-8``, or one number."""
+        """Return the limits in ``0.8-8``, or one number as both."""
         low, _, high = text.partition("-")
         try:
-            found = cls(float(low), float(high or low))
+            limits = cls(float(low), float(high or low))
         except ValueError:
             raise ConfigError(f"{what} {text!r} is no speed in Mbit/s; use 4 or 0.8-8") from None
-        if not 0 < found.low <= found.high < float("inf"):
+        if not 0 < limits.low <= limits.high < float("inf"):
             raise ConfigError(
                 f"{what} {text!r}: speeds are above 0, the lower one first, e.g. 0.8-8"
             )
-        return found
+        return limits
 
     def at(self, draw: float) -> float:
+        """Return the speed at ``draw`` in [0, 1)."""
         return self.low + draw * (self.high - self.low)
 
     def __str__(self) -> str:
@@ -50,7 +53,7 @@ class Range:
 
 @dataclass(frozen=True)
 class World:
-    """Links and devices."""
+    """Connections and devices."""
 
     up: Range
     """Mbit/s from a client to the server."""
@@ -61,7 +64,7 @@ class World:
     seed: int = 0
 
     def rates(self, round_index: int, client: int) -> tuple[float, float]:
-        """Bytes per second up and down of a client in a round."""
+        """Return a client's bytes per second up and down in a round."""
         up, down = (
             way.at(_draw(self.seed, purpose, round_index, client)) * MEGABIT
             for purpose, way in (("uplink", self.up), ("downlink", self.down))
@@ -69,6 +72,7 @@ class World:
         return up, down
 
     def device(self, client: int) -> Device:
+        """Return a client's device."""
         return self.profile.pick(_draw(self.seed, "device", 0, client))
 
 
@@ -79,11 +83,11 @@ def _draw(seed: int, purpose: str, round_index: int, client: int) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """What one client does in a phase. Bytes and floating-point operations.
+    """One client's part of a phase, in bytes and floating-point operations.
 
-    It takes ``down``, computes ``before``, and sends ``up``. Where ``steps`` is not 0 there are as many
-    exchanges in between: it computes ``forward``, sends ``step_up``, takes ``step_down`` and computes
-    ``backward``, while the server computes ``server`` for it.
+    The client receives ``down``, computes ``before`` and sends ``up``. Between them it takes ``steps``
+    steps. In each it computes ``forward``, sends ``step_up``, receives ``step_down`` and computes
+    ``backward``; the server computes ``server`` for it.
     """
 
     client: int
@@ -97,19 +101,19 @@ class Share:
     backward: float = 0.0
     server: float = 0.0
     messages: int = 2
-    """There and back, besides those of its steps."""
+    """Messages in both directions, without those of the steps."""
 
 
 @dataclass(frozen=True)
 class RoundWork:
-    """A round: what the server computes alone, then phases that each end with their slowest client."""
+    """A round: the server computes alone, then phases follow that each end with their slowest client."""
 
     server: float
     phases: Sequence[Sequence[Share]] = ()
 
     @property
     def operations(self) -> float:
-        """Return what the server and all clients compute together."""
+        """Return the operations of the server and all clients."""
         shares = [share for phase in self.phases for share in phase]
         return self.server + sum(
             share.before + share.steps * (share.forward + share.backward + share.server)
@@ -119,11 +123,11 @@ class RoundWork:
 
 @dataclass
 class ClientTime:
-    """Seconds of a round; together they are the round's."""
+    """How a client spends a round, in seconds; the three add up to the round."""
 
     computing: float = 0.0
     sending: float = 0.0
-    """Sending and receiving."""
+    """Seconds of sending and receiving."""
     waiting: float = 0.0
 
 
@@ -132,12 +136,12 @@ class RoundTime:
     round: int
     seconds: float
     server: float
-    """Of them, the server computing."""
+    """Seconds in which the server computes; a part of ``seconds``."""
     clients: Mapping[int, ClientTime] = field(default_factory=dict)
 
 
 def time_round(index: int, work: RoundWork, world: World) -> RoundTime:
-    """The virtual seconds of round ``index``."""
+    """Return the virtual seconds of round ``index``."""
     server = work.server / world.profile.server_flops
     seconds = server
     clients: dict[int, ClientTime] = {}
@@ -156,7 +160,7 @@ def time_round(index: int, work: RoundWork, world: World) -> RoundTime:
 
 
 class _Timed:
-    """A share's parts in seconds."""
+    """The parts of a share in seconds."""
 
     def __init__(self, share: Share, index: int, world: World) -> None:
         up, down = world.rates(index, share.client)
@@ -178,28 +182,28 @@ class _Timed:
 
     @property
     def alone(self) -> float:
-        """From being asked to having answered, without steps."""
+        """Return the seconds from the request to the answer of a client without steps."""
         return self.down + self.before + self.up + self.share.messages * self.latency
 
     @property
     def to_first(self) -> float:
-        """From the round's start to the arrival of its first features."""
+        """Return the seconds from the round's start to the arrival of the first features."""
         return self.down + self.before + self.forward + self.step_up + 2 * self.latency
 
     @property
     def to_next(self) -> float:
-        """From the server's step to the arrival of the next features."""
-        exchanged = self.step_down + self.step_up + 2 * self.latency
-        return exchanged + self.backward + self.forward
+        """Return the seconds from the server's step to the arrival of the next features."""
+        transfer = self.step_down + self.step_up + 2 * self.latency
+        return transfer + self.backward + self.forward
 
     @property
     def to_end(self) -> float:
-        """From the server's last step to the arrival of its upload."""
+        """Return the seconds from the server's last step to the arrival of the upload."""
         return self.step_down + self.backward + self.up + 2 * self.latency
 
 
 def _phase(timed: Sequence[_Timed], world: World) -> tuple[float, float]:
-    """Seconds of a phase, and of the server's computing in it."""
+    """Return the seconds of a phase, and those in which the server computes."""
     there = [one for one in timed if one.share.steps]
     alone = max((one.alone for one in timed if not one.share.steps), default=0.0)
     if not there:
@@ -207,7 +211,7 @@ def _phase(timed: Sequence[_Timed], world: World) -> tuple[float, float]:
     seconds = max(one.to_first for one in there)
     server, done, left = 0.0, 0, there
     while left:
-        # A client that broke off is waited for only in the steps it answered.
+        # The server waits for a client that left only in the steps that it answered.
         until = min(one.share.steps for one in left)
         step = sum(one.share.server for one in left) / world.profile.server_flops
         server += (until - done) * step

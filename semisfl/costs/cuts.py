@@ -1,4 +1,4 @@
-"""What each layer of a model costs, and with that every cut of it, without allocating its weights."""
+"""Compute the costs of each layer and of every cut of a model, without allocating its weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,29 +18,31 @@ from semisfl.settings.layer_kinds import Conv, Flatten, Linear
 from semisfl.settings.run import WireConfig
 
 Tensors = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Shapes and dtypes of a state."""
+"""Shapes and dtypes of the tensors of a state."""
 FP32 = 4
 
 
 @dataclass(frozen=True)
 class LayerCost:
+    """Sizes and operations of one layer."""
+
     name: str
     state: Tensors
     """Weights and buffers."""
     statistics: Tensors
-    """Of them BatchNorm's buffers."""
+    """BatchNorm's buffers, a part of ``state``."""
     parameters: int
     gives: int
-    """Numbers that it makes of one image."""
+    """Output values for one image."""
     kept: int
-    """Of those and what lies inside it, what a backward pass needs."""
+    """Activation values for one image that a backward pass needs, inner layers included."""
     flops: int
-    """Of one image's forward pass: products and sums of convolutions and matrices."""
+    """Operations of one image's forward pass: those of convolutions and matrix products."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A model with so many of its layers on the clients."""
+    """A model with its first ``index`` layers on the clients."""
 
     layers: tuple[LayerCost, ...]
     index: int
@@ -63,12 +65,12 @@ class Cut:
 
     @cached_property
     def possible(self) -> bool:
-        """Whether both sides have something to train."""
+        """Return whether both sides have parameters to train."""
         sides = (self.layers[: self.index], self.layers[self.index :])
         return all(any(layer.parameters for layer in side) for side in sides)
 
     def head_flops(self, kind: str, projection: int) -> int:
-        """Of the projection head, for one row of features."""
+        """Return the operations of the projection head for one row of features."""
         hidden = self.features if self.features <= WIDEST_HEAD else NARROW_HEAD
         widths = {"mlp": (hidden, projection), "linear": (projection,), "none": ()}[kind]
         return sum(2 * a * b for a, b in zip((self.features, *widths), widths, strict=False))
@@ -81,9 +83,9 @@ class Cut:
         resent: bool = False,
         images: int | None = None,
     ) -> Sizes:
-        """Of what a round of so many steps sends, in the codecs of ``wire``.
+        """Return the sizes of what a round with ``steps`` sends, in the codecs of ``wire``.
 
-        ``images``: as many as a client holds; it cannot show more different ones.
+        ``images``: the number that a client holds, which limits how many different ones it can send.
         """
 
         def states(layers: Sequence[LayerCost]) -> int:
@@ -105,9 +107,9 @@ class Cut:
         )
 
     def memory(self, batch: int, copies: int, kept: int, *, whole: bool = False) -> int:
-        """Bytes of weights and activations in a client's memory, in fp32.
+        """Return the bytes of weights and activations in a client's memory, in fp32.
 
-        Without what a framework needs besides: its own code and room for convolutions.
+        They leave out the framework's own code and its workspace for convolutions.
         """
         layers = self.layers if whole else self.layers[: self.index]
         weights = sum(FP32 * layer.parameters for layer in layers)
@@ -115,14 +117,14 @@ class Cut:
 
 
 def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
-    """The model a configuration names, cut as it says."""
+    """Return the configured model with the configured cut."""
     table = config.model.table
-    # On "meta" tensors have a shape and no memory: a VGG16 takes no time.
+    # Tensors on "meta" have a shape but no memory, so a large model is built at once.
     with torch.device("meta"):
         modules = named_layers(uncut(table, shape, classes))
     placed = place(MODELS[table].table() if isinstance(table, str) else table, shape, classes)
     layers = []
-    for (name, module), row in zip(modules, placed, strict=True):
+    for (name, module), layer in zip(modules, placed, strict=True):
         state = module.state_dict()
         layers.append(
             LayerCost(
@@ -133,17 +135,17 @@ def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
                     for part in batchnorms(module)
                     for item in _tensors(dict(part.named_buffers()))
                 ),
-                row.parameters,
-                prod(row.gives),
-                _kept(row),
-                _flops(row),
+                layer.parameters,
+                prod(layer.gives),
+                _kept(layer),
+                _flops(layer),
             )
         )
     return Cut(tuple(layers), cut_index(modules, config.model.cut))
 
 
 def every_cut(cut: Cut) -> list[Cut]:
-    """All cuts of a model that leave both sides something to train."""
+    """Return all cuts of a model that leave both sides parameters to train."""
     cuts = [Cut(cut.layers, index) for index in range(1, len(cut.layers))]
     return [one for one in cuts if one.possible]
 
@@ -152,17 +154,18 @@ def _tensors(state: Mapping[str, torch.Tensor]) -> Tensors:
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in state.values())
 
 
-def _kept(row: Placed) -> int:
-    own = 0 if isinstance(row.layer, Flatten) else prod(row.gives)  # flat: the same memory
-    return own + sum(_kept(inner) for inner in (*row.body, *row.shortcut))
+def _kept(placed: Placed) -> int:
+    # A flattened tensor shares the memory of its input.
+    own = 0 if isinstance(placed.layer, Flatten) else prod(placed.gives)
+    return own + sum(_kept(inner) for inner in (*placed.body, *placed.shortcut))
 
 
-def _flops(row: Placed) -> int:
-    """A multiplication and an addition per weight and place; what other layers do is not counted."""
-    layer = row.layer
+def _flops(placed: Placed) -> int:
+    """Return a multiplication and an addition per weight and output position; other layers count 0."""
+    layer = placed.layer
     if isinstance(layer, Conv):
-        per_place = 2 * layer.kernel**2 * (row.given[0] // layer.groups)
-        return per_place * prod(row.gives)
+        per_position = 2 * layer.kernel**2 * (placed.given[0] // layer.groups)
+        return per_position * prod(placed.gives)
     if isinstance(layer, Linear):
-        return 2 * prod(row.given) * prod(row.gives)
-    return sum(_flops(inner) for inner in (*row.body, *row.shortcut))
+        return 2 * prod(placed.given) * prod(placed.gives)
+    return sum(_flops(inner) for inner in (*placed.body, *placed.shortcut))

@@ -1,4 +1,4 @@
-"""Estimates what each cut and each method would cost over given links and devices, before training."""
+"""Estimate the costs of each cut and each method before training, for chosen connections and devices."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
 ROUNDS = 20
-"""A plan's seconds are the mean of so many rounds, because link speeds vary."""
+"""A plan's seconds are the mean of so many rounds, because connection speeds vary."""
 DAY = 86_400.0
 SPLIT_METHOD = "semisfl"
-"""Shows its cuts if the configured method does not split the model."""
+"""The method whose cuts are shown if the configured one does not split the model."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method at one cut. Bytes are one client's of a round."""
+    """A method at one cut. Bytes are those of one client in a round."""
 
     method: str
     title: str
@@ -33,19 +33,19 @@ class Line:
     up: int
     kinds: dict[str, int]
     features_per_step: int
-    """Bytes up in an iteration."""
+    """Bytes that go up in an iteration."""
     gradients_per_step: int
     bottom_bytes: int
-    """Of what a client holds of the model, as it crosses."""
+    """Bytes of the client's part of the model, as it is sent."""
     client_flops: float
-    """Of one client in an iteration."""
+    """Operations of one client in an iteration."""
     client_memory: int
     fits: bool
-    """Whether the profile's smallest device has that much."""
+    """Whether the profile's smallest device has that much memory."""
     seconds: float
-    """Of a round, on average."""
+    """Mean seconds of a round."""
     computing: float
-    """Of those, an average client's; as the next two."""
+    """Seconds in which an average client computes, sends and waits; they add up to the round."""
     sending: float
     waiting: float
 
@@ -60,21 +60,23 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
+    """The costs of all cuts of the split method, and of all methods at the configured cut."""
+
     config: Config
     world: World
     cuts: list[Line]
-    """Of the split method, from the first layer to the last."""
+    """Cuts of the split method, from the first layer to the last."""
     methods: list[Line]
     """All methods, at the configured cut."""
 
     @property
     def chosen(self) -> Line:
-        """The configured cut."""
+        """Return the configured cut."""
         return next(line for line in self.cuts if line.index == self.methods[0].index)
 
     @property
     def best(self) -> Line:
-        """Return the fastest cut that fits; of equals the configured one, else the earliest."""
+        """Return the fastest cut that fits; among equal ones the configured cut, else the earliest."""
         return min(self._fitting, key=lambda line: (_rounded(line.seconds), *self._tie(line)))
 
     @property
@@ -87,13 +89,13 @@ class Plan:
 
     def groups(self) -> list[list[Line]]:
         """Return consecutive cuts that send the same, such as after a convolution and after its ReLU."""
-        found: list[list[Line]] = []
+        grouped: list[list[Line]] = []
         for line in self.cuts:
-            if found and found[-1][0].kinds == line.kinds:
-                found[-1].append(line)
+            if grouped and grouped[-1][0].kinds == line.kinds:
+                grouped[-1].append(line)
             else:
-                found.append([line])
-        return found
+                grouped.append([line])
+        return grouped
 
     @property
     def _fitting(self) -> list[Line]:
@@ -104,26 +106,26 @@ class Plan:
         return [line for line in self.methods if not line.split and line.total]
 
     def run_bytes(self, line: Line) -> int:
-        """Return what all active clients send and receive in the whole run."""
+        """Return the bytes that all active clients send and receive in the whole run."""
         return line.total * self.config.clients.active * self.config.rounds
 
     def run_hours(self, line: Line) -> float:
         return line.seconds * self.config.rounds / 3600
 
     def break_even_steps(self, line: Line, rival: Line) -> int:
-        """The fewest steps K_u with which ``rival``, a full-model method, sends less than ``line``."""
+        """Return the fewest steps K_u with which ``rival``, a full-model method, sends less than ``line``."""
         per_step = line.features_per_step + line.gradients_per_step
         models = line.total - per_step * self.config.clients.steps
         return max(1, (rival.total - models) // per_step + 1)
 
 
 def group_name(group: Sequence[Line]) -> str:
-    """Of cuts that send the same: ``conv1–relu1``."""
+    """Return the name of cuts that send the same: ``conv1–relu1``."""
     return "–".join(dict.fromkeys((group[0].cut, group[-1].cut)))
 
 
 def _rounded(seconds: float) -> float:
-    """Without the last digits, in which equal cuts may differ."""
+    """Return the seconds without the last digits, in which equal cuts may differ."""
     return float(f"{seconds:.9g}")
 
 
@@ -135,14 +137,14 @@ def make(
 ) -> Plan:
     """Return the plan; ``config_of`` gives the run's configuration with another method and its settings."""
     own = Priced.of(config, held)
-    rows = lookup.methods()
-    rows.setdefault(config.method, own.row)
+    entries = lookup.methods()
+    entries.setdefault(config.method, own.entry)
     priced = [
-        replace(own, row=row, config=config_of(name) if config_of else config)
-        for name, row in rows.items()
+        replace(own, entry=entry, config=config_of(name) if config_of else config)
+        for name, entry in entries.items()
     ]
     methods = [line for one in priced if (line := _line(one, world))]
-    split = own if _is_split(own) else replace(own, row=lookup.method(SPLIT_METHOD))
+    split = own if _is_split(own) else replace(own, entry=lookup.method(SPLIT_METHOD))
     cuts = [_line(split.at(cut.index), world) for cut in every_cut(own.cut)]
     return Plan(config, world, [line for line in cuts if line], methods)
 
@@ -162,8 +164,8 @@ def _line(priced: Priced, world: World) -> Line | None:
     seconds, shares = _mean_round(priced, world)
     there = bool(cost.total)  # Supervised-only asks nothing of clients
     return Line(
-        method=priced.row.name,
-        title=priced.row.title,
+        method=priced.entry.name,
+        title=priced.entry.title,
         split=split,
         cut=cut.name,
         index=cut.index,

@@ -1,4 +1,4 @@
-"""Device profiles: who computes how fast. The numbers that come with the package are assumed ones."""
+"""Device profiles: how fast devices compute. The numbers that come with the package are assumed."""
 
 import math
 import tomllib
@@ -14,10 +14,12 @@ GIGA = 1e9
 
 
 class Device(Section):
+    """A kind of device, and its share of the clients."""
+
     name: str
     share: float = Field(1.0, gt=0)
     gflops: float = Field(math.inf, gt=0)
-    """10^9 floating-point operations per second that it sustains in training."""
+    """Sustained speed in training, in 10^9 floating-point operations per second."""
     memory_gb: float = Field(math.inf, gt=0)
 
     @property
@@ -26,6 +28,8 @@ class Device(Section):
 
 
 class Profile(Section):
+    """The server's speed and the kinds of devices."""
+
     about: str = ""
     server_gflops: float = Field(math.inf, gt=0)
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -36,11 +40,11 @@ class Profile(Section):
 
     @property
     def least_memory(self) -> float:
-        """Bytes of the smallest device."""
+        """Return the bytes of memory of the smallest device."""
         return min(device.memory_gb for device in self.devices) * GIGA
 
     def pick(self, draw: float) -> Device:
-        """The device at ``draw`` in [0, 1) of all shares."""
+        """Return the device at ``draw`` in [0, 1) of all shares."""
         point = draw * sum(device.share for device in self.devices)
         for device in self.devices:
             point -= device.share
@@ -50,21 +54,22 @@ class Profile(Section):
 
 
 def load(name: str) -> Profile:
-    """A profile of the package by its name, or of one's own file: FILE.toml, or FILE.toml:NAME."""
+    """Return a profile of the package by name, or one from a file: FILE.toml, or FILE.toml:NAME."""
     path, _, section = name.partition(".toml")
     if path == name:
         return _profile(_read(_own_file().read_text(encoding="utf-8"), "profiles.toml"), name, "")
     place, section = Path(f"{path}.toml"), section.removeprefix(":")
     try:
-        found = _read(place.read_text(encoding="utf-8"), str(place))
+        profiles = _read(place.read_text(encoding="utf-8"), str(place))
     except OSError as error:
         raise ConfigError(f"cannot read {place}: {error.strerror or error}") from error
-    if not section and len(found) == 1:
-        section = next(iter(found))
-    return _profile(found, section, f"{place}:")
+    if not section and len(profiles) == 1:
+        section = next(iter(profiles))
+    return _profile(profiles, section, f"{place}:")
 
 
 def names() -> list[str]:
+    """Return the names of the package's profiles."""
     return list(tomllib.loads(_own_file().read_text(encoding="utf-8")))
 
 
@@ -79,14 +84,14 @@ def _read(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not TOML: {error}") from error
 
 
-def _profile(found: dict[str, Any], name: str, where: str) -> Profile:
-    if name not in found:
-        known = ", ".join(f"{where}{one}" for one in found)
+def _profile(profiles: dict[str, Any], name: str, where: str) -> Profile:
+    if name not in profiles:
+        known = ", ".join(f"{where}{one}" for one in profiles)
         raise ConfigError(
-            f"profile {where}{name} is not known; known: {known}; or a file of one's own, FILE.toml"
+            f"profile {where}{name} is not known; known: {known}; or a file of your own, FILE.toml"
         )
     try:
-        return Profile.model_validate(found[name])
+        return Profile.model_validate(profiles[name])
     except ValidationError as error:
         item = error.errors()[0]
         key = ".".join(str(piece) for piece in item["loc"])

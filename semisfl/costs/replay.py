@@ -1,4 +1,4 @@
-"""Replays recorded runs over other links, devices and codecs, without training them again.
+"""Replay recorded runs with other connections, devices and codecs, without training them again.
 
 Accuracies are the recorded ones: the accuracy lost to a codec is not simulated.
 """
@@ -20,46 +20,45 @@ from semisfl.settings.config import Config
 
 @dataclass(frozen=True)
 class Replay:
-    """A run as it would have gone elsewhere: of each round, what crossed and how long it took."""
+    """A replayed run: the bytes and the seconds of each round."""
 
     run: Run
     config: Config
-    """With the codecs that it is replayed with."""
+    """The run's configuration with the replay's codecs."""
     crossed: list[Crossed]
     times: list[RoundTime]
 
     @property
     def seconds(self) -> list[float]:
-        """Of each round."""
+        """Return the seconds of each round."""
         return [time.seconds for time in self.times]
 
     @cached_property
     def rounds(self) -> list[RoundMetrics]:
-        """The run's round metrics, with these bytes and seconds in place of the recorded ones."""
+        """Return the run's round metrics with the replay's bytes and seconds."""
         replayed, total = [], 0
-        for row, crossed, time in zip(self.run.rounds, self.crossed, self.times, strict=True):
+        for metrics, crossed, time in zip(self.run.rounds, self.crossed, self.times, strict=True):
             total += crossed.total
-            new = replace(row, seconds=time.seconds, bytes_total=total, bytes=None)
+            new = replace(metrics, seconds=time.seconds, bytes_total=total, bytes=None)
             replayed.append(replace(new, seconds_training=None, seconds_testing=None))
         return replayed
 
     def as_run(self) -> Run:
-        """For reports and pictures, of a group that was made of the recorded ones: their limits and codecs
-        are those that the configuration names."""
+        """Return a run for reports and pictures; its configuration keeps the recorded limits and codecs."""
         return replace(self.run, rounds=self.rounds)
 
 
 def price(run: Run) -> Priced:
-    """Return what a recorded run's configuration, model and images cost."""
+    """Return the costs of a recorded run's configuration, model and images."""
     config = configs.parse(run.config)
     return Priced.of(config, about_images.recorded(config, run.path))
 
 
 def replay(run: Run, world: World, codec: str | None = None) -> Replay:
-    """Replay every round of ``run`` over the links and devices of ``world``, with all traffic in ``codec``.
+    """Replay every round of ``run`` with the connections and devices of ``world``, all traffic in ``codec``.
 
-    Links and devices are drawn with the run's seed, so runs of one seed meet the same ones. None: the
-    codecs that it was recorded with.
+    Without ``codec`` the recorded codecs stay. Connections and devices are drawn with the run's seed, so
+    runs with one seed have the same ones.
     """
     was = price(run)
     config = was.config
@@ -71,9 +70,10 @@ def replay(run: Run, world: World, codec: str | None = None) -> Replay:
         raise ValueError(f"{run.path}: {error}") from error
     own = replace(world, seed=config.seed)
     times = []
-    for row, one in zip(run.rounds, crossed, strict=True):
-        steps = config.server.steps if row.supervised_steps is None else row.supervised_steps
-        times.append(time_round(row.round, now.work(one.clients, steps), own))
+    for metrics, one in zip(run.rounds, crossed, strict=True):
+        steps = metrics.supervised_steps
+        work = now.work(one.clients, config.server.steps if steps is None else steps)
+        times.append(time_round(metrics.round, work, own))
     return Replay(run, now.config, crossed, times)
 
 

@@ -1,4 +1,4 @@
-"""From the bytes of a round to what the clock needs: who sends and computes what, in which order."""
+"""Convert the bytes of a round to the clock's input: what each client sends and computes, in order."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,29 +16,29 @@ from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.config import Config
 
 Bytes = Mapping[str, int]
-"""By kind and direction, as a run counts them: ``model_down``, ``features_up``, ..."""
+"""Bytes by kind and direction, with a run's names: ``model_down``, ``features_up``, ..."""
 
-# Whole models over a network: full, accept, states, done, upload, states; a fetch and its answer more.
+# Messages of a full round: full, accept, states, done, upload, states. A fetch and its answer are two more.
 FULL_MESSAGES, FETCH_MESSAGES = 6, 2
 
 
-def cost_of(row: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
-    """A usual round of a method; None: its row has no formula."""
-    if row.cost is None:
+def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
+    """Return the cost of a method's usual round, or None if its catalog entry has no formula."""
+    if entry.cost is None:
         return None
-    kind = lookup.settings_class(row)
-    # A method that was not chosen has no section here if it comes from another package.
-    settings = getattr(config, row.section or "", None) or (kind() if kind else None)
-    cost: Cost = lookup.load(row.cost)(sizes, settings)
+    kind = lookup.settings_class(entry)
+    # The configuration has no section for a method of another package unless it is chosen.
+    settings = getattr(config, entry.section or "", None) or (kind() if kind else None)
+    cost: Cost = lookup.load(entry.cost)(sizes, settings)
     return cost
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A method with its settings, model and cut: what its rounds send and compute."""
+    """A method with its settings, model and cut; computes what its rounds send and compute."""
 
     config: Config
-    row: NamedMethod
+    entry: NamedMethod
     cut: Cut
     held: AboutImages
 
@@ -48,7 +48,7 @@ class Priced:
         return cls(config, lookup.method(config.method), cut, held)
 
     def at(self, index: int) -> "Priced":
-        """With another cut."""
+        """Return the same with another cut."""
         return replace(self, cut=Cut(self.cut.layers, index))
 
     @cached_property
@@ -61,23 +61,23 @@ class Priced:
 
     @cached_property
     def usual(self) -> Cost | None:
-        """One active client's usual round; None: the method has no formula."""
-        return cost_of(self.row, self.sizes, self.config)
+        """Return the cost of one active client's usual round, or None if the method has no formula."""
+        return cost_of(self.entry, self.sizes, self.config)
 
     def usual_work(self, active: Iterable[int]) -> RoundWork:
-        """A usual round of these clients."""
+        """Return the work of a usual round with these active clients."""
         cost = self.usual
-        assert cost is not None, "asked of methods with a formula"
+        assert cost is not None, "only methods with a formula have a usual round"
         crossed = dict.fromkeys(active, cost.by_kind()) if cost.total else {}
         return self.work(crossed, self.config.server.steps)
 
     def work(self, crossed: Mapping[int, Bytes], supervised_steps: int) -> RoundWork:
-        """What a round computes and sends in which ``crossed`` went to and from each client."""
+        """Return the work of a round in which ``crossed`` bytes went to and from each client."""
         cost = self.usual
         passes = (cost or Cost(0, 0)).work
         head = self._head_flops if passes.head else 0
         images = supervised_steps * self.config.server.batch
-        # A teacher that only gives keys runs its bottom and head, not its top.
+        # A teacher that only computes keys runs its bottom and head, not its top.
         top = self.cut.flops - self.cut.bottom_flops
         passes_of_top = passes.supervised - passes.head
         server = images * (passes.supervised * (self.cut.bottom_flops + head) + passes_of_top * top)
@@ -98,7 +98,7 @@ class Priced:
         return self.cut.head_flops(model.projector, model.projection)
 
     def _split(self, client: int, crossed: Bytes) -> Share:
-        """A client's part of a split round; one that broke off answered fewer steps."""
+        """Return a client's share of a split round; a client that left answered fewer steps."""
         config, passes = self.config, (self.usual or Cost(0, 0)).work
         rows, wire = (config.clients.batch, self.cut.features), config.wire
         step_up: float = sum(
@@ -106,12 +106,12 @@ class Priced:
             for codec in (wire.student_features, wire.teacher_features)
         )
         steps = int(crossed.get("features_up", 0) // step_up)
-        if wire.teacher_once:  # the student's alone are known to be there in every step
+        if wire.teacher_once:  # only the student's features are sent in every step
             student = codec_named(wire.student_features).size(rows)
             steps = min(config.clients.steps, crossed.get("features_up", 0) // student)
             step_up = crossed.get("features_up", 0) / max(steps, 1)
         top = self.cut.flops - self.cut.bottom_flops + (self._head_flops if passes.head else 0)
-        # Of its passes two are the backward one, which waits for the gradients.
+        # Two of the passes are the backward pass, which waits for the gradients.
         bottom = config.clients.batch * self.cut.bottom_flops
         return Share(
             client,
@@ -126,9 +126,9 @@ class Priced:
         )
 
     def _full(self, client: int, crossed: Bytes) -> tuple[list[Share], list[Share]]:
-        """A client's part of a round of whole models: training, and after it BatchNorm's statistics.
+        """Return a client's shares of a full round: training, then BatchNorm's statistics.
 
-        The latter, where a method asks for them, end with their own slowest client.
+        The statistics, if a method gathers them, are a phase that ends with its own slowest client.
         """
         clients, passes = self.config.clients, (self.usual or Cost(0, 0)).work
         down = crossed.get("model_down", 0) + crossed.get("teacher_down", 0)
@@ -141,7 +141,7 @@ class Priced:
             statistics.append(Share(client, sent, gathered, asked * look, messages=messages))
             down, up = down - sent, up - gathered
         if down or up:
-            # A client without anything to contribute looks at its images and takes no step.
+            # A client without a usable label looks at its images but takes no step.
             steps = clients.steps if up else 0
             batches = steps * clients.batch * passes.client * self.cut.flops
             messages = FULL_MESSAGES + (FETCH_MESSAGES if crossed.get("teacher_down") else 0)
@@ -150,7 +150,7 @@ class Priced:
         return training, statistics
 
     def _statistics_in(self, down: int, up: int) -> int:
-        """How often a client was sent the model for no more than its statistics."""
+        """Return how often a client received the model only to compute its statistics."""
         sizes = self.sizes
         if not sizes.statistics:
             return 0

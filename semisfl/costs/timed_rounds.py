@@ -1,4 +1,4 @@
-"""Times rounds on synthetic images, so that anyone can repeat the measurement without data."""
+"""Time rounds on synthetic images, so that the measurement needs no data."""
 
 import gc
 import re
@@ -115,18 +115,18 @@ class Timed:
         data = self.data
         unlabeled = len(data.images) - self._options.data.labeled
         work = round_operations(self._options, data.shape, len(data.classes), unlabeled)
-        found: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "seconds_a_round": seconds,
             "tflops": work / seconds / 1e12,
             "start_up_seconds": self.start_up,
         }
         if self.experiment.hardware.device.type == "cuda":
-            found["peak_gib"] = self.peak_gib
-        return found
+            numbers["peak_gib"] = self.peak_gib
+        return numbers
 
     @property
     def peak_gib(self) -> float:
-        """Return the most device memory in use, without what was in use before."""
+        """Return the peak of device memory, minus what was in use before."""
         return (torch.cuda.max_memory_allocated() - self._left) / 2**30
 
     def kernels(self) -> list["Kernel"]:

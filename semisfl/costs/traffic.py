@@ -1,7 +1,7 @@
-"""What crossed in a recorded run: by kind, direction, client and round, also under other codecs.
+"""Compute the traffic of a recorded run by kind, direction, client and round, also with other codecs.
 
-Runs say it themselves (``bytes_by_client``). Of older files, which have totals only, it is worked out from
-the method's formula and from who was drawn; where that does not give the recorded sum, it is said.
+Runs record it (``bytes_by_client``). Older files have totals only. For them it is computed from the method's
+formula and the active clients, scaled to the recorded total, and marked as not exact.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,68 +16,69 @@ from semisfl.settings.config import Config
 
 @dataclass(frozen=True)
 class Crossed:
-    """A round's bytes."""
+    """The bytes of a round."""
 
     round: int
     clients: Mapping[int, Bytes]
     exact: bool = True
-    """Whether they are the recorded ones; else their sum is, and who sent what is worked out."""
+    """Whether each client's bytes were recorded; otherwise only their sum was, and the rest is computed."""
     coded: bool = True
-    """Whether all of it could be put into another codec; else some is as it was."""
+    """Whether all bytes could be converted to another codec; otherwise some are unchanged."""
 
     @property
     def total(self) -> int:
         return sum(size for sizes in self.clients.values() for size in sizes.values())
 
 
-def crossed_in(rows: Sequence[RoundMetrics], priced: Priced) -> list[Crossed]:
-    """What crossed in every round, those of attempts included that had to be repeated."""
-    found, before = [], RoundMetrics(round=-1, bytes={}, bytes_total=0)
-    for row in rows:
-        found.append(_one(row, before, priced))
-        before = row
-    return found
+def crossed_in(rounds: Sequence[RoundMetrics], priced: Priced) -> list[Crossed]:
+    """Return the bytes of every round, including those of attempts that were repeated."""
+    crossed, before = [], RoundMetrics(round=-1, bytes={}, bytes_total=0)
+    for now in rounds:
+        crossed.append(_one(now, before, priced))
+        before = now
+    return crossed
 
 
-def _one(row: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
-    if row.bytes_by_client is not None:
+def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
+    if now.bytes_by_client is not None:
         each = {
             client: {kind: size for kind, size in group.items() if kind != "clients"}
-            for group in row.bytes_by_client
+            for group in now.bytes_by_client
             for client in group["clients"]
         }
-        return Crossed(row.round, each)
-    if row.bytes_total is None or before.bytes_total is None:
-        raise ValueError(f"round {row.round} does not say what was sent (no bytes_total)")
-    sent = row.bytes_total - before.bytes_total
+        return Crossed(now.round, each)
+    if now.bytes_total is None or before.bytes_total is None:
+        raise ValueError(f"round {now.round} does not record what was sent (no bytes_total)")
+    sent = now.bytes_total - before.bytes_total
     if not sent:
-        return Crossed(row.round, {})
-    active = _active(row, priced.config)
+        return Crossed(now.round, {})
+    active = _active(now, priced.config)
     usual = (priced.usual or Cost(0, 0)).by_kind()
-    if row.bytes is not None and before.bytes is not None:
-        kinds = {kind: size - before.bytes.get(kind, 0) for kind, size in row.bytes.items()}
+    if now.bytes is not None and before.bytes is not None:
+        kinds = {kind: size - before.bytes.get(kind, 0) for kind, size in now.bytes.items()}
     else:
-        kinds = _by_formula(sent, usual, len(active), row, priced.sizes)
-    return Crossed(row.round, _shared(kinds, usual, active), exact=False)
+        kinds = _by_formula(sent, usual, len(active), now, priced.sizes)
+    return Crossed(now.round, _shared(kinds, usual, active), exact=False)
 
 
-def _active(row: RoundMetrics, config: Config) -> tuple[int, ...]:
-    """Who was drawn, if all were there."""
+def _active(metrics: RoundMetrics, config: Config) -> tuple[int, ...]:
+    """Return the clients drawn for a round if all were present."""
     clients = config.clients
     everyone = range(clients.total)
-    return draw_active(config.seed, row.round, clients.total, everyone, clients.active)
+    return draw_active(config.seed, metrics.round, clients.total, everyone, clients.active)
 
 
 def _by_formula(
-    sent: int, usual: Bytes, active: int, row: RoundMetrics, sizes: Sizes
+    sent: int, usual: Bytes, active: int, metrics: RoundMetrics, sizes: Sizes
 ) -> dict[str, int]:
-    """A round's sum by kind: as the formula has it, but for teachers, uploads or helpers.
+    """Divide a round's sum by kind as in the formula, and return the bytes of each kind.
 
-    Less than usual: some had no teacher, or nothing to upload. More: helpers, or the first statistics.
+    One kind takes the difference. Less than usual: some clients had no teacher, or nothing to upload.
+    More than usual: helpers, or the first statistics.
     """
     kinds = {kind: active * size for kind, size in usual.items()}
     more = sent - sum(kinds.values())
-    kind = "model_down" if more > 0 or row.contributing == active else "model_up"
+    kind = "model_down" if more > 0 or metrics.contributing == active else "model_up"
     if more < 0 and "teacher_down" in kinds:
         kind = "teacher_down"
     if not kinds or kinds.get(kind, 0) + more < 0:
@@ -93,7 +94,7 @@ def _by_formula(
 def _shared(
     kinds: Mapping[str, int], usual: Bytes, active: Sequence[int]
 ) -> dict[int, dict[str, int]]:
-    """Each kind's bytes among clients: usual portions as far as they go, the rest evenly."""
+    """Divide each kind's bytes among clients: in usual portions if they fit, otherwise evenly."""
     each: dict[int, dict[str, int]] = {client: {} for client in active}
     for kind, size in kinds.items():
         portion = usual.get(kind, 0)
@@ -111,7 +112,7 @@ def _shared(
 
 
 def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
-    """The same models, features and gradients in the codecs of ``now``."""
+    """Return the bytes of the same models, features and gradients in the codecs of ``now``."""
     if was.config.wire == now.config.wire:
         return crossed
     coded = True
@@ -126,9 +127,9 @@ def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
 
 
 def _recoded_one(kind: str, size: int, was: Priced, now: Priced) -> tuple[int, bool]:
-    """The bytes of as many things; False: they are no whole number of things, and stay as they are."""
+    """Return the bytes in the new codec and True; or the old bytes and False if they cannot be divided."""
     if kind == "features_up" and was.config.wire.teacher_once:
-        # How many rows crossed is not recorded.
+        # The number of rows sent is not recorded.
         return size, False
     new, rest = 0, size
     for before, after in zip(_things(kind, was), _things(kind, now), strict=True):
@@ -139,7 +140,7 @@ def _recoded_one(kind: str, size: int, was: Priced, now: Priced) -> tuple[int, b
 
 
 def _things(kind: str, priced: Priced) -> tuple[int, ...]:
-    """Bytes of what a kind is made of, the largest first."""
+    """Return the sizes of the tensors or states that make up a kind, the largest first."""
     sizes, steps = priced.sizes, priced.config.clients.steps
     if kind == "features_up":
         return ((sizes.student_features + sizes.teacher_features) // steps,)

@@ -1,8 +1,8 @@
-"""What a method's cost formula is made of: bytes that a round sends, passes that it computes. Loads no torch.
+"""The parts of a method's cost formula: bytes sent and passes computed in a round. Loads no torch.
 
-A formula is ``(Sizes, settings) -> Cost``: down to and up from one active client in a usual round,
-the dearer one where a round may differ, without what is sent once in several rounds. Tests hold every
-run's count to it.
+A formula is ``(Sizes, settings) -> Cost`` for one active client and a usual round. If rounds differ, it is
+the more expensive kind. It leaves out what is sent only once in several rounds. Tests compare every run's
+counts with it.
 """
 
 from dataclasses import dataclass
@@ -12,42 +12,42 @@ from semisfl.settings.sections import Section
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes as the run's codecs write them. The projection head and labels never cross."""
+    """Bytes in the run's codecs. The projection head and labels are never sent."""
 
     bottom: int
-    """S_c, BatchNorm's buffers included."""
+    """S_c: the bottom with BatchNorm's buffers."""
     full: int
-    """S, bottom and top, BatchNorm's buffers included."""
+    """S: bottom and top with BatchNorm's buffers."""
     statistics: int
     """BatchNorm's buffers alone."""
     student_features: int
-    """Of a whole round, as are the next two; each 4 B_u d K_u in fp32."""
+    """Sizes of features and gradients are those of a whole round: each 4 B_u d K_u in fp32."""
     teacher_features: int
     gradients: int
     resent: bool = False
-    """Whether clients must be sent again what an earlier round sent them: over a network they keep nothing."""
+    """Whether the server sends again what it sent in an earlier round; network clients keep nothing."""
     teacher_once: int | None = None
-    """Of teacher features that cross once per image; None: with every use of it."""
+    """Size of teacher features if each image's are sent once; None if they are sent with every use."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a round computes, in forward passes; a backward pass counts as two."""
+    """The computation of a round in forward passes; a backward pass counts as two."""
 
     client: float = 4.0
-    """Of what a client holds, per image and step: 3 to train on it, 1 to label it."""
+    """Passes of a client's model per image and step: 3 to train on it, 1 to label it."""
     look: float = 0.0
-    """Of what a client holds, over all of its images, once per round."""
+    """Passes of a client's model over all of its images, once per round."""
     copies: int = 4
-    """Of its weights in a client's memory: trained ones, their gradients and momentum, a teacher."""
+    """Copies of the weights in a client's memory: student, gradients, momentum and teacher."""
     kept: int = 1
-    """Batches of a step whose activations a client keeps for the backward pass."""
+    """Batches per step whose activations a client keeps for the backward pass."""
     server: float = 4.0
-    """Of the top, per row of features; nothing where clients hold whole models."""
+    """Passes of the top per row of features; unused if clients hold whole models."""
     supervised: float = 3.0
-    """Of the whole model, per labelled image."""
+    """Passes of the whole model per labelled image."""
     head: bool = False
-    """Whether the projection head takes part in what the server computes."""
+    """Whether the server also computes the projection head."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Cost:
     down: int
     up: int
     teacher: int = 0
-    """Of what goes down, as the next."""
+    """Bytes of the teacher's bottom; part of ``down``, as are the gradients."""
     gradients: int = 0
     features: int = 0
-    """Of what goes up; none: clients hold whole models."""
+    """Bytes of features, a part of ``up``; 0 if clients hold whole models."""
     work: Work = Work()
 
     @property
@@ -66,7 +66,7 @@ class Cost:
         return self.down + self.up
 
     def by_kind(self) -> dict[str, int]:
-        """As a run counts them; what is nothing is left out."""
+        """Return the bytes by kind, with the names that a run uses; kinds without bytes are left out."""
         sizes = {
             "features_up": self.features,
             "gradients_down": self.gradients,
@@ -78,8 +78,11 @@ class Cost:
 
 
 def split_round(sizes: Sizes, work: Work, *, teacher: bool = True, frozen: bool = True) -> Cost:
-    """Of a round of a split model; ``teacher``: whether the client is sent the teacher's bottom;
-    ``frozen``: whether that stays as it is for the round."""
+    """Return the cost of a split round.
+
+    ``teacher``: whether the client receives the teacher's bottom. ``frozen``: whether that bottom stays
+    the same during the round.
+    """
     once = sizes.teacher_once if frozen else None
     features = sizes.student_features + (sizes.teacher_features if once is None else once)
     return Cost(
@@ -93,9 +96,9 @@ def split_round(sizes: Sizes, work: Work, *, teacher: bool = True, frozen: bool 
 
 
 def whole_round(sizes: Sizes, work: Work) -> Cost:
-    """Of a round of a whole model with static BatchNorm, whose statistics go both ways once more.
+    """Return the cost of a full round with static BatchNorm: the statistics are sent both ways once more.
 
-    A run of a model with BatchNorm exchanges them once more, for its last test: S down, theirs up.
+    After its last round a run with BatchNorm gathers them again for the final test: S down, statistics up.
     """
     again = sizes.full if sizes.statistics and sizes.resent else 0
     down = sizes.full + sizes.statistics + again
@@ -103,4 +106,5 @@ def whole_round(sizes: Sizes, work: Work) -> Cost:
 
 
 def nothing(sizes: Sizes, settings: Section | None) -> Cost:
+    """Return the cost of a method that asks nothing of clients."""
     return Cost(0, 0)
