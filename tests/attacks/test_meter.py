@@ -1,4 +1,4 @@
-"""``semisfl leakage``, from the command line."""
+"""Run ``semisfl leakage`` from the command line."""
 
 import json
 from pathlib import Path
@@ -12,22 +12,22 @@ from semisfl.cli.main import main
 SMALL = ["clients.steps=1", "clients.active=1", "server.steps=2", "model.projector=linear"]
 
 
-def test_a_preset_is_trained_attacked_told_and_drawn(
+def test_a_preset_is_trained_attacked_and_its_leakage_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(meter, "PUBLIC", 100)
     monkeypatch.setattr(meter, "VICTIMS", 32)
     out = tmp_path / "leakage"
-    asked = ["leakage", "digits", "--rounds", "1", "--effort", "quick", "--device", "cpu"]
+    asked = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu"]
     defences = ["--defence", "none", "--defence", "noise=0.1,clip=20"]
     assert main([*asked, *defences, "--out", str(out), "-q", "--set", *SMALL]) == 0
-    found = json.loads((out / "leakage.json").read_text())
-    assert found["command"].startswith("semisfl ")
-    assert [row["defence"] for row in found["features"]] == ["none", "noise=0.1,clip=20"]
-    for row in found["features"]:
+    results = json.loads((out / "leakage.json").read_text())
+    assert results["command"].startswith("semisfl ")
+    assert [row["defence"] for row in results["features"]] == ["none", "noise=0.1,clip=20"]
+    for row in results["features"]:
         assert row["cut"] == "flatten" and row["bytes_per_image"] == 4 * 1024
         assert 0 < row["mean_image"]["ssim"] < 1 and row["chance_identified"]["decoder"] == 1 / 32
-    assert len(found["updates"]) == 6
+    assert len(results["updates"]) == 6
     with Image.open(out / "leakage.png") as sheet:
         assert sheet.height == 2 * (2 * 64 + 8)
     assert "Chance, without any features, is in brackets." in capsys.readouterr().out
@@ -38,10 +38,9 @@ def test_a_preset_is_trained_attacked_told_and_drawn(
     [
         (["--defence", "noise=-1"], "--defence noise=-1: noise: "),
         (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
-        (["--effort", "some"], "neither full nor quick"),
     ],
 )
-def test_mistakes_are_a_line(
+def test_each_mistake_gives_a_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     out = ["--out", str(tmp_path / "leakage"), "--rounds", "1", "--device", "cpu"]
