@@ -10,7 +10,7 @@ from semisfl.net import messages
 from semisfl.net.frames import PROTOCOL, decode, encode
 from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.admission import (
-    LONGEST_SAID,
+    LONGEST_TEXT,
     MOST_IMAGES,
     Refused,
     check_hello,
@@ -99,7 +99,7 @@ def test_what_a_policy_says_is_one_short_line(policy: dict[str, Any]) -> None:
 def test_a_policy_that_cannot_be_read_is_one_short_line() -> None:
     with pytest.raises(Refused, match=r"^the client's policy: x\?y") as refused:
         policy_of(hello(policy={"x\ny" + "z" * 60_000: 1}))
-    assert len(refused.value.reason) == LONGEST_SAID
+    assert len(refused.value.reason) == LONGEST_TEXT
 
 
 def test_an_older_device_may_send_a_retired_policy_setting_that_is_off() -> None:

@@ -367,7 +367,9 @@ def test_of_two_with_one_identity_the_newer_counts() -> None:
         assert net.fleet.wait_for(2, 20)
         run_rounds(net.experiment)
         older.join(10)
-        assert isinstance(older.error, Rejected) and "fenced off" in str(older.error)
+        assert isinstance(older.error, Rejected) and "older connection is closed" in str(
+            older.error
+        )
         assert older.device.rounds == 0 and net.clients[0].device.rounds == 1
         assert_same(net.experiment, oracle(config, Leaving(0, 0, 1, back=1)))
 

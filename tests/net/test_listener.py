@@ -333,11 +333,11 @@ DOOR_REFUSALS = {
     "another model": (lambda net, folder: {"then": ready(net, model="f" * 32)}, "built model"),
     "too many images": (
         lambda net, folder: {"then": ready(net, images=2**62)},
-        "images = 4611686018427387904; at most 10000000 are believed",
+        "images = 4611686018427387904; at most 10000000 are accepted",
     ),
     "too many images for an array": (
         lambda net, folder: {"then": ready(net, images=10**13)},
-        "at most 10000000 are believed",
+        "at most 10000000 are accepted",
     ),
     "fewer skipped than none": (
         lambda net, folder: {"then": ready(net, skipped=-1)},

@@ -1,4 +1,4 @@
-"""Who may not come in, and why."""
+"""Decide which clients may not come in, and say why."""
 
 import asyncio
 import logging
@@ -20,26 +20,26 @@ from semisfl.settings.sections import ConfigError
 
 HANDSHAKE_SECONDS = 10.0
 MOST_IMAGES = 10_000_000
-"""That a client may say it holds, or could not read: more do not fit a device's memory, and a claim
-must not spoil |D_l| / |D|, or become memory here."""
-LONGEST_SAID = 400
-"""Characters of what a client says that go to a log."""
+"""Most images that a client may report as held or unreadable. More do not fit a device's memory. A false
+report must neither distort |D_l| / |D| nor cost the server memory."""
+LONGEST_TEXT = 400
+"""Most characters of a client's text that go to a log."""
 
 _audit = logging.getLogger("semisfl.audit")
 
 
 def audit(peer: str, identity: str, reason: str) -> None:
-    """The one line of a refusal; `semisfl.net.server.refusals` keeps those that repeat few."""
+    """Log one line about a refusal; `semisfl.net.server.refusals` limits repeated ones."""
     _audit.warning("refused peer=%s identity=%s reason=%s", peer, identity, reason)
 
 
 def audit_held_back(peer: str, identity: str, reason: str) -> None:
-    """Let in, but its values were not given their full weight in a round."""
+    """Log one line about a client whose values had less than their full weight in a round."""
     _audit.warning("held back peer=%s identity=%s reason=%s", peer, identity, reason)
 
 
 class Refused(Exception):
-    """Why a client may not come in."""
+    """Raised when a client may not come in, with the reason."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -58,7 +58,7 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
         raise Refused(
             incompatible,
             f"the client belongs to run {fields['run'][:32]!r}, this server's model and configuration "
-            f"are {terms.run!r}; start the client anew",
+            f"are {terms.run!r}; restart the client",
         )
     known = {codec for codec in fields["codecs"] if isinstance(codec, str)}
     if missing := sorted(terms.codecs() - known):
@@ -73,14 +73,14 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
             incompatible,
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
-    if found := _objections(fields, terms.config):
-        raise Refused(incompatible, f"the client's policy: {cleaned(found, 2 * LONGEST_SAID)}")
+    if lines := _objections(fields, terms.config):
+        raise Refused(incompatible, f"the client's policy: {cleaned(lines, 2 * LONGEST_TEXT)}")
     if identity not in roster.index and len(roster.index) >= roster.total:
         raise no_place(roster, identity)
 
 
 def policy_of(fields: dict[str, Any]) -> Policy:
-    """What the client insists on, as its hello says."""
+    """Return the policy in a client's hello; raise `Refused` if it cannot be read."""
     try:
         return parse_policy(fields["policy"], "the client's policy")
     except ConfigError as error:
@@ -88,7 +88,7 @@ def policy_of(fields: dict[str, Any]) -> Policy:
 
 
 def _objections(fields: dict[str, Any], config: Config) -> str:
-    """A policy that cannot be held against the terms, for a codec not known here, is one too."""
+    """Return all objections in one line; a policy with an unknown codec is an objection too."""
     try:
         return "; ".join(objections(policy_of(fields), config))
     except ConfigError as error:
@@ -96,13 +96,13 @@ def _objections(fields: dict[str, Any], config: Config) -> str:
 
 
 def refused_by_policy(reason: str) -> Refused:
-    """The client itself says no."""
+    """Return the refusal that a client's own policy demands."""
     return Refused(grpc.StatusCode.FAILED_PRECONDITION, f"the client's policy: {cleaned(reason)}")
 
 
-def cleaned(said: str, longest: int = LONGEST_SAID) -> str:
-    """What comes from a stranger and goes to a log: one line, of plain letters, not too long."""
-    plain = said[:longest].encode("ascii", "replace").decode()
+def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a client's text for a log: one line of printable ASCII, not too long."""
+    plain = text[:longest].encode("ascii", "replace").decode()
     return "".join(letter if letter.isprintable() else "?" for letter in plain)
 
 
@@ -110,7 +110,7 @@ def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
     if fields["model"] != schemas.digest:
         raise Refused(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"the client built model {fields['model'][:32]!r} where {schemas.digest!r} is meant; "
+            f"the client built model {fields['model'][:32]!r} where {schemas.digest!r} is needed; "
             "install the same semisfl on both sides",
         )
     if fields["images"] < 1:
@@ -121,7 +121,7 @@ def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
         if not 0 <= fields[name] <= MOST_IMAGES:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the client says {name} = {fields[name]}; at most {MOST_IMAGES} are believed",
+                f"the client says {name} = {fields[name]}; at most {MOST_IMAGES} are accepted",
             )
 
 
@@ -134,21 +134,21 @@ def no_place(roster: Roster, identity: str) -> Refused:
 
 
 class Handshakes:
-    """Finds TLS handshakes that came to nothing.
+    """Detect TLS handshakes that failed.
 
-    gRPC tells Python nothing of them, but asks for its configuration when each begins: those that
-    no stream follows in time were refused, by us or by the client, or never meant seriously.
+    gRPC does not report them, but it asks for the configuration when each handshake begins. If no
+    stream follows in time, the server or the client refused, or the peer was not a client.
     """
 
     def __init__(self, seconds: float, refused: Callable[[str, str, str], None]) -> None:
-        """``refused`` is told the peer, the identity and the reason, as `audit` is."""
+        """Take ``refused``, which is called with the peer, the identity and the reason, like `audit`."""
         self._seconds, self._refused = seconds, refused
         self._loop = asyncio.get_running_loop()
         self._begun: deque[float] = deque()
         self._peers: Counter[str] = Counter()
 
     def begins(self) -> None:
-        """Called by gRPC in a thread of its own; None: the configuration stays."""
+        """Note a handshake. gRPC calls this in a thread of its own."""
         self._loop.call_soon_threadsafe(self._note)
 
     def _note(self) -> None:
@@ -163,7 +163,7 @@ class Handshakes:
             )
 
     def stream_opened(self, peer: str) -> None:
-        """The first stream of a connection proves that its handshake succeeded."""
+        """Note a stream: the first of a connection proves that its handshake succeeded."""
         if not self._peers[peer] and self._begun:
             self._begun.popleft()
         self._peers[peer] += 1

@@ -1,4 +1,4 @@
-"""What the parts of a server share while it serves one run."""
+"""Hold what the parts of a server share while it serves one run."""
 
 import queue
 from dataclasses import dataclass, field

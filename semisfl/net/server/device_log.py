@@ -27,7 +27,7 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True, kw_only=True)
 class FleetEvent:
-    """Something that happened to one device: one line of ``fleet.jsonl``."""
+    """Describe an event of one device: one line of ``fleet.jsonl``."""
 
     time: str
     event: str
@@ -44,7 +44,7 @@ class FleetEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """A device that has a place, as it stands: one entry of ``fleet.json``."""
+    """Describe an enrolled device's current status: one entry of ``fleet.json``."""
 
     client: int
     name: str
@@ -61,13 +61,13 @@ class DeviceStatus:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Now, or so many seconds after the epoch, as every file here writes it."""
+    """Return now, or ``seconds`` after the epoch, in the format of the run's files."""
     moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class DeviceLog:
-    """May be written to by any thread. Nothing goes to disk before `open`, nor after `close`."""
+    """Write events and status; any thread may call. Nothing goes to disk before `open` or after `close`."""
 
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()
@@ -80,13 +80,13 @@ class DeviceLog:
         self._writer: threading.Thread | None = None
 
     def open(self, directory: Path, standing: Callable[[], Sequence[DeviceStatus]]) -> None:
-        """Keep events from now on, and every few seconds what ``standing`` says."""
+        """Write events from now on, and every few seconds the status that ``standing`` returns."""
         self._directory = directory
         self._writer = threading.Thread(target=self._keep, args=(standing,), daemon=True)
         self._writer.start()
 
     def close(self) -> None:
-        """Writes how things stood at the end."""
+        """Write the final status."""
         self._refusals.sum_up()
         if self._writer is not None:
             self._ended.set()
@@ -104,7 +104,7 @@ class DeviceLog:
         self._note("left_out", name, client=client, reason=reason)
 
     def refused(self, peer: str, name: str, reason: str) -> None:
-        """At the door, or shown it: also a line of the audit log, or one for many."""
+        """Record a refused or disconnected client, also in the audit log, where one line may sum up many."""
         self.events["refused"] += 1
         self._refusals.note(peer, name, reason)
 
@@ -147,12 +147,12 @@ class DeviceLog:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                log.warning("cannot write down what became of the fleet: %s", error)
+                log.warning("cannot write the devices' events and status: %s", error)
             self._failed = True
 
 
 def remembered(directory: Path) -> Mapping[int, str]:
-    """When each device was last heard of, as an earlier process of this run wrote it."""
+    """Return when each device was last heard of, as an earlier process of this run wrote it."""
     try:
         content = json.loads((directory / "fleet.json").read_text(encoding="utf-8"))
         return {int(one["client"]): str(one["seen"]) for one in content["clients"] if "seen" in one}

@@ -1,4 +1,4 @@
-"""The server's port, and the first frame of a stream that comes in by it."""
+"""Open the server's port and read the first frame of each stream."""
 
 import asyncio
 import socket
@@ -21,9 +21,9 @@ Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 def bind(
     listen: str, serve: Serve, trust: Trust | None, handshakes: Handshakes, seconds: float
 ) -> tuple[grpc.aio.Server, int]:
-    """The server of `chunks.METHOD`, yet to be started, and its port; without ``trust``, in plaintext.
+    """Return the server of `chunks.METHOD`, not started yet, and its port.
 
-    A handshake may take ``seconds``.
+    Without ``trust`` it uses plaintext. A handshake may take ``seconds``.
     """
     service, _, method = chunks.METHOD[1:].partition("/")
     secure = None if trust is None else credentials(trust, handshakes.begins)
@@ -38,7 +38,7 @@ def open_port(
     options: Sequence[tuple[str, int]],
     seconds: float,
 ) -> tuple[grpc.aio.Server, int]:
-    """A server of streams that is yet to be started, and its port; a handshake may take ``seconds``."""
+    """Return a server of streams, not started yet, and its port; a handshake may take ``seconds``."""
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
     server = grpc.aio.server(options=[*options, handshake, ("grpc.so_reuseport", 0)])
     handlers = {
@@ -59,7 +59,7 @@ def open_port(
 
 
 def _refusal(listen: str) -> str | None:
-    """What the operating system has against an address; gRPC does not tell."""
+    """Return why the operating system refuses an address, which gRPC does not report."""
     host, port = chunks.split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -72,7 +72,7 @@ def _refusal(listen: str) -> str | None:
 def credentials(
     trust: Trust, begins: Callable[[], object] = lambda: None
 ) -> grpc.ServerCredentials:
-    """Of mutual TLS; ``begins`` is called, in a thread of gRPC's, as each handshake does."""
+    """Return credentials for mutual TLS; a gRPC thread calls ``begins`` before each handshake."""
 
     def handshake_begins() -> grpc.ServerCertificateConfiguration | None:
         begins()
@@ -82,7 +82,7 @@ def credentials(
 
 
 async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
-    """What a client says first, within ``seconds``."""
+    """Return a client's first frame; raise `Refused` if it takes over ``seconds``."""
     assembler = Assembler()
     assembler.expect(0, messages.HELLO.limit)
     complete = None
@@ -94,7 +94,7 @@ async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
                     raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
                 _, complete = assembler.feed(chunk)
     except TimeoutError as error:
-        # No offence: a busy server may itself be the reason.
+        # Not an offence: the server itself may be too busy.
         late = f"no hello within {seconds:g} s"
         raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
     return decode(complete[1], {"hello": messages.HELLO})

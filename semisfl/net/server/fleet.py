@@ -1,4 +1,4 @@
-"""Clients on other machines, as a method sees them.
+"""Give a method access to clients on other machines.
 
 Torch work stays in the caller's thread; streams live on a loop in another. A client that does not
 answer, or sends impossible values, is left out of the rest of the round. Results name the clients
@@ -50,7 +50,7 @@ REMIND_SECONDS = 30.0
 
 
 class NetworkFleet:
-    """The server's side of a run over the network."""
+    """Run the server's side over the network."""
 
     capturable = False
 
@@ -61,7 +61,7 @@ class NetworkFleet:
         handshake_seconds: float = HANDSHAKE_SECONDS,
         thread: LoopThread | None = None,
     ) -> None:
-        """Takes its port, so that a wrong one is found; clients come in once it is opened."""
+        """Take the port now, so that a wrong one fails early; clients come in after `open`."""
         if setup.network is None:
             raise ConfigError(
                 "fleet.kind = 'network': clients come to `semisfl serve`; use it, or fleet.kind = local"
@@ -110,12 +110,12 @@ class NetworkFleet:
         """Return the status of every enrolled client. Bytes are of whole rounds; any thread may call."""
         with self._listener.changed:
             sessions, heard = dict(self._listener.sessions), dict(self._listener.last_heard)
-        rows = []
+        statuses = []
         for name, client in list(self.roster.index.items()):
             session = sessions.get(client)
             at = session.heard_at if session else heard.get(client)
             up, down = self._moved.get(client, (0, 0))
-            rows.append(
+            statuses.append(
                 DeviceStatus(
                     client=client,
                     name=name,
@@ -126,7 +126,7 @@ class NetworkFleet:
                     bytes_down=down,
                 )
             )
-        return rows
+        return statuses
 
     def wait_ready(self) -> None:
         """Wait until a round can be started, i.e. until a quorum is there.
@@ -151,7 +151,7 @@ class NetworkFleet:
 
     def _wait(self, count: int, seconds: float | None) -> bool:
         started = reminded = time.monotonic()
-        told = False
+        warned = False
         while True:
             with self._listener.changed:
                 there = len(self._listener.sessions.keys() - set(self._on_trial))
@@ -162,15 +162,15 @@ class NetworkFleet:
             self._stop.check()
             if seconds is not None and now - started > seconds:
                 return False
-            if now - started > 1 and (not told or now - reminded > REMIND_SECONDS):
-                told, reminded = True, now
+            if now - started > 1 and (not warned or now - reminded > REMIND_SECONDS):
+                warned, reminded = True, now
                 log.warning(
                     "paused: %d of the %d clients needed are here; missing: %s",
                     there,
                     count,
                     self._missing(),
                 )
-        if told:
+        if warned:
             log.warning("going on: %d clients are here", there)
         return True
 
@@ -255,9 +255,9 @@ class NetworkFleet:
         if good:
             self._questions.screen.remember()
             if self._on_trial:
-                # With it the round was bad, and without it, it is not.
+                # The round was bad with this client and good without it.
                 blamed = self.roster.name(self._on_trial[-1])
-                self._listener.strike(blamed, "the round blew up with its values and not without")
+                self._listener.strike(blamed, "the round diverged with its values and not without")
             self._on_trial.clear()
             return None
         suspect = self._accuse()
@@ -280,7 +280,9 @@ class NetworkFleet:
         suspect = self._accuse()
         if suspect is not None:
             self._questions.give_up()
-            raise RoundAborted(f"what the server computed is far from usual; {suspect} stands out")
+            raise RoundAborted(
+                f"the values that the server computed are far from usual; {suspect} stands out"
+            )
 
     def _check_quorum(self, answered: int) -> None:
         quorum = self.config.network.quorum
@@ -312,6 +314,6 @@ class NetworkFleet:
         self.device_log.close()
 
     def kill(self) -> None:
-        """Vanish without a word, as a crash would; for tests."""
+        """Stop without a goodbye, as a crash would; for tests."""
         self._listener.kill()
         self.device_log.close()

@@ -1,4 +1,4 @@
-"""The server's side of a full-model round, with every client at its own pace."""
+"""Run the server's side of a full-model round, with every client at its own pace."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -18,24 +18,24 @@ from semisfl.net.messages import Schemas
 
 @dataclass(frozen=True)
 class Due:
-    """What a client owes: one of these frames, with these values in its fields."""
+    """Describe the expected answer: one of these frames, with these values in its fields."""
 
     frames: Mapping[str, Schema]
     fields: Mapping[str, Any]
     steps: int = 1
-    """Of work that the answer takes: each may take `network.deadline`."""
+    """Steps of work before the answer; each may take `network.deadline`."""
     whole: Callable[[Frame], Frame] = lambda frame: frame
-    """Puts back what need not cross."""
+    """Restores what was left out of the traffic."""
 
 
 Ask = Callable[[int, Parts, Mapping[Kind, int], Due], None]
 
 
 class ServerFullRound:
-    """What `NetworkFleet.train` says to each client: see `semisfl.net.messages`.
+    """Exchange the frames of a full-model round with each client: see `semisfl.net.messages`.
 
-    What a client answers is held against what the method's client half declares (`Answers`);
-    anything else is a WireError, and reaches no method.
+    An answer must match what the method's client half declares (`Answers`). Anything else is a
+    WireError and never reaches the method.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ServerFullRound:
         }
 
     def _states(self, client: int) -> dict[str, State]:
-        # Clients keep nothing between rounds: what they should still hold is sent, and counted, again.
+        # Clients keep nothing between rounds, so states in `held` are sent and counted again.
         plan = self._plan
         return {**plan.send, **plan.held.get(client, {}), **plan.send_to.get(client, {})}
 
@@ -99,7 +99,7 @@ class ServerFullRound:
         # A client keeps what it has fetched for the round: each state crosses at most once.
         if self._plan.on_request.keys() - self._fetched[client]:
             expected["fetch"] = messages.FETCH
-        # Besides its steps, the work may look at every image before the first.
+        # The work may also process every image before its first step.
         self._ask(client, frame, sizes, expected, self._plan.steps + 1)
 
     def _send_states(self, client: int, _: Frame) -> None:
@@ -110,7 +110,7 @@ class ServerFullRound:
         if name not in self._plan.on_request:
             raise WireError(f"it asks for state {name[:40]!r}, which this round does not have")
         if name in self._fetched[client]:
-            raise WireError(f"it asks for state {name!r} again; once a round is enough")
+            raise WireError(f"it asks for state {name!r} again; it may ask once per round")
         self._fetched[client].add(name)
         self._send(client, {name: self._plan.on_request[name]})
 

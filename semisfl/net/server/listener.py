@@ -37,11 +37,11 @@ BREAK_SECONDS = 0.2
 RETURN_SECONDS = 7.0
 """A client whose connection broke tries again after 6 s at most."""
 STRIKES = 3
-"""Offences after which an identity stays out until the server is started again."""
+"""Offences after which an identity is refused until the server restarts."""
 
 
 class Listener:
-    """Listens, admits clients and keeps their sessions. All of it runs on ``thread``'s loop."""
+    """Listen, admit clients and keep their sessions, on the loop of ``thread``."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Listener:
         self.changed = threading.Condition()
         """Notified whenever a client came or went."""
         self.last_heard: dict[int, float] = {}
-        """Of clients that were here: seconds after the epoch."""
+        """When each former client was last heard of, in seconds after the epoch."""
         self.sent = self.received = 0
         """Bytes of all streams that have ended."""
         self._context = context
@@ -70,7 +70,7 @@ class Listener:
         self._epochs: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
         self._lost: dict[str, float] = {}
-        """When the connection of those who are not here ended."""
+        """When the connection of each absent identity ended."""
         self._finished = False
         self._thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
@@ -115,13 +115,13 @@ class Listener:
             check_hello(hello.fields, identity, self._terms, self._roster)
             if self._finished:
                 self._lost.pop(identity, None)
-                return  # the stream's status says it: there is nothing left to do
+                return  # the stream's status tells the client that the run is finished
             session = self._open(context, identity, shown, hello)
             ending = await session.run()
-            # Before goodbye is said: to a connection that is dead that may take for ever.
+            # Close first: saying goodbye over a dead connection may never return.
             self._close(session)
             if ending is None:
-                # A connection that broke looks the same until gRPC says so, a moment later.
+                # A broken connection looks the same until gRPC reports it, a moment later.
                 await asyncio.sleep(BREAK_SECONDS)
                 self._lost.pop(identity, None)
                 log.info("%s said goodbye", identity)
@@ -159,12 +159,12 @@ class Listener:
         self._streams[identity] = session
         self._lost.pop(identity, None)
         if older is not None:
-            log.info("%s connected anew; its older connection is given up", identity)
-            # Its frames are never applied again: it is out of the table before anything is read.
+            log.info("%s connected again; its older connection is closed", identity)
+            # Remove it before anything else is read, so that its frames are never applied.
             self._forget(older)
             older.close(
                 grpc.StatusCode.ABORTED,
-                f"{identity} connected anew; this older connection is fenced off",
+                f"{identity} connected again; this older connection is closed",
             )
         fields = {"terms": self._welcome_text, "run": self._run, "epoch": session.epoch}
         session.ask(encode("welcome", fields, {}), messages.READY.limit)
@@ -204,7 +204,7 @@ class Listener:
             client,
             ready.fields["images"],
         )
-        self._say_policy(session)
+        self._log_policy(session)
         session.tell(encode("enrolled", {"client": client}, {}))
         session.client = client
         with self.changed:
@@ -212,8 +212,8 @@ class Listener:
             self.changed.notify_all()
         self._device_log.here(session.identity, client, ready.fields["images"])
 
-    def _say_policy(self, session: Session) -> None:
-        """So that whoever plans the run knows what it can count on."""
+    def _log_policy(self, session: Session) -> None:
+        """Log what the client's policy limits, so that the operator can plan the run."""
         policy, rounds = session.policy, self._terms.config.rounds
         if policy != Policy():
             log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
@@ -226,7 +226,7 @@ class Listener:
             )
 
     def dismiss(self, session: Session, reason: str) -> None:
-        """A client's own policy ended its part: no offence, but to be read in the log."""
+        """Log that a client's own policy ended its part, which is not an offence."""
         self._device_log.refused(session.peer, session.identity, reason)
 
     def _close(self, session: Session) -> None:
@@ -262,13 +262,13 @@ class Listener:
                 session.close(refusal.code, refusal.reason)
 
     def offend(self, session: Session, reason: str) -> None:
-        """Disconnect a client whose frame made no sense; after STRIKES times it stays out."""
+        """Disconnect a client for an invalid frame; after STRIKES offences it stays out."""
         self._strikes[session.identity] += 1
         self._device_log.refused(session.peer, session.identity, f"protocol: {reason}")
         session.close(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     def strike(self, identity: str, reason: str) -> None:
-        """Note an offence without disconnecting, unless it is one too many."""
+        """Count an offence; disconnect the client at STRIKES offences."""
         session = self._streams.get(identity)
         if session is not None and self._strikes[identity] + 1 >= STRIKES:
             self.offend(session, reason)
@@ -281,7 +281,7 @@ class Listener:
         self._device_log.held_back(session.peer if session else "?", identity, reason)
 
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes sent and received on all streams so far, framing included."""
+        """Return the bytes sent and received on all streams so far, framing included."""
         live = list(self._streams.values())
         return self.sent + sum(s.sent for s in live), self.received + sum(s.received for s in live)
 
@@ -299,7 +299,7 @@ class Listener:
         away = {name for name, lost in self._lost.items() if now - lost < RETURN_SECONDS}
         for session in list(self._streams.values()):
             session.close(code, reason)
-        # Whoever has just lost its connection is trying again, and would go on for ever.
+        # A client that has just lost its connection tries again, and would try for ever.
         while self._finished and away & self._lost.keys():
             if time.monotonic() - now > RETURN_SECONDS:
                 break
@@ -307,7 +307,7 @@ class Listener:
         await self._server.stop(2.0)
 
     def kill(self) -> None:
-        """Drop every connection without a word, as a crash would."""
+        """Drop every connection without a goodbye, as a crash would."""
         self._thread.call(self._server.stop(None))
         if self._owns_thread:
             self._thread.stop()

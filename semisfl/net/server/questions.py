@@ -29,7 +29,7 @@ Take = Callable[[int, Frame], None]
 
 @dataclass
 class Parcel:
-    """Payload on its way to a client; counted once, when it was sent in full."""
+    """Hold the bytes sent to a client; counted once, when all of them were sent."""
 
     client: int
     sizes: Mapping[Kind, int]
@@ -38,7 +38,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Awaited:
-    """What one client owes."""
+    """Hold a question to one client until it is answered."""
 
     session: Session
     ticket: int
@@ -47,7 +47,7 @@ class Awaited:
 
 
 class Questions:
-    """At most one to each client at a time. Used by the thread that trains, not by the loop."""
+    """Ask at most one question per client at a time. Only the thread that trains uses this."""
 
     def __init__(self, context: ServerContext, listener: Listener) -> None:
         self.screen = Screen()
@@ -65,10 +65,10 @@ class Questions:
         self.screen.start_round()
 
     def ask(self, client: int, frame: Parts, crossing: Mapping[Kind, int], due: Due) -> None:
-        """Send ``frame`` to ``client`` and await what is ``due``; who is not there is left out."""
+        """Send ``frame`` to ``client`` and await what is ``due``; leave out an absent client."""
         session = self._listener.sessions.get(client)
         self._awaited.pop(client, None)
-        # One who answered, died and is back by now knows nothing of this round.
+        # A client that answered, crashed and came back knows nothing of this round.
         if session is None or self._began_with.setdefault(client, session) is not session:
             name = self._context.roster.name(client)
             log.warning("%s is not here and is left out of this round", name)
@@ -86,11 +86,11 @@ class Questions:
         self._awaited[client] = Awaited(session, ticket, parcel, due)
 
     def collect(self, kind: Kind, take: Take) -> set[int]:
-        """Every awaited client's answer, as they come, until nobody is awaited any more.
+        """Pass each answer to ``take`` as it arrives, until no client is awaited any more.
 
-        ``take`` is given each, and may ask its client for more. What it, or the frame's schema,
-        does not accept (WireError) costs that client its place in the round, and a strike. Returns
-        whose answers, though taken, must not be used: they are too far from all others.
+        ``take`` may ask the client another question. If it or the frame's schema refuses an answer
+        (WireError), the client is left out of the round and gets a strike. Return the clients whose
+        answers were taken but must not be used, because they are too far from all others.
         """
         stop_at: float | None = None
         while self._awaited:
@@ -156,13 +156,13 @@ class Questions:
                     kind, "up", client, payload_bytes(item.due.frames[frame.kind])
                 )
             frame = item.due.whole(frame)
-            found = ranges(frame.tensors)
-            fault = unbelievable(frame.tensors, found)
+            extremes = ranges(frame.tensors)
+            fault = unbelievable(frame.tensors, extremes)
             if fault is not None:
                 self._not_believed(client, fault)
                 return
             take(client, frame)
-            self.screen.takes(client, sizes(found))
+            self.screen.takes(client, sizes(extremes))
         except WireError as error:
             self._leave_out(client, str(error))
             self._listener.offend(item.session, str(error))
@@ -182,12 +182,12 @@ class Questions:
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)
         if self.screen.strained:
-            log.warning("that may follow from what the server sent, so it is no strike")
+            log.warning("the server's own values may be the cause, so this is not a strike")
         else:
             self._listener.strike(self._context.roster.name(client), fault)
 
     def _count(self, parcel: Parcel) -> None:
-        """An answer proves that what it answers has crossed, even if the loop did not say so yet."""
+        """Count a question's bytes once: an answer proves that the question has arrived."""
         if not parcel.counted:
             parcel.counted = True
             for kind, size in parcel.sizes.items():

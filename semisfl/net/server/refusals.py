@@ -1,4 +1,4 @@
-"""Refusals that repeat, told in few lines: whoever is refused may come back any number of times."""
+"""Summarise repeated refusals: a refused client may come back any number of times."""
 
 import threading
 import time
@@ -6,24 +6,26 @@ from collections import Counter
 from collections.abc import Callable
 
 AUDIT_LINES, AUDIT_SECONDS = 20, 60.0
-"""So many refusals of an identity leave a line of their own in so much time; the others are counted."""
+"""Refusals of an identity that get their own line, per that many seconds; the others are counted."""
 
 
 class Refusals:
-    """Hands the first refusals of every identity on to ``tell``, and now and then how many more
-    there were. ``tell`` is given the peer, the identity and the reason. Any thread may call."""
+    """Pass the first refusals of every identity on to ``tell``, and later how many more there were.
+
+    ``tell`` is called with the peer, the identity and the reason. Any thread may call.
+    """
 
     def __init__(self, tell: Callable[[str, str, str], None]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._last: dict[str, tuple[str, str]] = {}
-        """Of identities with refusals that were not told: peer and reason of the latest."""
+        """Peer and reason of the latest refusal that was only counted, by identity."""
         self._ends = 0.0
         self._timer: threading.Timer | None = None
 
     def note(self, peer: str, identity: str, reason: str) -> None:
-        """One more refusal."""
+        """Pass on or count one refusal."""
         with self._lock:
             now = time.monotonic()
             if now >= self._ends and self._timer is None:
@@ -40,7 +42,7 @@ class Refusals:
         self._tell(peer, identity, reason)
 
     def sum_up(self) -> None:
-        """Tell what was only counted, and count from 0 again; to be called at the end, too."""
+        """Pass on how many were only counted and count from 0 again; also called at the end."""
         with self._lock:
             counts, last, timer = self._counts, self._last, self._timer
             self._counts, self._last, self._timer = Counter(), {}, None

@@ -1,4 +1,4 @@
-"""Who is which client, given once and never again changed, and how many images it holds."""
+"""Give each client an index that never changes, and remember how many images it holds."""
 
 import json
 import logging
@@ -13,25 +13,25 @@ log = logging.getLogger(__name__)
 
 
 class Roster:
-    """Indices 0..total-1 in order of first arrival.
+    """Assign indices 0..total-1 in order of first arrival.
 
-    With a file every enrolment is on disk before the client hears of it: a server killed before
-    its first checkpoint still gives every client the index its draws follow from.
+    With a file, every enrolment is on disk before the client learns its index. A server killed
+    before its first checkpoint then still gives every client the index that seeds its draws.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.index: dict[str, int] = {}
         self.images: dict[int, int] = {}
-        """What each client last said it holds; the sum is the unlabelled part of |D|."""
+        """How many images each client reported last; the sum is the unlabelled part of |D|."""
         self._path: Path | None = None
 
     def keep_in(self, path: Path) -> None:
-        """Take over what is in the file, and keep every change there from now on."""
+        """Read the file if it exists, and write every change to it from now on."""
         if path.exists():
-            found = _read(path)
-            if found is not None:
-                self.load_state_dict(found)
+            state = _read(path)
+            if state is not None:
+                self.load_state_dict(state)
             elif not self.index:
                 raise ConfigError(
                     f"{path}, which says who is which client, is damaged, and there is no checkpoint "
@@ -86,12 +86,12 @@ class Roster:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What the file holds; None: it is damaged."""
+    """Return the file's content; None if it is damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return state if isinstance(state, dict) else None
 
 
 def _plain(index: Mapping[str, int], images: Mapping[int, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The server's end of one client's stream."""
+"""Hold the server's end of one client's stream."""
 
 import asyncio
 import math
@@ -17,17 +17,18 @@ from semisfl.net.server.trust import Shown
 from semisfl.settings.policy import Policy
 
 UNASKED_LIMIT = 64
-"""Frames nobody asked for that a client may send before it is taken for an offender."""
+"""Unasked frames that a client may send before it counts as an offender."""
 
 
 @dataclass
 class Patience:
-    """How long an answer is waited for.
+    """Limit how long the server waits for an answer.
 
     ``progress`` is when the client last did something for *this* answer: took a chunk of the
-    question, sent one of the answer, or said that it is at work. Without any for ``deadline``
-    seconds it is given up; and so it is, whatever the client says, once it has had ``deadline``
-    seconds for each of ``steps`` and the time that ``size`` bytes take on the slowest link allowed.
+    question, sent a chunk of the answer, or reported that it is at work. The wait ends after
+    ``deadline`` seconds without progress. It also ends, whatever the client reports, after
+    ``deadline`` seconds for each of ``steps`` plus the time that ``size`` bytes take at the lowest
+    rate allowed.
     """
 
     deadline: float
@@ -55,10 +56,10 @@ class Patience:
 
 
 class Session:
-    """Asks and answers on one stream. Lives on the loop; `ask` may be called from any thread.
+    """Send questions and receive answers on one stream. Lives on the loop; any thread may call `ask`.
 
-    At most one frame is ever held: the answer to the latest ticket. Heartbeats keep the connection
-    alive, and say nothing about an answer: `patience` is for that.
+    It stores one frame at most: the answer to the latest ticket. Heartbeats only keep the connection
+    alive; `patience` limits the wait for an answer.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class Session:
         self.shown: Shown | None = None
         """The client's certificate; None in plaintext."""
         self.came = ("", 0)
-        """Which process of the client this is, and which of its connections."""
+        """The client's process, and the number of its connection."""
         self.policy = Policy()
-        """What the client insists on, as it said hello."""
+        """The policy in the client's hello."""
         self.client = -1
         """The index in the roster, once the client is ready."""
         self.patience = Patience(math.inf, 1, 0, 0.0, 0.0)
-        """With the answer to the latest question."""
+        """How long to wait for the answer to the latest question."""
         self.delay: float | None = None
         """Seconds the last heartbeat took there and back."""
         self.closed = False
@@ -97,7 +98,7 @@ class Session:
             asyncio.Queue()
         )
         self._writing: int | None = None
-        """The ticket of the frame that is being sent; 0 for one that is no question."""
+        """The ticket of the frame that is being sent; 0 if it is not a question."""
         self._heard = time.monotonic()
         self._beats: deque[float] = deque(maxlen=UNASKED_LIMIT)
         """When the heartbeats were sent that have no answer yet."""
@@ -114,7 +115,7 @@ class Session:
         deadline: float = math.inf,
         steps: int = 1,
     ) -> int:
-        """Send a frame and await its answer of at most ``limit`` bytes; returns the ticket.
+        """Send a frame and await its answer of at most ``limit`` bytes; return the ticket.
 
         ``parts`` are copied now, unless they are known never to change (one frame for many clients).
         ``sent`` is called, on the loop, once all of the frame is on its way. The answer may take
@@ -122,7 +123,7 @@ class Session:
         """
         self._tickets += 1
         length, now = sum(len(part) for part in parts), time.monotonic()
-        # An answer that was given up may still be on its way, before this one.
+        # An abandoned answer may still arrive before this one.
         size = length + limit + self._assembler.late
         self.patience = Patience(deadline, steps, size, now, now)
         frame = cut(parts, self.epoch, self._tickets)
@@ -150,11 +151,11 @@ class Session:
 
     @property
     def heard_at(self) -> float:
-        """When the client was last heard of, in seconds after the epoch."""
+        """Return when the client last sent anything, in seconds after the epoch."""
         return time.time() - (time.monotonic() - self._heard)
 
     def abandon(self) -> None:
-        """Await nothing any more. A client that does not even take what is asked is disconnected."""
+        """Stop waiting. Disconnect a client that has not even received the question."""
         self._loop.call_soon_threadsafe(self._abandon)
 
     def _abandon(self) -> None:
@@ -171,7 +172,7 @@ class Session:
             self._closing.set_result((code, reason))
 
     async def run(self) -> tuple[grpc.StatusCode, str] | None:
-        """Serve the stream until it ends; how it is to be ended, or None if the client did."""
+        """Serve the stream until it ends; return the status to end it with, or None if the client ended it."""
         tasks = [asyncio.create_task(task) for task in (self._read(), self._write(), self._beat())]
         try:
             awaited: list[asyncio.Future[Any]] = [*tasks, self._closing]
@@ -210,10 +211,10 @@ class Session:
             raise Violation(f"{assembler.signs} signs of work, for {self._signs_allowed} steps")
 
     async def _beat(self) -> None:
-        """Keep both sides sure of each other, and find out when they no longer can be.
+        """Send heartbeats; close the stream after a silence.
 
-        A heartbeat does not wait for the answer to the one before: that may be behind an upload of
-        minutes, in which the client must go on hearing from us.
+        A heartbeat does not wait for the answer to the one before: that may queue behind an upload of
+        minutes, during which the client must keep receiving heartbeats.
         """
         while (silence := time.monotonic() - self._heard) < chunks.SILENCE_SECONDS:
             await asyncio.sleep(min(chunks.BEAT_SECONDS, chunks.SILENCE_SECONDS - silence))
@@ -222,7 +223,7 @@ class Session:
                 self._beats.append(time.monotonic())
                 self._outbox.put_nowait((0, cut([], self.epoch, 0), None))
         self._close(
-            grpc.StatusCode.UNAVAILABLE, f"nothing was heard for {chunks.SILENCE_SECONDS:g} s"
+            grpc.StatusCode.UNAVAILABLE, f"nothing arrived for {chunks.SILENCE_SECONDS:g} s"
         )
 
     async def _write(self) -> None:

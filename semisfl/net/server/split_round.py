@@ -1,4 +1,4 @@
-"""The server's side of a split round: what each client is sent, and what it owes, step by step."""
+"""Run the server's side of a split round: what each client is sent and must answer, step by step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from semisfl.net.server.full_round import Ask, Due
 
 
 class ServerSplitRound:
-    """What `NetworkFleet` says to each client in a split round: see `semisfl.net.messages`."""
+    """Send the frames of a split round to each client: see `semisfl.net.messages`."""
 
     def __init__(
         self, schemas: Schemas, plan: SplitRound, images: Mapping[int, int], ask: Ask
     ) -> None:
-        """``images``: how many each client holds."""
+        """Take ``images``: how many each client holds."""
         self.plan = plan
         self._shapes, self._config, self._ask = schemas, schemas.config, ask
         self._step = 0
@@ -60,7 +60,7 @@ class ServerSplitRound:
                 self._ask(client, frame, sizes, self._due(client))
 
     def send_gradients(self, clients: Sequence[int], gradients: Tensor) -> None:
-        """Those of the step that ``clients`` took part in, in their order."""
+        """Send the gradients of one step to the ``clients`` that took part, in their order."""
         fields = {"round": self.plan.index, "step": self._step}
         rows = gradients.chunk(len(clients))
         self._step += 1
@@ -71,7 +71,7 @@ class ServerSplitRound:
             self._ask(client, frame, sizes, self._due(client))
 
     def _due(self, client: int) -> Due:
-        """Features, or after the last step the bottom."""
+        """Return the expected answer: features, or the bottom after the last step."""
         about, step = {"round": self.plan.index}, self._step
         if step == self.plan.steps:
             return Due({"bottom": self._shapes.bottom_frame}, about)

@@ -1,7 +1,7 @@
-"""A server's certificates while it runs: its own, which may be renewed, and whose it accepts.
+"""Watch a running server's certificate, which may be renewed, and decide which clients to accept.
 
-Files may change, vanish or be damaged under a running server. What was last read well stays in
-force; a list of revoked certificates that cannot be read lets nobody new in until it can.
+Files may change, vanish or be damaged while the server runs. It goes on with what it read last. While
+the list of revoked certificates cannot be read, the server accepts no new connection.
 """
 
 import logging
@@ -25,7 +25,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True)
 class Shown:
-    """The certificate a client came with."""
+    """Hold a client's certificate."""
 
     name: str
     serial: int
@@ -33,7 +33,7 @@ class Shown:
 
 
 class Trust:
-    """Reads ``folder``: authority.crt, server.crt, server.key and revoked.txt; no more is needed."""
+    """Read ``folder``: authority.crt, server.crt, server.key and revoked.txt, and nothing else."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class Trust:
         self._own_stamp: tuple[object, ...] = ()
         self._list_stamp: tuple[object, ...] = ()
         self._unreadable = False
-        self._told: dict[str, float] = {}
+        self._warned: dict[str, float] = {}
         self._known: set[int] = set()
         self.remind()
 
@@ -55,28 +55,30 @@ class Trust:
         return grpc.ssl_server_certificate_configuration([pair], self._own.authority)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What handshakes are to use from now on, if the files hold a newer certificate."""
+        """Return what handshakes use from now on if the files hold a newer certificate, else None."""
         stamp = self._stamp("server.crt", "server.key", "authority.crt")
         if stamp == self._own_stamp:
             return None
         try:
-            found = credentials.newest(self._own)
+            newest = credentials.newest(self._own)
         except CertError as error:
             # Perhaps only one of the files is there yet: the next handshake looks again.
             self._tell("own", f"{error}; going on with the certificate read before", HOUR)
             return None
         self._own_stamp = stamp
-        if found is self._own:
+        if newest is self._own:
             return None
-        self._own = found
-        until = credentials.moment(credentials.ending(found))
-        log.warning("%s is new, valid until %s; connections from now on use it", found.label, until)
+        self._own = newest
+        until = credentials.moment(credentials.ending(newest))
+        log.warning(
+            "%s is new, valid until %s; connections from now on use it", newest.label, until
+        )
         return self.configuration()
 
     def remind(self) -> None:
-        """Say, once a day, that the server's certificate is good for nothing or not for long."""
+        """Warn once a day if the server's certificate has expired or will soon."""
         if fault := credentials.expired(self._own):
-            self._tell("expired", f"{fault}; nobody can connect, who is here may stay", DAY)
+            self._tell("expired", f"{fault}; nobody can connect; connected clients may stay", DAY)
         elif fault := credentials.early(self._own) or credentials.soon(self._own):
             self._tell("soon", fault, DAY)
 
@@ -84,7 +86,7 @@ class Trust:
 
     @staticmethod
     def shown(context: grpc.aio.ServicerContext) -> Shown:
-        """The certificate of a client; TLS has found it to be this authority's, and valid then."""
+        """Return a client's certificate. TLS has checked its authority and its dates."""
         peer = context.auth_context()
         try:
             name, certificate = credentials.identity(peer), credentials.parse(peer)
@@ -93,7 +95,7 @@ class Trust:
         return Shown(name, certificate.serial_number, certificate.not_valid_after_utc)
 
     def admit(self, shown: Shown) -> None:
-        """Raise `Refused` if the client that shows this may not come in."""
+        """Raise `Refused` if the client with this certificate may not come in."""
         self.read_revoked()
         if refusal := self.refusal(shown):
             raise refusal
@@ -105,19 +107,19 @@ class Trust:
         self._introduce(shown)
 
     def refusal(self, shown: Shown) -> Refused | None:
-        """Why this client may not be here, or not any more."""
+        """Return why this client may not be connected, or None."""
         if shown.serial in self._revoked:
             reason = f"the certificate of {shown.name} is revoked"
             return Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
         if shown.valid_until <= datetime.now(UTC):
             until = credentials.moment(shown.valid_until)
-            # Not final: it may have been renewed, and a client looks before it comes again.
+            # Not final: a client reads its files again before the next attempt, and may find a new one.
             reason = f"the certificate of {shown.name} expired on {until}"
             return Refused(grpc.StatusCode.UNAVAILABLE, reason)
         return None
 
     def read_revoked(self) -> None:
-        """Take the list as it is now; the last good one stays if it cannot be read."""
+        """Read the list if it changed; keep the last good one if it cannot be read."""
         stamp = self._stamp("revoked.txt")
         if stamp == self._list_stamp:
             return
@@ -130,11 +132,11 @@ class Trust:
         self._list_stamp = stamp
         if self._unreadable:
             log.warning("%s can be read again", self._folder / "revoked.txt")
-            self._told.pop("list", None)
+            self._warned.pop("list", None)
         self._unreadable = False
 
     def _introduce(self, shown: Shown) -> None:
-        """Once per certificate: its serial, by which it can be revoked here, and its last days."""
+        """Log a new certificate's serial, which can be revoked here, and warn if it expires soon."""
         if shown.serial in self._known:
             return
         self._known.add(shown.serial)
@@ -154,6 +156,6 @@ class Trust:
 
     def _tell(self, topic: str, text: str, every: float) -> None:
         now = time.monotonic()
-        if now - self._told.get(topic, -every) >= every:
-            self._told[topic] = now
+        if now - self._warned.get(topic, -every) >= every:
+            self._warned[topic] = now
             log.warning("%s", text)

@@ -1,10 +1,9 @@
 """Check the values that clients send, and find clients whose values stand out.
 
-Values that cannot be are refused one frame at a time. Values that could be, but are far from
-everybody else's, are found by comparison: a *size* is the largest magnitude in a part of an answer
-(one kind of features, a state's weights, its statistics), and the yardstick is the median of the
-clients who answered. Of one or two clients nobody is outvoted; then what was usual in the last good
-round is the yardstick.
+Impossible values are refused frame by frame. Possible values are compared with those of the other
+clients: a *size* is the largest magnitude in a part of an answer (one kind of features, a state's
+weights, its statistics), and the yardstick is the median over the clients that answered. With one or
+two clients the median says nothing, so the yardstick is the size in the last good round.
 """
 
 import math
@@ -20,7 +19,7 @@ MOST_COUNTED = 2**53
 OUTLIER = 10.0
 """Times the yardstick: left out at once, before anything is computed with it."""
 SUSPECT = 3.0
-"""Times the yardstick: may have been what blew a round up, if one did."""
+"""Times the yardstick: the possible cause if the round diverges."""
 SMALLEST = {"weights": 0.01, "values": 1.0}
 """Yardsticks are at least this: where all features (or gradients, or statistics) are nearly zero,
 one that is not does no harm. Weights never are."""
@@ -30,18 +29,18 @@ Sizes = dict[str, float]
 
 
 def ranges(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, float]]:
-    """The least and the greatest value of every tensor that has any; NaN if one is NaN."""
-    found = {}
+    """Return the minimum and maximum of every tensor that is not empty; NaN if it holds NaN."""
+    extremes = {}
     for name, tensor in tensors.items():
         if tensor.numel():
             low, high = tensor.aminmax()
-            found[name] = (low.item(), high.item())
-    return found
+            extremes[name] = (low.item(), high.item())
+    return extremes
 
 
-def unbelievable(tensors: Mapping[str, Tensor], found: Ranges) -> str | None:
+def unbelievable(tensors: Mapping[str, Tensor], extremes: Ranges) -> str | None:
     """Return what is wrong with a client's values, or None."""
-    for name, (low, high) in found.items():
+    for name, (low, high) in extremes.items():
         most = ABSURD if tensors[name].is_floating_point() else MOST_COUNTED
         # Comparisons with NaN are false, so this catches NaN too.
         if not (low >= -most and high <= most):
@@ -51,10 +50,10 @@ def unbelievable(tensors: Mapping[str, Tensor], found: Ranges) -> str | None:
     return None
 
 
-def sizes(found: Ranges) -> Sizes:
-    """The size of every part: features by kind; of each state its weights, and its statistics."""
+def sizes(extremes: Ranges) -> Sizes:
+    """Return the size of every part: each kind of features; each state's weights and statistics."""
     parts: Sizes = {}
-    for name, (low, high) in found.items():
+    for name, (low, high) in extremes.items():
         if name.endswith("num_batches_tracked"):
             continue
         part, slash, _ = name.partition("/")
@@ -66,12 +65,12 @@ def sizes(found: Ranges) -> Sizes:
 
 
 class Screen:
-    """Compares the clients of a round with each other, and the rounds of a run."""
+    """Compare the clients of a round with each other, and the rounds of a run."""
 
     def __init__(self) -> None:
         self.strained = False
-        """Something unusual was sent out, or taken in, this round: what clients answer from there
-        on may be absurd without any fault of theirs."""
+        """Whether the server sent or accepted unusual values in this round. Later answers may then be
+        absurd without any fault of the client."""
         self._usual: Sizes = {}
         self._latest: Sizes = {}
         self._step: dict[str, dict[int, float]] = {}
@@ -84,7 +83,7 @@ class Screen:
         self._ratios.clear()
 
     def sends(self, parts: Sizes) -> bool:
-        """Note the sizes of what the server sends out; whether they are far from usual."""
+        """Note the sizes of what the server sends; return whether they are far from usual."""
         ratios = [_ratio(part, size, self._usual.get(part)) for part, size in parts.items()]
         self._latest |= parts
         self.strained |= any(ratio >= SUSPECT for ratio in ratios)
@@ -95,15 +94,15 @@ class Screen:
             self._step.setdefault(part, {})[client] = size
 
     def outliers(self) -> dict[int, str]:
-        """Who of those noted since the last call must not be used, and why."""
-        found: dict[int, str] = {}
+        """Return the clients noted since the last call whose values must not be used, with the reason."""
+        reasons: dict[int, str] = {}
         for part, by_client in self._step.items():
             median = statistics.median_low(by_client.values())
             yardstick = median if len(by_client) > 2 else self._usual.get(part)
             for client, size in by_client.items():
                 ratio = _ratio(part, size, yardstick if yardstick else min(by_client.values()))
                 if ratio >= OUTLIER and yardstick is not None:
-                    found[client] = (
+                    reasons[client] = (
                         f"{part} reaches {size:g} where {yardstick:g} is usual; "
                         f"at most {OUTLIER:g} times that is used"
                     )
@@ -112,16 +111,16 @@ class Screen:
                     self.strained |= ratio >= SUSPECT
             self._latest[part] = median
         self._step.clear()
-        return found
+        return reasons
 
     def suspect(self, others: Collection[int]) -> int | None:
-        """Who stood out most in this round of those not in ``others``; None: nobody did."""
+        """Return the most suspicious client of this round that is not in ``others``, or None."""
         ratios = {client: r for client, r in self._ratios.items() if client not in others}
         worst = max(ratios, key=ratios.__getitem__, default=None)
         return worst if worst is not None and ratios[worst] >= SUSPECT else None
 
     def remember(self) -> None:
-        """The round was good: its sizes are what is usual."""
+        """Take the sizes of a good round as the usual ones."""
         self._usual |= self._latest
 
 

@@ -1,4 +1,4 @@
-"""A small certificate authority, so that a fleet has mutual TLS without anyone learning openssl.
+"""Issue certificates for mutual TLS with a small authority; nobody needs openssl.
 
     DIR/authority.crt  authority.key     signs the others; the key may be kept elsewhere
         server.crt     server.key        with authority.crt and revoked.txt all a server needs
@@ -63,13 +63,13 @@ def make_authority(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """A new authority in ``directory``, valid for ten years, that has signed nothing yet."""
+    """Make a new authority in ``directory``, valid for ten years."""
     directory = Path(directory)
     targets = [directory / "authority.key", directory / "authority.crt"]
-    instead = "choose another folder, or remove it if all its certificates are given up"
+    instead = "choose another folder, or remove it if none of its certificates is needed"
     refuse_existing(targets, overwrite, instead)
     key = ec.generate_private_key(ec.SECP256R1())
-    # Its own name, so that a certificate of another authority is told apart by its issuer too.
+    # A unique name, so that certificates of two authorities also differ in their issuer.
     subject = common_name_of(f"semisfl authority {secrets.token_hex(4)}")
     period = _period(valid_from, valid_until, AUTHORITY_LIFE)
     builder = (
@@ -82,7 +82,7 @@ def make_authority(
     issued = Issued.of("authority", "authority", certificate)
     revoked = directory / "revoked.txt"
     if not revoked.exists():
-        write_file(revoked, b"# serial numbers of certificates to turn away, one a line\n")
+        write_file(revoked, b"# serial numbers of certificates to turn away, one per line\n")
     enter(directory, issued)
     write_file(targets[0], to_pem(key))
     write_file(targets[1], to_pem(certificate))
@@ -97,7 +97,7 @@ def make_server(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """The server's certificate, for every host name and IP address clients will connect to."""
+    """Make the server's certificate, for every host name and IP address that clients connect to."""
     if isinstance(names, str) or not names:
         raise CertError(f"server names = {names!r}: give a list with at least one host name or IP")
     directory = Path(directory)
@@ -122,8 +122,10 @@ def make_client(
     valid_until: datetime | None = None,
     overwrite: bool = False,
 ) -> Issued:
-    """A client's folder ``clients/NAME``. A certificate replaced by ``overwrite`` stays valid
-    wherever it was carried: `revoke` first, if it is lost."""
+    """Make a client's folder ``clients/NAME``.
+
+    A certificate replaced by ``overwrite`` stays valid: `revoke` it first if it is lost.
+    """
     directory = Path(directory)
     folder = client_folder(directory, name)
     issued = _make_leaf(
@@ -142,7 +144,7 @@ def make_client(
 
 
 def renew_client(directory: str | Path, name: str) -> Issued:
-    """A new key and certificate in ``clients/NAME``, for a client that has some already.
+    """Make a new key and certificate in ``clients/NAME`` for a client that already has some.
 
     The old certificate stays valid until it expires or is revoked, so there is no moment in which
     the device could not connect.
@@ -157,8 +159,10 @@ def renew_client(directory: str | Path, name: str) -> Issued:
 
 
 def renew_server(directory: str | Path, more_hosts: Sequence[str] = ()) -> Issued:
-    """A new key and certificate for the server, for the same hosts and ``more_hosts``; the old
-    certificate stays valid too."""
+    """Make a new key and certificate for the server, for the same hosts and ``more_hosts``.
+
+    The old certificate stays valid too.
+    """
     path = Path(directory) / "server.crt"
     if is_missing(path):
         raise CertError(

@@ -1,4 +1,4 @@
-"""A certificate, its key and its authority: read from files, looked at, and read again when renewed."""
+"""Read a certificate, its key and its authority, check their dates, and read renewed ones."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,13 +23,13 @@ Peer = bytes | Mapping[str, Iterable[bytes]]
 
 @dataclass(frozen=True)
 class Credentials:
-    """What one side of a connection needs, in PEM."""
+    """Hold what one side of a connection needs, in PEM."""
 
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)
     path: Path | None = field(default=None, compare=False)
-    """The certificate's file, where newer ones may be found beside its key and authority."""
+    """The certificate's file. A renewed one replaces it, beside its key and authority."""
 
     @property
     def label(self) -> str:
@@ -37,22 +37,22 @@ class Credentials:
 
 
 def load_server_credentials(directory: str | Path) -> Credentials:
-    """The server's credentials; ``authority.key`` is not needed and not read."""
+    """Return the server's credentials; ``authority.key`` is not needed and not read."""
     return _load(Path(directory) / "server.crt")
 
 
 def load_client_credentials(directory: str | Path, name: str | None = None) -> Credentials:
-    """From a client's own folder, or by name from the authority's directory."""
+    """Return a client's credentials from its own folder, or by name from the authority's."""
     folder = Path(directory) if name is None else client_folder(Path(directory), name)
     return _load(folder / "client.crt")
 
 
 def newest(credentials: Credentials) -> Credentials:
-    """These, or what their files hold by now: a renewed certificate is found."""
+    """Return the credentials in the files if they were renewed, else ``credentials``."""
     if credentials.path is None:
         return credentials
-    found = _load(credentials.path)
-    return credentials if found == credentials else found
+    latest = _load(credentials.path)
+    return credentials if latest == credentials else latest
 
 
 def client_folder(directory: Path, name: str) -> Path:
@@ -65,7 +65,7 @@ def client_folder(directory: Path, name: str) -> Path:
 
 
 def identity(peer: Peer) -> str:
-    """The client a certificate names. Whether to trust the certificate was decided by TLS."""
+    """Return the client that a certificate names. TLS has decided whether to trust it."""
     certificate = parse(peer)
     names = [
         str(entry.value)
@@ -84,12 +84,12 @@ def identity(peer: Peer) -> str:
 
 
 def serial(peer: Peer) -> int:
-    """The serial number of a certificate, for `is_revoked`."""
+    """Return the serial number of a certificate, for `is_revoked`."""
     return parse(peer).serial_number
 
 
 def hosts(certificate: x509.Certificate) -> list[str]:
-    """The host names and addresses a server's certificate is for."""
+    """Return the host names and addresses that a server's certificate is for."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):
@@ -99,14 +99,14 @@ def hosts(certificate: x509.Certificate) -> list[str]:
 
 
 def expired(credentials: Credentials) -> str | None:
-    """Why nobody will accept these any more, and what to do; None while they are not expired."""
+    """Return that these have expired and what to do; None while they are valid."""
     if (end := ending(credentials)) > datetime.now(UTC):
         return None
     return f"{credentials.label} expired on {moment(end)} (now {now()}): {remedy(credentials)}"
 
 
 def early(credentials: Credentials) -> str | None:
-    """Why nobody will accept these yet; time heals it, or a clock that is set right."""
+    """Return that these are not valid yet; None if they are. Waiting or setting the clock helps."""
     begin = parse(credentials.certificate).not_valid_before_utc
     if begin <= datetime.now(UTC):
         return None
@@ -117,7 +117,7 @@ def early(credentials: Credentials) -> str | None:
 
 
 def soon(credentials: Credentials) -> str | None:
-    """A warning if they are not expired but will be within SOON."""
+    """Return a warning if these expire within SOON, else None."""
     end = ending(credentials)
     left = end - datetime.now(UTC)
     if not timedelta(0) < left <= SOON:
@@ -127,7 +127,7 @@ def soon(credentials: Credentials) -> str | None:
 
 
 def ending(credentials: Credentials) -> datetime:
-    """No certificate is good for longer than its authority's."""
+    """Return when these expire: no certificate is valid for longer than its authority's."""
     pems = (credentials.certificate, credentials.authority)
     return min(parse(pem).not_valid_after_utc for pem in pems)
 
@@ -184,7 +184,7 @@ def was_signed_by(certificate: x509.Certificate, authority: x509.Certificate) ->
 
 
 def _load(path: Path) -> Credentials:
-    """Of dates nothing is said here: `expired`, and TLS at every connection, look at those."""
+    """Read the files. Does not check validity dates; see `expired`."""
     certificate, key = read_pair(path.parent, path.stem)
     authority = read_certificate(path.with_name("authority.crt"))
     if not was_signed_by(certificate, authority):

@@ -1,4 +1,4 @@
-"""What an authority remembers: every certificate it signed, and those to be turned away.
+"""Keep an authority's lists: every certificate it signed, and those to refuse.
 
 issued.txt stays with the authority. revoked.txt is there too, and on the server: a line added in
 either place is a revocation, but only the server's own copy turns anybody away.
@@ -17,12 +17,12 @@ from semisfl.net.tls.x509_parts import CertError, append_line, is_missing, read_
 
 SHORTEST_PREFIX = 8
 LEAST_DIGITS = 30
-"""Of a whole serial: 159 random bits that begin with more zeros do not occur."""
+"""Fewest digits of a whole serial: 159 random bits practically never begin with more zeros."""
 
 
 @dataclass(frozen=True)
 class Issued:
-    """A line of issued.txt."""
+    """Hold a line of issued.txt."""
 
     role: str  # "authority", "server" or "client"
     name: str
@@ -39,7 +39,7 @@ class Issued:
 
     @property
     def days_left(self) -> int:
-        """Whole days until it expires; negative once it has."""
+        """Return the whole days until it expires; negative once it has."""
         return (self.valid_until - datetime.now(UTC)).days
 
     @property
@@ -50,14 +50,14 @@ class Issued:
 
 
 def enter(directory: Path, entry: Issued) -> None:
-    """A new line of issued.txt."""
+    """Add a line to issued.txt."""
     until = entry.valid_until.isoformat()
     line = f"{entry.role} {entry.name} {entry.serial:x} {entry.fingerprint} {until}\n"
     append_line(directory / "issued.txt", line)
 
 
 def listing(directory: str | Path) -> list[Issued]:
-    """Every certificate ever issued, with its fingerprint, oldest first."""
+    """Return every certificate ever issued, oldest first."""
     path = Path(directory) / "issued.txt"
     if is_missing(path):
         raise CertError(
@@ -77,7 +77,7 @@ def listing(directory: str | Path) -> list[Issued]:
 
 
 def clients_named(directory: str | Path, name: str) -> list[Issued]:
-    """Every certificate ever issued to this client, oldest first."""
+    """Return every certificate ever issued to this client, oldest first."""
     everything = [entry for entry in listing(directory) if entry.role == "client"]
     theirs = [entry for entry in everything if entry.name == name]
     if not theirs:
@@ -87,7 +87,7 @@ def clients_named(directory: str | Path, name: str) -> list[Issued]:
 
 
 def revoke(directory: str | Path, name: str) -> list[int]:
-    """Turn away every certificate ever issued to this client; the serials newly turned away."""
+    """Revoke every certificate ever issued to this client; return the newly revoked serials."""
     directory = Path(directory)
     if is_missing(directory / "issued.txt"):
         raise CertError(
@@ -102,9 +102,9 @@ def revoke(directory: str | Path, name: str) -> list[int]:
 
 
 def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
-    """Turn one certificate away by its serial in hexadecimal; the serial, and whether that is new.
+    """Revoke a certificate by its hexadecimal serial; return the serial and whether that is new.
 
-    Where issued.txt is, the serial must be in it, and its first digits are enough.
+    If issued.txt is there, the serial must be in it, and its first digits are enough.
     """
     directory = Path(directory)
     digits = text.strip().lower().removeprefix("0x").replace(":", "").lstrip("0")
@@ -117,24 +117,24 @@ def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
                 " digits, about 40, as in the server's log or `semisfl certs list --json`"
             )
         return int(digits, 16), _turn_away(directory, int(digits, 16), "by serial")
-    found = [
+    matches = [
         entry
         for entry in listing(directory)
         if f"{entry.serial:x}" == digits
         or (len(digits) >= SHORTEST_PREFIX and f"{entry.serial:x}".startswith(digits))
     ]
-    if len(found) != 1:
+    if len(matches) != 1:
         raise CertError(
-            f"serial {text!r} is that of {len(found)} issued certificates:"
+            f"serial {text!r} is that of {len(matches)} issued certificates:"
             f" give all of it, or at least {SHORTEST_PREFIX} digits, as in `semisfl certs list --json`"
         )
-    if found[0].role != "client":
-        raise CertError(f"serial {text!r} is the {found[0].role}'s: only clients are turned away")
-    return found[0].serial, _turn_away(directory, found[0].serial, found[0].name)
+    if matches[0].role != "client":
+        raise CertError(f"serial {text!r} is the {matches[0].role}'s: only clients are turned away")
+    return matches[0].serial, _turn_away(directory, matches[0].serial, matches[0].name)
 
 
 def revoke_certificate(directory: str | Path, file: str | Path) -> tuple[str, bool]:
-    """Turn away the certificate in ``file``; whose it is, and whether that is new."""
+    """Revoke the certificate in ``file``; return whose it is and whether that is new."""
     directory, file = Path(directory), Path(file)
     certificate = read_certificate(file)
     name = identity(read_file(file))
@@ -146,12 +146,12 @@ def revoke_certificate(directory: str | Path, file: str | Path) -> tuple[str, bo
 
 
 def is_revoked(directory: str | Path, serial: int) -> bool:
-    """Whether a certificate is to be turned away, by the list as it is now."""
+    """Return whether the current list holds this serial."""
     return serial in revoked_serials(directory)
 
 
 def revoked_serials(directory: str | Path) -> frozenset[int]:
-    """The serials of revoked.txt. A list that is missing, empty or damaged is an error, never "none"."""
+    """Return the serials of revoked.txt; raise `CertError` if it is missing, empty or damaged."""
     path = Path(directory) / "revoked.txt"
     if is_missing(path):
         raise CertError(
@@ -159,7 +159,7 @@ def revoked_serials(directory: str | Path) -> frozenset[int]:
         )
     content = read_file(path)
     if not content:
-        # `certs init` begins the list with a comment: nothing at all is a copy that was cut short.
+        # `certs init` writes a comment first, so an empty file is an incomplete copy.
         raise CertError(
             f"{path} is empty, which even a list without serials is not: restore it from a copy"
         )
@@ -175,8 +175,10 @@ def revoked_serials(directory: str | Path) -> frozenset[int]:
 
 
 def _turn_away(directory: Path, serial: int, whose: str) -> bool:
-    """Add to revoked.txt; whether it was not there. A list that is missing is not begun anew:
-    the server would take the one line for all of it."""
+    """Add to revoked.txt and return whether the serial is new.
+
+    A missing list is not started again: the server would take this one line for the whole list.
+    """
     if serial in revoked_serials(directory):
         return False
     today = datetime.now(UTC).date()

@@ -1,4 +1,4 @@
-"""What certificates are made of: X.509 parts, PEM, and files that nobody else may read."""
+"""Make X.509 parts and PEM, and read and write files that nobody else may read."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from semisfl.files import append_whole, write_whole
 
 
 class CertError(ValueError):
-    """Something is wrong with a certificate, a key or a name; the message is one line."""
+    """Raised for a bad certificate, key or name; the message is one line."""
 
 
 def start_certificate(
@@ -94,7 +94,7 @@ def refuse_existing(paths: Sequence[Path], overwrite: bool, instead: str) -> Non
 
 
 def is_missing(path: Path) -> bool:
-    """What may not be looked at is not missing: reading it says why."""
+    """Return whether a file is missing. One without permission is not: reading it says why."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -112,7 +112,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """The whole file or none of it, and never a moment in which others could read a key."""
+    """Write the whole file or nothing; at no moment can others read a key."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, content, private=True)
@@ -121,7 +121,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """One write at the end: two commands at once cannot lose each other's line."""
+    """Append a line in one write, so that two commands at once keep both lines."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An editor may have left the last line without its end.
@@ -132,22 +132,22 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _why(error: OSError, path: Path) -> str:
-    """The system's words; if it is about permission also whose what is, who asks, and what helps."""
+    """Return the system's reason; for a missing permission also the owner, the user and the fix."""
     reason = error.strerror or str(error)
     if not isinstance(error, PermissionError) or os.name != "posix":
         return reason
     for place in (path, *path.parents):
-        # The first that can be looked at from below is the one that is closed to us.
+        # Walking up, the first folder with a readable status is the one that denies access.
         try:
-            found = place.stat()
+            status = place.stat()
         except OSError:
             continue
-        owner, user = _user(found.st_uid), _user(os.geteuid())
+        owner, user = _user(status.st_uid), _user(os.geteuid())
         fix = f"`chown {user} {place}`, or run it as {owner}"
         if owner == user:
             fix = f"`chmod u+rwX {place}`"
         return (
-            f"{reason}; {place} belongs to {owner} with mode {stat.S_IMODE(found.st_mode):04o} and"
+            f"{reason}; {place} belongs to {owner} with mode {stat.S_IMODE(status.st_mode):04o} and"
             f" this runs as {user}: {fix}"
         )
     return reason
