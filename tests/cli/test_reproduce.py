@@ -12,7 +12,8 @@ from semisfl.metrics import RoundMetrics
 from semisfl.paper.exhibits import EXHIBITS
 from semisfl.paper.missing import chosen, missing
 from semisfl.paper.run_index import RunIndex
-from semisfl.runs import start
+from semisfl.runs import pools, start
+from tests.processes import Forked
 
 TWO_ROUNDS = ["--rounds", "2", "--only", "supervised", "--device", "cpu"]
 
@@ -27,8 +28,9 @@ def without_places(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pools.subprocess, "Popen", Forked)
     out = tmp_path / "at once"
     words = ["reproduce", "digits", *TWO_ROUNDS, "--seeds", "2", "--out", str(out), "--json"]
     assert main([*words, "--jobs", "2"]) == 0

@@ -74,16 +74,16 @@ def finished(process: "subprocess.Popen[str]") -> tuple[str, str]:
 
 def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> None:
     """With the numbers of one process that nobody disturbed; only rank 0 writes and speaks."""
-    rounds, out = 30, images.parent / "out"
+    rounds, out = 16, images.parent / "out"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--max-restarts", "1", "--standalone", "--tee", "3", "-m", "semisfl"]
-    run = subprocess.Popen(
+    run = Forked(
         [*launcher, *words_of(images, rounds, "--out", str(out))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    until_rounds(out, 3, run)
+    until_rounds(out, 2, run)
     os.kill(children(run)["1"], signal.SIGKILL)
     said, complained = finished(run)
     assert run.returncode == 0, complained
