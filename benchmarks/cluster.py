@@ -1,4 +1,4 @@
-"""Clients over the ranks of torchrun against the same clients in one process, in one run.
+"""Compare clients spread over the ranks of torchrun with the same clients in one process, in one run.
 
     torchrun --nproc-per-node N -m benchmarks.cluster [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Seconds from the start of a process to the first round of `semisfl run digits`, and to PyTorch's import.
+"""Measure the seconds from a process's start to the first round of `semisfl run digits`, and to PyTorch's import.
 
 python -m benchmarks.first_round > results/cpu/first_round.json
 """
@@ -28,10 +28,10 @@ def seconds(code: str) -> float:
 
 
 def main() -> None:
-    told = {"times": TIMES}
+    timings = {"times": TIMES}
     for name, code in (("import_torch", "import torch"), ("first_round", ROUND)):
-        told[name + "_seconds"] = round(median(seconds(code) for _ in range(TIMES)), 2)
-    print(json.dumps(told))
+        timings[name + "_seconds"] = round(median(seconds(code) for _ in range(TIMES)), 2)
+    print(json.dumps(timings))
 
 
 if __name__ == "__main__":

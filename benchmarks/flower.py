@@ -1,4 +1,4 @@
-"""The same local work in Flower's simulation and in our in-process fleet, timed in one run.
+"""Time the same local work in Flower's simulation and in our in-process fleet, in one run.
 
 Ten clients, all active, train FixMatch with the model they are sent (`examples/fedavg_fixmatch`):
 same weights, same images, same draws, same optimiser, plain averaging, on two CPU cores. Flower's

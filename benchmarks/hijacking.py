@@ -1,4 +1,4 @@
-"""How far servers get that cheat with valid frames: a planted bottom, and feature-space hijacking.
+"""Measure attacks by a server that sends valid frames: a planted bottom, and feature-space hijacking.
 
     python -m benchmarks.hijacking [--steps 300] [--json]
 
@@ -150,10 +150,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=6, help="of the honest server")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    rows = [planted(0.0), planted(0.14), hijacked(given.steps), honest(given.rounds)]
+    options = parser.parse_args()
+    rows = [planted(0.0), planted(0.14), hijacked(options.steps), honest(options.rounds)]
     for row in rows:
-        print(json.dumps(row) if given.json else row, flush=True)
+        print(json.dumps(row) if options.json else row, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What split inference costs: milliseconds and bytes per image for every cut, on two links.
+"""Measure split inference: milliseconds and bytes per image for every cut, on two connections.
 
     python -m benchmarks.inference [--models cnn,cnn@96,alexnet] [--images 30] [--json]
 

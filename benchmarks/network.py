@@ -1,4 +1,4 @@
-"""What the network costs: an iteration against a bare TLS socket, idle clients, coming back.
+"""Measure the network: an iteration against a bare TLS socket, idle clients, and reconnecting.
 
     python -m benchmarks.network [iteration | idle ...] [--clients N] [--json]
 

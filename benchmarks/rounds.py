@@ -1,4 +1,4 @@
-"""Seconds per round of single presets, models and methods on few synthetic images: `semisfl bench`, in parts.
+"""Measure seconds per round of single presets, models and methods on few synthetic images.
 
 python -m benchmarks.rounds stl10 cifar10:resnet18 cifar10::fedswitch --images 3000
 

@@ -1,4 +1,4 @@
-"""Many clients that train with one server, some of them dying and returning in every round.
+"""Measure a server with many training clients, some of which die and return in every round.
 
     python -m benchmarks.training_clients [--clients N] [--active N] [--rounds N] [--dying SHARE]
 

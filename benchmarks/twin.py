@@ -1,4 +1,4 @@
-"""The in-process fleet against the plain twin (one module and one optimiser a client), in one run.
+"""Compare the in-process fleet with the plain twin (one module and one optimiser per client), in one run.
 
     python -m benchmarks.twin [--json] [--rounds N]
 

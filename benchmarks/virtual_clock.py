@@ -1,4 +1,4 @@
-"""The virtual clock against real rounds: a server and devices on loopback, each behind a slow link.
+"""Compare the virtual clock with real rounds: a server and devices on loopback, each behind a slow connection.
 
     python -m benchmarks.virtual_clock [--rounds N] [--json]
 
@@ -186,7 +186,7 @@ async def _listen(pipe: Pipe, target: int, up: float, down: float) -> None:
 
 
 async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, rate: float) -> None:
-    """Piece after piece: each takes its bytes' time, and arrives the latency after that.
+    """Send piece after piece: each takes the time of its bytes, and arrives one latency later.
 
     When it does is worked out from when it came, not from when this busy process got to it.
     """
