@@ -16,7 +16,10 @@ OPTIONS: Mapping[str, Mapping[str, Translate]] = {
     },
     "bench": {"--preset": lambda value: [value]},
     "certs server": {"--name": lambda value: ["--host", value]},
-    "leakage": {"--effort": lambda value: ["--quick"] if value == "quick" else []},
+    # Any other value stays as it is, and is refused with the option.
+    "leakage": {
+        "--effort": lambda value: {"quick": ["--quick"], "full": []}.get(value, ["--effort", value])
+    },
 }
 # What `costs` assumed: devices that take no time, and the middle of the paper's links.
 COSTS = ("--methods", "all", "--profile", "wire-only", "--latency", "0")

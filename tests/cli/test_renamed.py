@@ -20,6 +20,7 @@ from semisfl.cli.renamed import COMMANDS, today
         ("certs client --name a", "certs client --name a"),
         ("leakage digits --effort quick", "leakage digits --quick"),
         ("leakage --effort full digits", "leakage digits"),
+        ("leakage --effort some digits", "leakage --effort some digits"),
         ("join x --name cost", "join x --name cost"),
         (
             "costs svhn --up 2",

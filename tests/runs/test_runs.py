@@ -163,19 +163,19 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run ends after its ``step``-th iteration, as if a signal had come during it."""
     seen = 0
-    captured = Setup.capture
+    repeated = Setup.repeated
 
-    def capture(self: Setup, call: Callable[[], None], *more: Any) -> Callable[[], None]:
+    def repeat(self: Setup, call: Callable[[], None], **more: bool) -> Callable[[], None]:
         def counted() -> None:
             nonlocal seen
             seen += 1
             self.stop.requested = self.stop.requested or seen == step
             call()
 
-        return captured(self, counted, *more)
+        return repeated(self, counted, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Setup, "capture", capture)
+        patch.setattr(Setup, "repeated", repeat)
         yield
 
 
@@ -458,7 +458,7 @@ def test_a_run_does_not_go_on_with_images_of_other_classes(
     train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     other = replace(DATA, classes=("x", *DATA.classes[1:]))
     with pytest.raises(
-        ValueError, match=r"the run began with the classes .*, and the images given"
+        ValueError, match=r"the run began with the classes .*, and the images now have"
     ):
         resume(tmp_path / "run", data=other, device="cpu")
     fewer = replace(DATA, test_images=DATA.test_images[:-1], test_labels=DATA.test_labels[:-1])
@@ -478,8 +478,8 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     ("clients", "said"),
     [
         (([0, 1], []), "the partition gives clients 1 no images"),
-        (([0, 1], [240]), "speaks of images 240 to 240; there are 0 to 239"),
-        (([0, 1], [-1]), "speaks of images -1 to -1"),
+        (([0, 1], [240]), "names images 240 to 240; there are 0 to 239"),
+        (([0, 1], [-1]), "names images -1 to -1"),
     ],
 )
 def test_a_partition_of_ones_own_is_checked(clients: Any, said: str) -> None:
