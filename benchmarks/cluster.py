@@ -48,7 +48,7 @@ def prepare(config: Config) -> FleetSetup:
 
 
 def seconds(fleet: Fleet, setup: FleetSetup, steps: int) -> float:
-    """Of the median iteration."""
+    """Return the time of the median iteration."""
     bottom = setup.model.bottom.state_dict()
     active = tuple(range(setup.config.clients.active))
     fleet.start_round(SplitRound(0, active, steps + 1, 0.02, bottom, bottom))

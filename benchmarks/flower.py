@@ -258,7 +258,7 @@ def gflop_a_step(case: str) -> float:
 
 
 def matmul_gflop_per_second(side: int = 1024, tries: int = 300) -> float:
-    """What the cores reach together in the fastest of many large matrix products."""
+    """Return what the cores reach together in the fastest of many large matrix products."""
     torch.set_num_threads(CORES)
     one, other = torch.rand(side, side), torch.rand(side, side)
     least = float("inf")

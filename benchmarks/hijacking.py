@@ -123,7 +123,7 @@ def hijacked(steps: int) -> dict[str, Any]:
 
 
 def honest(rounds: int) -> dict[str, Any]:
-    """What clients of the digits preset are sent by a server that keeps to the method."""
+    """Return the gradients that an honest server sends to clients of the digits preset."""
     experiment = assemble(parse(presets.digits()), device="cpu")
     fleet, found = experiment.fleet, list[float]()
     backward = fleet.backward

@@ -1,4 +1,4 @@
-"""What many idle clients cost their server, and how soon they are back when it is killed."""
+"""Measure what many idle clients cost their server, and how soon they return after it is killed."""
 
 import multiprocessing
 import signal

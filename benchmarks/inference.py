@@ -161,7 +161,7 @@ def write_model(named: str, path: Path) -> Classifier:
 
 
 def milliseconds(answer: Callable[[Tensor], Tensor], images: Tensor) -> dict[str, float]:
-    """Of one image at a time. The machine may be busy: the fastest shows what it takes undisturbed."""
+    """Time one image per call. The machine may be busy: the fastest call shows the undisturbed time."""
     spent = []
     for place, image in enumerate(images.split(1)):
         started = time.perf_counter()

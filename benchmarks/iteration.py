@@ -1,4 +1,4 @@
-"""What an iteration over the network costs, against the same bytes through bare TLS sockets."""
+"""Compare an iteration over the network with the same bytes through bare TLS sockets."""
 
 import contextlib
 import multiprocessing

@@ -75,7 +75,7 @@ def lost(point: str) -> list[float]:
 
 
 def attacked(row: dict[str, Any]) -> list[str]:
-    """What one row of the meter says, in the columns that all tables share."""
+    """Return one measurement in the columns that all tables share."""
     mix, member = row["class_mix"], row["membership_auc"]
     return [
         f"{row['decoder']['ssim']:.2f} ({row['mean_image']['ssim']:.2f})",

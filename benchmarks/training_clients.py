@@ -82,7 +82,7 @@ class Case:
         )
 
     def deaths(self, round_index: int, seconds: float) -> list[tuple[int, float]]:
-        """Who dies in a round, and how long after its start if it takes ``seconds``."""
+        """Return which clients die in a round, and how long after its start if it takes ``seconds``."""
         rng = random.Random(f"{self.seed}/{round_index}")
         dying = rng.sample(range(self.clients), round(self.dying * self.clients))
         return [(client, rng.uniform(0, seconds)) for client in dying]

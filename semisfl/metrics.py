@@ -19,7 +19,7 @@ LOSS = "loss_"
 
 @dataclass(frozen=True)
 class Axis:
-    """What charts have along x: a metric times ``scale`` plus ``first``, or its running sum."""
+    """The x axis of a chart: a metric times ``scale`` plus ``first``, or its running sum."""
 
     title: str
     key: str
@@ -49,7 +49,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What is known of one key of ``metrics.jsonl``."""
+    """The declaration of one key of ``metrics.jsonl``."""
 
     key: str
     meaning: str = ""
@@ -112,7 +112,7 @@ _cost = partial(metric, section="Cost")
 
 @dataclass(frozen=True, kw_only=True)
 class MethodMetrics:
-    """What a method reports of a round; None: this round has no such value.
+    """A method's report of a round; None: this round has no such value.
 
     A method of another package adds its own metrics as fields of a subclass.
     """

@@ -22,7 +22,7 @@ PATTERN = 7
 
 
 class Sight(NamedTuple):
-    """What an attacker sees: all honest features of this step and of the round's first step."""
+    """An attacker's view: all honest features of this step and of the round's first step."""
 
     step: Features
     first: Features

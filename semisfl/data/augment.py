@@ -32,7 +32,7 @@ OPERATIONS_PER_IMAGE = 2
 
 @dataclass(frozen=True, eq=False)
 class WeakDraws:
-    """What weak augmentation does to each image; every array has the leading shape of the draws."""
+    """Draws of the weak augmentation of each image; every array has the same leading shape."""
 
     flip: np.ndarray  # bool
     shift_y: np.ndarray  # int16: the crop's offset from the image's own place, -pad..pad
@@ -62,7 +62,7 @@ class WeakDraws:
 
 @dataclass(frozen=True, eq=False)
 class StrongDraws(WeakDraws):
-    """What strong augmentation does to each image, its weak part included."""
+    """Draws of the strong augmentation of each image, its weak part included."""
 
     operation: np.ndarray  # uint8 [..., num_ops]: place in OPERATIONS
     applied: np.ndarray  # bool [..., num_ops]

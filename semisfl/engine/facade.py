@@ -1,4 +1,4 @@
-"""What a method may ask of the engine, which decides what overlaps, what is fused and what is replayed.
+"""The engine as a method sees it. It decides what overlaps, what is fused and what is replayed.
 
 `semisfl.methods` and `semisfl.algorithm` import nothing else of this folder but `engine.kernels`.
 """

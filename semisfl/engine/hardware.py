@@ -57,12 +57,12 @@ class Hardware:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What images are handed to a model as."""
+        """The type of the images that a model takes."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """What layers keep their working weights in; needs the CUDA kernels."""
+        """The type of the layers' working weights; needs the CUDA kernels."""
         return self.dtype if self._fused else torch.float32
 
     def working_copy(self, model: Module) -> Module:

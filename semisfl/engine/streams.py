@@ -1,4 +1,4 @@
-"""What runs at the same time: side streams on a GPU, one core per call on a CPU, host work while a GPU is busy."""
+"""Run things at the same time: side streams on a GPU, one core per call on a CPU, host work while a GPU is busy."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

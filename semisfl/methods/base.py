@@ -1,4 +1,4 @@
-"""What every method builds on: what a run gives it, and what it must offer."""
+"""The base of every method: what a run gives it, and what it must offer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from semisfl.stopping import StopFlag
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run gives to its method."""
+    """Everything that a run gives to its method."""
 
     config: Config
     model: SplitModel

@@ -1,4 +1,4 @@
-"""What methods share that train whole models on clients: the model, supervised steps, reports."""
+"""Shared parts of methods that train whole models on clients: the model, supervised steps, reports."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def given(client: ClientRuntime, name: str) -> State:
 
 # A client counts on its device and reads once per round.
 COUNTED = {"loss": (-1e6, 1e6), "loss_consistency": (-1e6, 1e6), "coverage": (0.0, 1.0)}
-"""What `read_counter` gives, for `Answers.numbers`; in a simulation, counts by true class as well."""
+"""The numbers of `read_counter`, for `Answers.numbers`; in a simulation, counts by true class as well."""
 
 
 def start_counter(client: ClientRuntime) -> None:

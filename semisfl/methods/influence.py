@@ -24,7 +24,7 @@ LONGEST = 2.0
 LEAST_AGREEMENT = 0.5
 """A client is ignored if its features agree on the class less often than this times the median client's."""
 NO_LABEL = -1
-"""Of rows that are not used: no confident key has it, so such an anchor has no positives."""
+"""The label of rows that are not used: no confident key has it, so such an anchor has no positives."""
 
 
 class Influence:
@@ -51,7 +51,7 @@ class Influence:
         return replace(features, student=student.requires_grad_(), teacher=teacher)
 
     def _shortened(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-        """And which share of each client's rows was too long."""
+        """Shorten long rows; also return the share of each client's rows that was too long."""
         lengths = rows.float().norm(dim=1)
         usual = _median(lengths.view(len(features.clients), -1).mean(1))
         most = LONGEST * usual
@@ -127,7 +127,7 @@ class Influence:
 
 
 def _median(values: Tensor, there: Tensor | None = None) -> Tensor:
-    """Of those that are there; infinite if none is. Unlike `Tensor.nanmedian` the mean of two middle ones,
+    """Return the median of the numbers; infinite if there are none. Unlike `Tensor.nanmedian`, the mean of two middle ones,
     and unlike `Tensor.nanquantile` without a look at the values from the host."""
     there = torch.ones_like(values, dtype=torch.bool) if there is None else there
     count = there.sum()

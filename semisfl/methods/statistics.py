@@ -84,7 +84,7 @@ def of_split_round(sums: dict[str, Any], active: Sequence[int], steps: int) -> d
 
 
 def as_numbers(counts: Table) -> dict[str, float]:
-    """What a client says of its labels; by class only in a simulation, which knows the true ones."""
+    """Return a client's counts of its labels; by class only in a simulation, which knows the true ones."""
     images, kept, _ = counts
     by_class = {
         f"{name}/{label}": value

@@ -117,7 +117,7 @@ class NormBlock(NamedTuple):
         return x
 
     def stacked(self, x: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
-        """Of several copies, equal shares of ``x`` for each; ``rows`` gives a weight of all of them."""
+        """Compute several copies, each on an equal share of ``x``; ``rows`` gives a weight of all of them."""
         norm, conv = self.norm, self.conv
         if norm.training and norm.num_batches_tracked is not None:
             rows(norm.num_batches_tracked).add_(1)

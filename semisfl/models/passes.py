@@ -13,7 +13,7 @@ BY_ITSELF = {*ROW_BY_ROW, nn.Conv2d, nn.Linear, nn.Sequential, Layers, Residual}
 
 
 def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]) -> list[Tensor]:
-    """What ``model`` gives for each batch, in train mode where ``training`` says so.
+    """Return ``model`` of each batch, in train mode where ``training`` says so.
 
     Weights that see all batches at once are read once, and get one gradient.
     """

@@ -1,4 +1,4 @@
-"""What every layer of a table takes and gives, by arithmetic: checked before anything is allocated."""
+"""Compute the input and output shape of every layer, and check them before anything is allocated."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -17,9 +17,9 @@ from semisfl.settings.layer_kinds import (
 )
 
 Shape = tuple[int, int, int]
-"""Of an image: channels, height, width."""
+"""Channels, height and width of an image."""
 Sides = tuple[int, ...]
-"""Of what one image has become: channels, height and width, or one length."""
+"""A layer's output for one image: channels, height and width, or one length."""
 
 # More than any model of the field here, less than would harm a device whose server asks for it.
 MAX_PARAMETERS = 2**30

@@ -132,7 +132,7 @@ class Stack:
         return outputs[0] if self._pass is not None else torch.cat(outputs)
 
     def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
-        """Of `parameters`, from the gradient of what the last call on a CPU returned."""
+        """Return the gradients of `parameters`, from the gradient of the last call's result (on a CPU)."""
         outputs, self._outputs = self._outputs, []
         if self._pass is not None:
             return list(torch.autograd.grad(outputs[0], self.parameters, given, allow_unused=True))

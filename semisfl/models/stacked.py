@@ -1,4 +1,4 @@
-"""What one module does, for several copies of it at once, each with weights of its own.
+"""Compute several copies of a module at once, each with weights of its own.
 
 Images lie client after client; layers without weights do not care whose they are.
 """
@@ -28,7 +28,7 @@ from semisfl.models.layers import (
 
 Pass = Callable[[Tensor], Tensor]
 Rows = Mapping[int, Tensor]
-"""By the identity of a weight of the first copy, that of all of them, a row for each."""
+"""From the identity of a weight of the first copy to the weights of all copies, one row each."""
 # What gives a row of its result for a row of what it is given, and nothing else.
 ROW_BY_ROW = (
     nn.ReLU,

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind."""
+    """A run as it was read from its directory or record."""
 
     path: Path
     config: dict[str, Any]
@@ -60,7 +60,7 @@ class Group:
     left_out: list[Run] = field(default_factory=list)
     """Runs of the same settings that got less far, or repeat a seed."""
     remark: str = ""
-    """What is unfinished about the group."""
+    """Says what is unfinished about the group; empty if nothing is."""
     finished: bool = True
     variant: str = ""
     """The name of the settings that its runs have in common, if a comparison gave them one."""

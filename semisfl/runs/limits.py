@@ -15,7 +15,7 @@ class Standing:
     seconds: float = 0.0
     bytes: int = 0
     accuracy: float | None = None
-    """Of the last test."""
+    """Accuracy of the last test."""
     best: float | None = None
     without_better: int = 0
     """Consecutive tests without a new best accuracy."""

@@ -21,7 +21,7 @@ Observer = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a sink knows about its run."""
+    """The facts about a run that its sinks receive."""
 
     config: Config
     first: int

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Means(TypedDict, total=False):
-    """What a run may use; ``data``, ``partition`` and ``model`` replace those of the configuration."""
+    """The means of a run; ``data``, ``partition`` and ``model`` replace those of the configuration."""
 
     data: Dataset | None
     partition: Partition | None

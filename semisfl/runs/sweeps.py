@@ -127,7 +127,7 @@ class Swept:
     values: list[str]
     lines: list[Line]
     accuracy: str
-    """What the accuracies are called."""
+    """The name of the accuracies."""
 
     @classmethod
     def of(cls, results: Sequence[tuple[Group, Summary]], keys: Sequence[str]) -> "Swept":

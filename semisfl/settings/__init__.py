@@ -1,1 +1,1 @@
-"""What can be said about a run. Nothing here loads torch."""
+"""Everything that can be said about a run. Nothing here loads torch."""

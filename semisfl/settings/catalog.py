@@ -20,7 +20,7 @@ class NamedMethod:
     """Its name as people write it."""
     summary: str = ""
     note: str = ""
-    """What is a reconstruction or our own choice; shown wherever the method's numbers are."""
+    """Names reconstructions and our own choices; shown wherever the method's numbers are."""
     section: str | None = None
     """Where its settings stand in a configuration; methods may share one."""
     settings: str | None = None
@@ -52,7 +52,7 @@ class NamedData:
     repository: str | None = None
     """On the Hugging Face hub, for what is neither in a package nor in ``$SEMISFL_DATA``."""
     subset: str | None = None
-    """What the hub calls a configuration, where a repository has several."""
+    """The hub's name of a configuration, where a repository has several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class NamedSink:
     code: str
     summary: str
     extra: str | None = None
-    """Of this package, that brings what it needs: ``pip install 'semisfl[extra]'``."""
+    """The extra of this package that installs what it needs: ``pip install 'semisfl[extra]'``."""
 
 
 METHODS = {

@@ -19,13 +19,13 @@ from pydantic import (
 )
 
 MAX_LAYERS = 256
-"""Of a whole table, those inside residual blocks among them."""
+"""Most layers of a whole table, those inside residual blocks included."""
 MAX_WIDTH = 65_536
 MAX_SIDE = 64
 
 
 class Row(BaseModel):
-    """What every layer has. Rows are written out without the settings that are as always."""
+    """The fields of every layer. Layers are written out without settings that have their default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

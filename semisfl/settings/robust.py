@@ -35,7 +35,7 @@ _RULE_CHOICES = f"({' | '.join(catalog.AGGREGATES)})"
 
 
 class RobustConfig(Section):
-    """What every run has; `robust_class` adds the section of the chosen rule."""
+    """The fields that every run has; `robust_class` adds the section of the chosen rule."""
 
     def __new__(cls, **values: Any) -> "RobustConfig":
         return super().__new__(class_for(values) if cls is RobustConfig else cls)

@@ -1,4 +1,4 @@
-"""What every section of a configuration is made of, those that methods own included."""
+"""The base of every section of a configuration, also of those that methods own."""
 
 from types import NoneType
 from typing import Any, Literal, get_args

@@ -26,7 +26,7 @@ Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of the images that could be read."""
+    """A model's answers for the images that could be read."""
 
     names: list[str]
     probabilities: Tensor
@@ -40,7 +40,7 @@ class Predictions:
         return [self.classes[place] for place in self.probabilities.argmax(1).tolist()]
 
     def top(self, count: int = 1) -> list[list[tuple[str, float]]]:
-        """Of each image its ``count`` most probable classes, with their probabilities."""
+        """Return the ``count`` most probable classes of each image, with their probabilities."""
         values, places = self.probabilities.topk(min(count, len(self.classes)), dim=1)
         return [
             [(self.classes[place], value) for place, value in zip(*pair, strict=True)]
@@ -55,7 +55,7 @@ def predictions(
     answer: Callable[[Tensor], Tensor],
     at_a_time: int = pictures.CHUNK,
 ) -> Predictions:
-    """What ``answer`` (uint8 images -> probabilities) says of ``images``, so many of them at a time."""
+    """Return ``answer`` (uint8 images -> probabilities) of ``images``, computed in batches."""
     if isinstance(images, np.ndarray | Tensor):
         pixels = torch.as_tensor(images)
         names = [str(number) for number in range(len(pixels))]
@@ -85,7 +85,7 @@ class Classifier:
         self.description = description
         self.network = network.eval().requires_grad_(False)
         self.digest = digest
-        """Of its classes and weights: the same in every file of the same model."""
+        """Return a digest of classes and weights: the same in every file of the same model."""
         self.path = path
         self.parts = tuple(parts)
         """Those whose weights are there."""
@@ -97,7 +97,7 @@ class Classifier:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image: channels, height, width."""
+        """Return channels, height and width of an image."""
         return self.description.shape
 
     @property
@@ -106,7 +106,7 @@ class Classifier:
 
     @property
     def identity(self) -> str:
-        """What a bottom and a top must have in common to be halves of one model."""
+        """Return what a bottom and a top must share to be halves of one model."""
         return f"{self.digest}/{len(cut_layers(self.network)[0])}"
 
     def to(self, device: str | torch.device) -> "Classifier":
@@ -115,7 +115,7 @@ class Classifier:
         return self
 
     def predict(self, images: Pictures) -> Predictions:
-        """Of files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size.
+        """Classify files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size.
 
         Files that cannot be read are in ``skipped`` of the result, with the reason.
         """
@@ -127,7 +127,7 @@ class Classifier:
         return self._run(self.network, images, len(self.classes)).softmax(1)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the bottom makes of uint8 images: [n, d], on the CPU."""
+        """Return the bottom's features of uint8 images: [n, d], on the CPU."""
         self.need("bottom")
         return self._run(self.network.bottom, images, self.network.features)
 

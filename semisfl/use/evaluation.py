@@ -46,12 +46,12 @@ class Evaluation:
 
     @property
     def precision(self) -> list[float | None]:
-        """Of each class, how many percent of the images given it have it; None: no image was."""
+        """Return each class's precision in percent; None where no image was assigned to it."""
         return _shares(np.diag(self.confusion), self.confusion.sum(0))
 
     @property
     def recall(self) -> list[float | None]:
-        """Of each class, how many percent of its images were found; None: there was no image."""
+        """Return each class's recall in percent; None where it has no image."""
         return _shares(np.diag(self.confusion), self.confusion.sum(1))
 
     @property
@@ -89,7 +89,7 @@ def judge(
     labels: Tensor,
     skipped: Iterable[Skipped] = (),
 ) -> Evaluation:
-    """What [n, classes] probabilities say, held against the true labels."""
+    """Compare [n, classes] probabilities with the true labels."""
     confidence, given = probabilities.max(1)
     pairs = labels * len(classes) + given
     confusion = torch.bincount(pairs, minlength=len(classes) ** 2).view(len(classes), -1)

@@ -21,7 +21,7 @@ from semisfl.use.parts import INPUTS, NEEDS, OUTPUTS, Part
 Format = Literal["onnx", "torch", "safetensors"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 TOLERANCE = 1e-4
-"""Of the largest value (or of 1, if that is more) that an exported part may differ by."""
+"""Greatest difference of an exported part, as a share of its largest value (at least 1)."""
 AGREEMENT = 0.95
 """Share of images that must get the same class once weights are int8."""
 CALIBRATING = 128
@@ -82,7 +82,7 @@ def export(
 
 
 def about(model: Classifier, part: Part) -> dict[str, Any]:
-    """What an exported file says of itself."""
+    """Return the metadata of an exported file."""
     return {
         "part": part,
         "identity": model.identity,

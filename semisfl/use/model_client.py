@@ -133,7 +133,7 @@ class ModelClient:
     # --- asking ----------------------------------------------------------------------------------
 
     def predict(self, images: Pictures) -> Predictions:
-        """As `Classifier.predict`."""
+        """Classify images, as `Classifier.predict` does."""
         rows = said.rows_at_a_time(self._features, self._codec)
         return predictions(images, self.shape, self.classes, self.probabilities, rows)
 

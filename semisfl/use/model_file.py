@@ -83,7 +83,7 @@ def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str,
 
 
 def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """What checkpoints did not hold once, from the run that one lies in: its configuration and its data."""
+    """Return what older checkpoints lack from the run directory they lie in: configuration and data."""
     from semisfl.runs.directory import RunDirectory
     from semisfl.runs.experiment import assemble
 

@@ -125,7 +125,7 @@ class File:
         return torch.from_numpy(outputs)
 
     def about(self) -> dict[str, Any]:
-        """What `write` said of the model."""
+        """Return the description that `write` put into the file."""
         text = self._session.get_modelmeta().custom_metadata_map.get(ABOUT)
         if text is None:
             raise ValueError(

@@ -71,12 +71,12 @@ def module_of(model: Classifier, part: Part) -> nn.Module:
 
 
 def input_of(model: Classifier, part: Part, images: Tensor) -> Tensor:
-    """What ``part`` is given for uint8 ``images``."""
+    """Return the input of ``part`` for uint8 ``images``."""
     return images if INPUTS[part] == "images" else model.features(images)
 
 
 def output_of(model: Classifier, part: Part, images: Tensor) -> Tensor:
-    """What the original gives for uint8 ``images``."""
+    """Return the original model's output for uint8 ``images``."""
     return model.features(images) if part == "bottom" else model.probabilities(images)
 
 

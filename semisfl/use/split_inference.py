@@ -74,7 +74,7 @@ def told(description: Description, identity: str, features: int) -> str:
 
 
 def understood(text: str) -> dict[str, Any]:
-    """What `told` said; `ValueError` if it was something else."""
+    """Read what `told` wrote; raise `ValueError` for anything else."""
     said = json.loads(text)
     shape = said["shape"]
     if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):

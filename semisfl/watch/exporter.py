@@ -24,7 +24,7 @@ CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Gate:
-    """What the exporter reads from a fleet at every scrape."""
+    """The numbers that the exporter reads from a fleet at every scrape."""
 
     present: Callable[[], int]
     enrolled: Callable[[], int]

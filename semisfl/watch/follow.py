@@ -27,7 +27,7 @@ ELSEWHERE_SECONDS = 600.0
 
 
 class Followed:
-    """What is known of one run. Any thread may ask, after `look`."""
+    """All that is known about one run. Any thread may ask, after `look`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

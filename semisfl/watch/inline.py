@@ -41,7 +41,7 @@ def page(runs: Runs) -> str:
 
 
 def _whole(script: str) -> str:
-    """As it may stand inside a page: its own texts may speak of a script's end."""
+    """Return JSON that is safe inside a page: its texts may contain a script's end tag."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

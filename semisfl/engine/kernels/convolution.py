@@ -25,7 +25,7 @@ PROGRAMS = 256
 
 
 class Geometry(NamedTuple):
-    """What the kernels are compiled for."""
+    """Sizes that the kernels are compiled for."""
 
     H: int
     W: int
@@ -79,7 +79,7 @@ def _power(size: int) -> int:
 
 
 class Epilogue(NamedTuple):
-    """What is done with a convolution's results before they are written."""
+    """The epilogue: applied to a convolution's results before they are written."""
 
     relu: bool = False
     pool: int = 1
@@ -202,7 +202,7 @@ def _few_gradients(
 def geometry(
     x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int] = (1, 1)
 ) -> Geometry:
-    """Of images ``x`` and clients' weights."""
+    """Return the sizes for images ``x`` and the clients' weights."""
     _, channels_out, channels, rows, columns = weight.shape
     height, width = x.shape[2:]
     (pad_h, pad_w), (down, right) = padding, stride
@@ -230,7 +230,7 @@ def fused_convolution(
     stride: Sequence[int],
     after: Epilogue,
 ) -> Tensor:
-    """Of every client its own, all in one launch; the result's values lie channels-last."""
+    """Convolve every client's images with its own weights, in one launch; the result is channels-last."""
     keep = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad) and after.relu
     x, weight = _laid_out(x, weight)
     return _Conv.apply(x, weight, bias, geometry(x, weight, padding, stride), after, keep)

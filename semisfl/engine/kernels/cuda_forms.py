@@ -101,7 +101,7 @@ def _conv_norm_relu_pool(
     groups: int,
     *norm: Any,
 ) -> Tensor:
-    """What is not trained and knows its statistics is normalised before it is written."""
+    """Normalise results before they are written, if they are not trained and the statistics are known."""
     *rows, training, _, eps, relu, pool = norm
     followed = torch.is_grad_enabled() and any(t.requires_grad for t in (x, kernel, *rows))
     shallow = kernel[0, 0].numel() <= SHALLOW or not _enough(x, kernel, stride)

@@ -70,7 +70,7 @@ def settle(
     count, channels, parts, momentum, eps,
     TRAINING: tl.constexpr, SHIFTED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """What is known of a channel: mean, 1 / deviation, and the factor and offset that normalise it.
+    """Return a channel's mean, 1 / deviation, and the factor and offset that normalise it.
 
     ``shift`` moves the mean that is remembered, and nothing else.
     """

@@ -64,7 +64,7 @@ class Places(NamedTuple):
 
 
 NormRows = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]
-"""Of BatchNorm, [clients, channels]: a convolution's bias before it, weight, bias, running mean and variance."""
+"""BatchNorm's tensors [clients, channels]: the preceding convolution's bias, weight, bias, running mean and variance."""
 
 
 def settled(
@@ -76,7 +76,7 @@ def settled(
     eps: float = 1e-5,
     training: bool = False,
 ) -> Tensor:
-    """What `moments` calls known of every channel; in training after ``count`` pixels, of which are ``sums``."""
+    """Return mean, 1 / deviation, factor and offset of every channel; in training from ``sums`` over ``count`` pixels."""
     clients, channels = rows[1].shape
     known = torch.empty((4, clients, channels), device=x.device)
     given = [rows[1] if row is None else row for row in rows]

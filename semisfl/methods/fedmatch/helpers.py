@@ -32,7 +32,7 @@ def nearest(embeddings: Mapping[int, Tensor], client: int, count: int) -> list[i
 
 
 class Helpers:
-    """What the server remembers of its clients' uploads, and whose uploads each was given to help.
+    """The server's memory of its clients' uploads, and of the helpers that each client has.
 
     An upload stays on the shelf while it is a client's latest or still helps somebody.
     """

@@ -75,7 +75,7 @@ class FL2(SemiFL):
 
 
 class Chosen(NamedTuple):
-    """What a client takes of its images."""
+    """The images that a client trains on, and their labels."""
 
     labels: Tensor
     kept: Tensor

@@ -214,7 +214,7 @@ def semifl_losses(
 
 
 class StatisticsWork:
-    """What a client does for sBN: no step, only its images' statistics under the model it is sent."""
+    """A client's part of sBN: no step, only its images' statistics under the model it is sent."""
 
     name = "batchnorm-statistics"
     only_called = ("model",)
