@@ -304,7 +304,7 @@ def test_a_codec_of_another_package() -> None:
     chosen = config.parse({"wire": {"gradients": "halves"}}).wire.gradients
     crossed = codec_named(chosen).roundtrip(torch.tensor([0.3, 0.7, 1.2]))
     assert crossed.tolist() == [0.5, 0.5, 1.0]
-    with pytest.raises(ConfigError, match="codec 'wrong' is dict, no semisfl"):
+    with pytest.raises(ConfigError, match="codec 'wrong' is dict, not a semisfl"):
         codec_named("wrong")
 
 
