@@ -73,9 +73,11 @@ PRESETS: dict[str, Callable[[], Values]] = {
 
 def as_published_code(values: Values) -> Values:
     """Every choice in which the paper and its published code differ, as in the code."""
+    data = values["data"]["name"]
     return merge(
         values,
         {
+            "server": {"pretrain_rounds": 20 if data == "image100" else 0},
             "teacher": {"warmup": True},
             "controller": {"kind": "normalised"},
             "semisfl": {
@@ -84,6 +86,7 @@ def as_published_code(values: Values) -> Values:
                 "confidence_rule": ">=",
                 "server_pass": "joint",
                 "client_teacher": "frozen",
+                "labeled_view": "weak" if data == "svhn" else "strong",
             },
         },
     )

@@ -328,6 +328,12 @@ def test_published_code_and_paper_name_both_sides_of_every_choice() -> None:
     assert (code.controller.kind, paper.controller.kind) == ("normalised", "raw")
 
 
+@pytest.mark.parametrize("name", ["digits", "cifar10", "svhn", "image100"])
+def test_each_of_both_variants_sets_every_choice_itself(name: str) -> None:
+    for one, other in (("as_published_code", "as_in_paper"), ("as_in_paper", "as_published_code")):
+        assert presets.preset(f"{name}+{one}+{other}") == presets.preset(f"{name}+{other}")
+
+
 def test_presets_follow_the_published_code_but_where_runs_said_otherwise() -> None:
     for name in ("digits", "cifar10", "svhn", "stl10", "image100"):
         default, code = presets.preset(name), presets.preset(f"{name}+as_published_code")
