@@ -160,6 +160,6 @@ def test_it_starts_from_its_labels() -> None:
         return run(round_index, steps, lr)
 
     method.supervised.run = watch  # type: ignore[method-assign]
-    method.round(0)
-    method.round(1)
+    counted = [method.round(0).supervised_steps, method.round(1).supervised_steps]
     assert taken == [50, 5, 5]
+    assert counted == [55, 5], "bytes and hours are computed from what a round reports"

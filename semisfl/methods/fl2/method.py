@@ -6,6 +6,7 @@ a client weighs the more in the mean the less sure it still is. No images are mi
 After its authors' code; what differs is said in docs/methods.md.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,8 @@ class FL2(SemiFL):
             # A moving threshold would take the guesses of a model that has learnt nothing.
             lr = learning_rate(config.optimizer, 0, config.rounds)
             self.supervised.run(0, self.pretrain_steps, lr)
+            first = super().round(0)
+            return replace(first, supervised_steps=first.supervised_steps + self.pretrain_steps)
         return super().round(round_index)
 
     def _mean(self, results: list[ClientResult]) -> State:
