@@ -57,7 +57,8 @@ class FL2(SemiFL):
             lr = learning_rate(config.optimizer, 0, config.rounds)
             self.supervised.run(0, self.pretrain_steps, lr)
             first = super().round(0)
-            return replace(first, supervised_steps=first.supervised_steps + self.pretrain_steps)
+            steps = config.server.steps + self.pretrain_steps
+            return replace(first, supervised_steps=steps)
         return super().round(round_index)
 
     def _mean(self, results: list[ClientResult]) -> State:
