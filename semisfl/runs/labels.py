@@ -89,9 +89,13 @@ def _with_variants(rivals: Sequence[Flat]) -> list[Flat]:
     """Replace the settings of a variant by its name if each rival has all or none of those that differ."""
     named = [dict(one) for one in rivals]
     for name, change in VARIANTS.items():
+        wanted = [flatten(change({"data": {"name": one.get("data.name")}})) for one in rivals]
         has = {
-            key: [str(one.get(key, "none")) == str(value) for one in named]
-            for key, value in flatten(change({})).items()
+            key: [
+                str(one.get(key, "none")) == str(values[key])
+                for one, values in zip(named, wanted, strict=True)
+            ]
+            for key in flatten(change({}))
         }
         settings = [key for key, held in has.items() if not all(held)]
         have = [sum(has[key][place] for key in settings) for place in range(len(named))]

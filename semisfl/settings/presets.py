@@ -73,7 +73,7 @@ PRESETS: dict[str, Callable[[], Values]] = {
 
 def as_published_code(values: Values) -> Values:
     """Every choice in which the paper and its published code differ, as in the code."""
-    data = values["data"]["name"]
+    data = values.get("data", {}).get("name")
     return merge(
         values,
         {
