@@ -4,13 +4,13 @@ A `Pool` executes them: processes of this machine here, a Ray cluster in `ray_po
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Protocol
 
 from semisfl.runs.compare import Job
@@ -99,7 +99,7 @@ class Processes:
 
     def __init__(self, count: int, device: str = "auto") -> None:
         self._count, self._device = count, device
-        self._running: dict[Path, tuple[Job, subprocess.Popen[str]]] = {}
+        self._running: dict[Path, tuple[Job, Popen[str]]] = {}
         self._attempts: dict[Path, int] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="semisfl-")
 
@@ -112,11 +112,11 @@ class Processes:
         self._running[job.path] = (
             job,
             # A session of its own: only this process gets Ctrl-C, and passes it on once.
-            subprocess.Popen(
+            Popen(
                 [sys.executable, "-m", "semisfl", *self._words(job)],
                 env={"OMP_NUM_THREADS": str(cores), **os.environ},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stdout=DEVNULL,
+                stderr=PIPE,
                 text=True,
                 start_new_session=True,
             ),

@@ -30,7 +30,7 @@ def without_places(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools.subprocess, "Popen", Forked)
+    monkeypatch.setattr(pools, "Popen", Forked)
     out = tmp_path / "at once"
     words = ["reproduce", "digits", *TWO_ROUNDS, "--seeds", "2", "--out", str(out), "--json"]
     assert main([*words, "--jobs", "2"]) == 0

@@ -57,7 +57,7 @@ def jobs_in(folder: Path, values: dict[str, Any]) -> list[Job]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool's processes have torch imported already."""
-    monkeypatch.setattr(pools.subprocess, "Popen", Forked)
+    monkeypatch.setattr(pools, "Popen", Forked)
 
 
 @contextmanager
