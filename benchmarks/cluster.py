@@ -101,10 +101,10 @@ def main() -> None:
             RankWorker(ranks, prepare).serve()
         ranks.leave()
         return
-    found = [measure(ranks, active, steps) for active, steps in ACTIVE.items()]
+    measured = [measure(ranks, active, steps) for active, steps in ACTIVE.items()]
     ranks.leave()
     print(f"{'active':>8}{'one process ms':>16}{f'{ranks.count} ranks ms':>14}{'faster':>8}")
-    for row in found:
+    for row in measured:
         print(
             f"{row['active']:>8}{row['one_process_ms']:>16.1f}{row['cluster_ms']:>14.1f}"
             f"{row['times_faster']:>7.2f}x"
@@ -114,7 +114,7 @@ def main() -> None:
             "ranks": ranks.count,
             "batch": BATCH,
             "threads_a_rank": torch.get_num_threads(),
-            "rows": found,
+            "rows": measured,
         }
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

@@ -99,17 +99,17 @@ def frontier_cost() -> str:
         for method in ("fedswitch-sl", "fedswitch", "semifl", "fedmatch", "supervised")
     }
     lines = []
-    for title, found in groups.items():
-        moved = [replace(one, rounds=replay(one, paper_world()).as_run().rounds) for one in found]
+    for title, members in groups.items():
+        moved = [replace(one, rounds=replay(one, paper_world()).as_run().rounds) for one in members]
         whole = summed(moved, 77)
         cost = whole.to_target
         assert cost is not None and whole.seconds is not None
         needed = [UNKNOWN] * 3
         if cost.rounds is not None and cost.bytes is not None and cost.seconds is not None:
             needed = [f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:.1f}", f"{cost.seconds / 3600:.1f}"]
-        numbers = (f"{whole.rounds:,}", str(whole.accuracy), sent(found))
-        reached = (f"{whole.seconds / 3600:.1f}", f"{cost.reached} of {len(found)}", *needed)
-        lines.append((title, str(len(found)), *numbers, *reached))
+        numbers = (f"{whole.rounds:,}", str(whole.accuracy), sent(members))
+        reached = (f"{whole.seconds / 3600:.1f}", f"{cost.reached} of {len(members)}", *needed)
+        lines.append((title, str(len(members)), *numbers, *reached))
     head = ("", "seeds", "rounds", "accuracy %", "GB", "virtual hours")
     return table((*head, "reach 77 %", "after rounds", "GB", "virtual hours"), lines)
 
@@ -124,18 +124,18 @@ PARTS = {
 }
 
 
-def _tested(found: Sequence[Run]) -> list[float]:
+def _tested(runs: Sequence[Run]) -> list[float]:
     """Return the accuracy on the test set of runs that are judged on validation images."""
-    return [one.tested[-1].test_accuracy or 0.0 for one in found]
+    return [one.tested[-1].test_accuracy or 0.0 for one in runs]
 
 
 def frontier_parts() -> str:
     """Return what each part of the variant is worth on the digits."""
     lines = []
     for name, words in PARTS.items():
-        found = numbered(f"frontier/digits/{name}", 3)
-        numbers = (str(Spread.of(accuracies(found))), str(Spread.of(_tested(found))))
-        lines.append((words, *numbers, sent(found, 1e6)))
+        members = numbered(f"frontier/digits/{name}", 3)
+        numbers = (str(Spread.of(accuracies(members))), str(Spread.of(_tested(members))))
+        lines.append((words, *numbers, sent(members, 1e6)))
     return table(("", "validation %", "test %", "MB sent"), lines)
 
 
@@ -186,13 +186,13 @@ def few_labels() -> str:
     """Return the digits by number of labels, over five seeds."""
     lines = []
     for name in ("frontier", *METHODS):
-        found = {
+        by_labels = {
             labels: numbered(f"few-labels/{name}-data.labeled-{labels}", 5)
             for labels in (10, 20, 40, 100)
         }
         title = "SemiSFL, `frontier`" if name == "frontier" else called(name)
-        cells = [str(Spread.of(accuracies(some))) for some in found.values()]
-        lines.append((title, sent(found[40], 1e6), *cells))
+        cells = [str(Spread.of(accuracies(some))) for some in by_labels.values()]
+        lines.append((title, sent(by_labels[40], 1e6), *cells))
     return table(("", "MB sent", "10 labels", "20", "40", "100"), lines)
 
 
@@ -202,21 +202,21 @@ def tuning() -> str:
     for name in ("frontier", *METHODS):
         files = sorted((RESULTS / "tuning").glob(f"{name}-rate-*-seed0{SUFFIX}"))
         points = {file.name.removesuffix(f"-seed0{SUFFIX}") for file in files}
-        found = {
+        by_point = {
             tuple(re.findall(r"rate-(\d+)-threshold-(\d+)", point)[0]): numbered(
                 f"tuning/{point}", 2
             )
             for point in sorted(points)
         }
-        best = max(found, key=lambda point: fmean(accuracies(found[point])))
-        rates = sorted({point[0] for point in found})
+        best = max(by_point, key=lambda point: fmean(accuracies(by_point[point])))
+        rates = sorted({point[0] for point in by_point})
         title = "SemiSFL, `frontier`" if name == "frontier" else called(name)
         line = (
             *(title, f"0.{best[0]}", UNKNOWN if name == "supervised" else f"0.{best[1]}"),
-            *(f"{fmean(accuracies(found[best])):.1f}", each(_tested(found[best]))),
-            *(each(_tested(found["02", "95"])), f"0.{rates[0]} to 0.{rates[-1]}"),
+            *(f"{fmean(accuracies(by_point[best])):.1f}", each(_tested(by_point[best]))),
+            *(each(_tested(by_point["02", "95"])), f"0.{rates[0]} to 0.{rates[-1]}"),
         )
-        lines.append((fmean(accuracies(found[best])), line))
+        lines.append((fmean(accuracies(by_point[best])), line))
     head = ("", "learning rate", "threshold", "validation %", "test %, seeds 0 and 1")
     head = (*head, "test % as in the preset (0.02, 0.95)", "rates tried")
     return table(head, [line for _, line in sorted(lines, reverse=True)])

@@ -125,18 +125,18 @@ def hijacked(steps: int) -> dict[str, Any]:
 def honest(rounds: int) -> dict[str, Any]:
     """Return the gradients that an honest server sends to clients of the digits preset."""
     experiment = assemble(parse(presets.digits()), device="cpu")
-    fleet, found = experiment.fleet, list[float]()
+    fleet, alignments = experiment.fleet, list[float]()
     backward = fleet.backward
 
     def watched(gradients: torch.Tensor) -> None:
         shares = gradients.chunk(experiment.config.clients.active)
-        found.extend(value for share in shares if (value := alignment(share)) is not None)
+        alignments.extend(value for share in shares if (value := alignment(share)) is not None)
         backward(gradients)
 
     fleet.backward = watched  # type: ignore[method-assign]
     for index in range(rounds):
         experiment.method.round(index)
-    return {"attack": "none: an honest server", "rounds": rounds, "alignment": _spread(found)}
+    return {"attack": "none: an honest server", "rounds": rounds, "alignment": _spread(alignments)}
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -246,10 +246,10 @@ def main() -> None:
         certs.make_client(folder / "certs", "device")
         rows = []
         for name in options.models.split(","):
-            found = measure(name, options.images, folder)
-            rows += found
+            measured = measure(name, options.images, folder)
+            rows += measured
             if not options.json:
-                print("\n".join(map(shown, found)), flush=True)
+                print("\n".join(map(shown, measured)), flush=True)
     if options.json:
         about = {"images": options.images, "cores": os.cpu_count(), "load": os.getloadavg()[1]}
         print(json.dumps({"benchmark": "inference", **about, "rows": rows}, indent=1))

@@ -40,13 +40,13 @@ def called(method: str) -> str:
     return title_of(method) + ("\\*" if note_of(method) else "")
 
 
-def summed(found: list[Run], target: float | None = None) -> Summary:
-    return summarise(Group("", found), target)
+def summed(members: list[Run], target: float | None = None) -> Summary:
+    return summarise(Group("", members), target)
 
 
-def accuracies(found: Iterable[Run]) -> list[float]:
+def accuracies(members: Iterable[Run]) -> list[float]:
     """Return each run's accuracy after its last round."""
-    return [one.tested[-1].accuracy or 0.0 for one in found]
+    return [one.tested[-1].accuracy or 0.0 for one in members]
 
 
 def each(values: Iterable[float | None], digits: int = 1) -> str:
@@ -54,8 +54,8 @@ def each(values: Iterable[float | None], digits: int = 1) -> str:
     return ", ".join(UNKNOWN if value is None else f"{value:,.{digits}f}" for value in values)
 
 
-def sent(found: Sequence[Run], unit: float = 1e9, digits: int = 0) -> str:
-    return f"{fmean(one.rounds[-1].bytes_total or 0 for one in found) / unit:,.{digits}f}"
+def sent(members: Sequence[Run], unit: float = 1e9, digits: int = 0) -> str:
+    return f"{fmean(one.rounds[-1].bytes_total or 0 for one in members) / unit:,.{digits}f}"
 
 
 def percent(value: float | None) -> str:

@@ -41,8 +41,8 @@ def digits_costs() -> str:
     """Return what each method needs to reach 80 % on the digits, over five seeds."""
     lines = []
     for method in METHODS:
-        found = numbered(f"few-labels/{method}-data.labeled-40", 5)
-        cost = summed(found, 80).to_target
+        members = numbered(f"few-labels/{method}-data.labeled-40", 5)
+        cost = summed(members, 80).to_target
         assert cost is not None
         numbers = [
             UNKNOWN if cost.rounds is None else f"{cost.rounds:.1f}",
@@ -56,14 +56,14 @@ def compared() -> str:
     """Return CIFAR-10 after 100 rounds."""
     lines = []
     for method in ("semisfl", "fedswitch-sl", "fedswitch", "supervised", "semifl", "fedmatch"):
-        found = [run(f"h200/compare/{method}")]
-        cost = summed(found, 75).to_target
+        members = [run(f"h200/compare/{method}")]
+        cost = summed(members, 75).to_target
         assert cost is not None
         reached = UNKNOWN
         if cost.reached and cost.bytes is not None:
             reached = f"{cost.rounds:.0f}, {cost.bytes / 1e9:.0f} GB"
         name = called(method) + (", λ_i = λ_a = 0.1" if method == "fedmatch" else "")
-        lines.append((name, each(accuracies(found)), f"{sent(found)} GB", reached))
+        lines.append((name, each(accuracies(members)), f"{sent(members)} GB", reached))
     return table(("method", "accuracy %", "sent", "to 75 %: rounds, sent"), lines)
 
 
@@ -106,11 +106,11 @@ def pairs() -> str:
         for data in ("CIFAR-10", "SVHN")
     }
     ahead, behind = sum(gain > 0 for gain in every), sum(gain < 0 for gain in every)
-    said = ", ".join(f"{mean:+.1f} points on {data}" for data, mean in means.items())
+    listed = ", ".join(f"{mean:+.1f} points on {data}" for data, mean in means.items())
     return (
         f"{table(('', 'seeds', 'frozen', 'averaged'), lines)}\n\n"
         f"The averaged teacher is ahead in {ahead} of {len(every)} pairs and behind in {behind}, by at most "
-        f"{-min(every):.2f}. Its mean gain is {said}."
+        f"{-min(every):.2f}. Its mean gain is {listed}."
     )
 
 

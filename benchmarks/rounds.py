@@ -24,7 +24,7 @@ LABELED = 1000
 LONGEST_KERNELS = 45
 
 
-def timed(item: str, given: argparse.Namespace, turn: Connection) -> dict[str, object]:
+def timed(item: str, arguments: argparse.Namespace, turn: Connection) -> dict[str, object]:
     """``item``: a preset, the name of another model after a colon, a method after one more."""
     preset, model, method = (*item.split(":"), "", "")[:3]
     known = DATA[preset]
@@ -36,16 +36,18 @@ def timed(item: str, given: argparse.Namespace, turn: Connection) -> dict[str, o
         *timed_rounds.ALL_CONTRIBUTE,
         *([f"model.name={model}"] if model else []),
     )
-    run = timed_rounds.Timed(options, known.shape, given.device, given.images, known.classes)
+    run = timed_rounds.Timed(
+        options, known.shape, arguments.device, arguments.images, known.classes
+    )
     turn.send("ready")
     turn.recv()
-    row: dict[str, object] = {"item": item, **run.measured(given.rounds)}
-    if not given.kernels:
+    row: dict[str, object] = {"item": item, **run.measured(arguments.rounds)}
+    if not arguments.kernels:
         return row
     kernels = run.kernels()
-    given.kernels.mkdir(parents=True, exist_ok=True)
+    arguments.kernels.mkdir(parents=True, exist_ok=True)
     name = "-".join(part for part in (preset, model, method) if part)
-    (given.kernels / f"{name}.txt").write_text(longest(kernels))
+    (arguments.kernels / f"{name}.txt").write_text(longest(kernels))
     return {**row, "shares_percent": timed_rounds.shares(kernels)}
 
 
@@ -60,9 +62,9 @@ def longest(kernels: list[timed_rounds.Kernel]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def in_turn(item: str, given: argparse.Namespace, turn: Connection) -> None:
+def in_turn(item: str, arguments: argparse.Namespace, turn: Connection) -> None:
     try:
-        turn.send(timed(item, given, turn))
+        turn.send(timed(item, arguments, turn))
     except Exception as reason:
         traceback.print_exc()
         turn.send({"item": item, "failed": str(reason)})
@@ -79,16 +81,16 @@ def main() -> None:
         type=Path,
         help="folder for the longest kernels of a round of each item, and where its time goes in the answer",
     )
-    given = parser.parse_args()
-    given.device = str(Hardware(given.device).device)
+    arguments = parser.parse_args()
+    arguments.device = str(Hardware(arguments.device).device)
     context = multiprocessing.get_context("spawn")
     waiting = {}
-    for item in given.items:
+    for item in arguments.items:
         here, there = context.Pipe()
-        context.Process(target=in_turn, args=(item, given, there), daemon=True).start()
+        context.Process(target=in_turn, args=(item, arguments, there), daemon=True).start()
         waiting[item] = here
     started = {item: turn.recv() for item, turn in waiting.items()}
-    product = matrix_product(torch.device(given.device))
+    product = matrix_product(torch.device(arguments.device))
     print(json.dumps({"matrix_product_tflops": product}), flush=True)
     for item, answer in started.items():
         if answer == "ready":

@@ -45,18 +45,18 @@ def run(variant: str, seed: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    told = argparse.ArgumentParser(description=__doc__)
-    told.add_argument("file", type=Path)
-    told.add_argument("--seeds", type=int, default=3)
-    told.add_argument("--rounds", type=int, default=12)
-    asked = told.parse_args()
-    lines = asked.file.read_text().splitlines() if asked.file.exists() else []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    lines = options.file.read_text().splitlines() if options.file.exists() else []
     done = {(row["variant"], row["seed"], row["rounds"]) for row in map(json.loads, lines)}
-    for seed in range(asked.seeds):
+    for seed in range(options.seeds):
         for variant in VARIANTS:
-            if (variant, seed, asked.rounds) not in done:
-                line = json.dumps(run(variant, seed, asked.rounds))
-                with open(asked.file, "a") as file:
+            if (variant, seed, options.rounds) not in done:
+                line = json.dumps(run(variant, seed, options.rounds))
+                with open(options.file, "a") as file:
                     file.write(line + "\n")
                 print(line, flush=True)
 

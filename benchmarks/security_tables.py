@@ -49,20 +49,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def leaks(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = _all_leaks()[folder]
-    return found
+    one: dict[str, Any] = _all_leaks()[folder]
+    return one
 
 
 @cache
 def _all_leaks() -> dict[str, Any]:
     """Return what `semisfl leakage` wrote, by the name of its run."""
-    found: dict[str, Any] = json.loads(LEAKAGE.read_text(encoding="utf-8"))
-    return found
+    measured: dict[str, Any] = json.loads(LEAKAGE.read_text(encoding="utf-8"))
+    return measured
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    found = Spread.of(values)
-    return f"{found.mean:.{digits}f} ± {found.stderr:.{digits}f}"
+    summary = Spread.of(values)
+    return f"{summary.mean:.{digits}f} ± {summary.stderr:.{digits}f}"
 
 
 def by_seed(point: str) -> list[dict[str, Any]]:
@@ -147,28 +147,28 @@ def points_lost() -> Losses:
 
 
 def rules() -> str:
-    found = points_lost()
+    lost = points_lost()
     rows = []
     for attack in (NOBODY, *ATTACKS):
         share = 0.0 if attack == NOBODY else 0.2
-        rows.append((f"`{attack}`", *(f"{found[attack, share][r][0]:+.1f}" for r in SINGLE)))
+        rows.append((f"`{attack}`", *(f"{lost[attack, share][r][0]:+.1f}" for r in SINGLE)))
     return table(("attack", *(f"`{rule}`" for rule in SINGLE)), rows)
 
 
 def shares() -> str:
-    found = points_lost()
+    lost = points_lost()
     rows = [
         (
             f"`{attack}`",
             *(
-                spread(found[attack, share][rule])
+                spread(lost[attack, share][rule])
                 for rule in ("mean", RECOMMENDED)
                 for share in SHARES
             ),
         )
         for attack in ATTACKS
     ]
-    nobody = spread(found[NOBODY, 0.0][RECOMMENDED])
+    nobody = spread(lost[NOBODY, 0.0][RECOMMENDED])
     head = [f"{word} {share:.0%}" for word in ("mean", "recommended") for share in SHARES]
     return (
         f"{table(('attack', *head), rows)}\n\nNobody attacks: the recommended rule costs {nobody}."
@@ -198,7 +198,7 @@ def held_back() -> str:
             *(("backdoor", rule, share) for rule in ("mean", RECOMMENDED) for share in SHARES),
         )
     }
-    said = ", ".join(
+    text = ", ".join(
         f"{taken['backdoor', rule, share]:.1f} % under {words} with {share:.0%}"
         for rule, words in (("mean", "the mean"), (RECOMMENDED, "the recommended rule"))
         for share in SHARES
@@ -206,7 +206,7 @@ def held_back() -> str:
     head = ("attack", "rounds in which an attacker was held back", "and an honest client")
     return (
         f"{table(head, rows)}\n\nStamped test images of other classes taken for the backdoor's class: "
-        f"{taken[NOBODY, 'mean', 0.0]:.1f} % without attackers; {said}."
+        f"{taken[NOBODY, 'mean', 0.0]:.1f} % without attackers; {text}."
     )
 
 
@@ -214,10 +214,10 @@ def cifar10_noise() -> str:
     """Trained without and with noise; what crosses of each."""
     rows = []
     for folder in ("cifar10-h200", "cifar10-noise-h200"):
-        found = leaks(folder)
-        sent = [row for row in found["features"] if row["cut"] == "flatten"]
+        measured = leaks(folder)
+        sent = [row for row in measured["features"] if row["cut"] == "flatten"]
         row = sent[-1] if folder.startswith("cifar10-noise") else sent[0]
-        rows.append((row["defence"], f"{found['accuracy']:.1f}", *attacked(row)))
+        rows.append((row["defence"], f"{measured['accuracy']:.1f}", *attacked(row)))
     return table(("trained with", "accuracy", *ATTACKED), rows)
 
 

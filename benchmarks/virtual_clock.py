@@ -237,11 +237,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = measure(("semisfl", "fedswitch"), arguments.rounds)
+    measured = measure(("semisfl", "fedswitch"), arguments.rounds)
     if arguments.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(measured, indent=1))
         return
-    for row in found["rounds"]:
+    for row in measured["rounds"]:
         print(
             f"{row['method']:10} round {row['round']}: {row['measured']:6.2f} s, virtual "
             f"{row['virtual']:6.2f} s, {100 * row['error']:+.1f} %"

@@ -78,7 +78,7 @@ def _models() -> list[dict[str, Any]]:
                 "name": name,
                 "input": "x".join(map(str, model.shape)),
                 "classes": model.classes,
-                "features": math.prod(layers[cut].given),
+                "features": math.prod(layers[cut].takes),
                 "bottom": sum(row.parameters for row in layers[:cut]),
                 "top": sum(row.parameters for row in layers[cut:]),
             }
@@ -122,9 +122,9 @@ def partition(
         holdings.draw(held, labels, data.classes, picture)
 
     def by_class(rows: "np.ndarray") -> dict[str, int]:
-        found = Counter(labels[rows].tolist())
-        unknown = {"unknown": found[-1]} if found[-1] else {}
-        return {name: found[label] for label, name in enumerate(data.classes)} | unknown
+        counts = Counter(labels[rows].tolist())
+        unknown = {"unknown": counts[-1]} if counts[-1] else {}
+        return {name: counts[label] for label, name in enumerate(data.classes)} | unknown
 
     if json_:
         clients = [{"images": len(rows), "classes": by_class(rows)} for rows in held.clients]

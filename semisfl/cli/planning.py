@@ -129,10 +129,10 @@ def _codecs(config: "Config") -> str:
     """``fp32``, or which codec for what."""
     wire = config.wire
     used = wire.model_dump(exclude={"teacher_once"})
-    told = ", ".join(f"{codec} {what.replace('_', ' ')}" for what, codec in used.items())
+    text = ", ".join(f"{codec} {what.replace('_', ' ')}" for what, codec in used.items())
     if len(wire.codecs) == 1:
-        told = wire.models
-    return told + (", teacher features once per image" if wire.teacher_once else "")
+        text = wire.models
+    return text + (", teacher features once per image" if wire.teacher_once else "")
 
 
 # --- printing ---------------------------------------------------------------------------------------

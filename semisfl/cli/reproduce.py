@@ -92,8 +92,8 @@ def reproduce(
     if list_:
         _list(index, json_)
         return
-    found = exhibits.choose(names or [])
-    cells = chosen([cell for exhibit in found for cell in exhibit.cells], only or ())
+    selected = exhibits.choose(names or [])
+    cells = chosen([cell for exhibit in selected for cell in exhibit.cells], only or ())
     left = missing(cells, index, rounds=rounds, seeds=seeds, stand_ins=stand_ins)
     if estimate:
         _estimate(left, bench or out / "bench.json", bench is None, device, json_)
@@ -104,9 +104,9 @@ def reproduce(
             return
         index = RunIndex(out, others)
     if into is not None:
-        _write_into(into, found, index, rounds)
+        _write_into(into, selected, index, rounds)
     else:
-        _write(found, index, rounds, out, json_)
+        _write(selected, index, rounds, out, json_)
 
 
 def _run(
@@ -127,8 +127,8 @@ def _estimate(
     lines = estimate.estimate(left, file, measure=measure, device=device, say=console.say)
     total = sum(line.seconds for line in lines)
     if as_json:
-        told = [vars(line) | {"seconds": line.seconds} for line in lines]
-        print(json.dumps({"missing": told, "seconds": total}))
+        missing = [vars(line) | {"seconds": line.seconds} for line in lines]
+        print(json.dumps({"missing": missing, "seconds": total}))
         return
     columns = ("preset", "method", "runs", "rounds", "s per round", "time")
     table = console.table("", columns, text=2)
@@ -144,14 +144,14 @@ def _estimate(
 
 
 def _write(
-    found: Sequence[Exhibit], index: RunIndex, rounds: int | None, out: Path, as_json: bool
+    selected: Sequence[Exhibit], index: RunIndex, rounds: int | None, out: Path, as_json: bool
 ) -> None:
     from semisfl.paper import drawn, written
 
     out.mkdir(parents=True, exist_ok=True)
     drawable = console.can_draw()
-    told = []
-    for exhibit in found:
+    written_exhibits = []
+    for exhibit in selected:
         parts = [(part, written.measured(part, index, rounds)) for part in exhibit.parts]
         pictures = drawn.draw(exhibit, parts, out) if drawable else []
         picture = pictures[0].name if pictures else None
@@ -159,18 +159,22 @@ def _write(
         file = out / f"{exhibit.name}.md"
         write_whole(file, f"# {exhibit.heading}\n\n{text}".encode())
         files = [file, *pictures]
-        told.append(written.as_json(exhibit, parts) | {"files": [str(one) for one in files]})
+        written_exhibits.append(
+            written.as_json(exhibit, parts) | {"files": [str(one) for one in files]}
+        )
         if not as_json:
             print(f"# {exhibit.heading}\n\n{text}\nwritten: {', '.join(map(str, files))}\n")
     if as_json:
-        print(json.dumps({"exhibits": told}))
+        print(json.dumps({"exhibits": written_exhibits}))
 
 
-def _write_into(file: Path, found: Sequence[Exhibit], index: RunIndex, rounds: int | None) -> None:
+def _write_into(
+    file: Path, selected: Sequence[Exhibit], index: RunIndex, rounds: int | None
+) -> None:
     from semisfl.paper import document, drawn, written
 
     text = file.read_text(encoding="utf-8")
-    exhibits = {exhibit.name: exhibit for exhibit in found}
+    exhibits = {exhibit.name: exhibit for exhibit in selected}
     names = [name for name in document.names_in(text, file) if name in exhibits]
     pictures = file.parent / "paper"
     pictures.mkdir(exist_ok=True)

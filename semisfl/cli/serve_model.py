@@ -93,8 +93,8 @@ def classify(
         bottom=bottom,
         send_images=send_images,
     ) as client:
-        found = client.predict(images)
-    tell_predictions(found, top, as_json=json_, as_csv=csv_)
+        predictions = client.predict(images)
+    tell_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 
 COMMANDS = {"serve-model": serve_model, "classify": classify}

@@ -13,10 +13,10 @@ from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag, Stopped
 
 
-def lead(told: Launch, config: Config, out: Path | None) -> tuple[Config, Path | None]:
+def lead(launch: Launch, config: Config, out: Path | None) -> tuple[Config, Path | None]:
     """Return rank 0's configuration, and the run to continue if torchrun may have started it before."""
     config = on_ranks(config)
-    if not told.max_restarts:
+    if not launch.max_restarts:
         return config, None
     if out is None:
         raise ConfigError(
@@ -26,14 +26,14 @@ def lead(told: Launch, config: Config, out: Path | None) -> tuple[Config, Path |
     return config, out if Job.of(config, out).status != "new" else None
 
 
-def take_part(told: Launch, device: str) -> None:
+def take_part(launch: Launch, device: str) -> None:
     """Work as a rank other than 0, which writes nothing and prints only its failure."""
     logging.getLogger("semisfl").setLevel(logging.ERROR)
     stop = StopFlag()
     try:
         # A signal ends this process until all ranks have met: that wait ignores signals.
         signals.end_at_once()
-        rank = TakingPart(told, device, stop)
+        rank = TakingPart(launch, device, stop)
         with signals.noted(stop):
             rank.serve()
     except Stopped:
@@ -42,5 +42,5 @@ def take_part(told: Launch, device: str) -> None:
         # The lost rank, or torchrun, prints the reason.
         raise typer.Exit(1) from None
     except Exception as error:
-        console.say(f"error: rank {told.rank}: {type(error).__name__}: {error}")
+        console.say(f"error: rank {launch.rank}: {type(error).__name__}: {error}")
         raise typer.Exit(1) from error

@@ -50,26 +50,26 @@ def predict(
     csv_: Csv = False,
 ) -> None:
     """Classify new images with a trained model."""
-    found = open_model(run, device).predict(images)
-    tell_predictions(found, top, as_json=json_, as_csv=csv_)
+    predictions = open_model(run, device).predict(images)
+    tell_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 
-def tell_predictions(found: "Predictions", top: int, *, as_json: bool, as_csv: bool) -> None:
+def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_csv: bool) -> None:
     """Print predictions on stdout and unreadable images on stderr; raise if none could be read."""
     if as_json and as_csv:
         raise ValueError("--json and --csv cannot be combined; choose one")
-    for skipped in found.skipped:
+    for skipped in predictions.skipped:
         console.say(f"warning: skipped {skipped.image}: {skipped.reason}")
-    best = list(zip(found.names, found.top(top), strict=True))
+    best = list(zip(predictions.names, predictions.top(top), strict=True))
     if as_json:
         plain = [
             {"image": name, "classes": [{"name": c, "probability": p} for c, p in classes]}
             for name, classes in best
         ]
-        skipped_too = [skipped._asdict() for skipped in found.skipped]
+        skipped_too = [skipped._asdict() for skipped in predictions.skipped]
         print(json.dumps({"images": plain, "skipped": skipped_too}))
     elif as_csv:
-        count = min(top, len(found.classes))
+        count = min(top, len(predictions.classes))
         writer = csv.writer(sys.stdout, lineterminator="\n")
         ranks = range(1, count + 1)
         writer.writerow(
@@ -81,7 +81,7 @@ def tell_predictions(found: "Predictions", top: int, *, as_json: bool, as_csv: b
         for name, classes in best:
             print(f"{name}: {', '.join(f'{c} {100 * p:.1f} %' for c, p in classes)}")
     if not best:
-        raise ValueError(f"none of the {len(found.skipped)} images could be read")
+        raise ValueError(f"none of the {len(predictions.skipped)} images could be read")
 
 
 def evaluate(
@@ -97,56 +97,56 @@ def evaluate(
     """Test a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
     from semisfl.use import evaluation, evaluation_plot
 
-    found = evaluation.evaluate_on(open_model(run, device), data)
-    for skipped in found.skipped:
+    result = evaluation.evaluate_on(open_model(run, device), data)
+    for skipped in result.skipped:
         console.say(f"warning: skipped {skipped.image}: {skipped.reason}")
     if not json_:
-        _print(found)
+        _print(result)
     picture = console.picture_at(out)
     if picture:
-        evaluation_plot.draw(found, picture)
+        evaluation_plot.draw(result, picture)
     if json_:
-        print(json.dumps(found.as_dict() | {"picture": str(picture) if picture else None}))
+        print(json.dumps(result.as_dict() | {"picture": str(picture) if picture else None}))
     elif picture:
         print(f"picture: {picture}")
 
 
-def _print(found: "Evaluation") -> None:
+def _print(result: "Evaluation") -> None:
     print(
-        f"accuracy {found.accuracy:.1f} % on {found.images} images; calibration error "
-        f"{found.calibration_error:.1f} %"
+        f"accuracy {result.accuracy:.1f} % on {result.images} images; calibration error "
+        f"{result.calibration_error:.1f} %"
     )
     table = console.table("", ("class", "images", "precision %", "recall %"))
-    rows = zip(found.classes, found.confusion, found.precision, found.recall, strict=True)
+    rows = zip(result.classes, result.confusion, result.precision, result.recall, strict=True)
     for name, row, *shares in rows:
         cells = (console.UNKNOWN if share is None else f"{share:.1f}" for share in shares)
         table.add_row(name, str(row.sum()), *cells)
     console.out.print(table)
-    if len(found.classes) <= MOST_COLUMNS:
-        _print_confusion(found)
+    if len(result.classes) <= MOST_COLUMNS:
+        _print_confusion(result)
     else:
-        _print_worst(found)
+        _print_worst(result)
     sys.stdout.flush()
 
 
-def _print_confusion(found: "Evaluation") -> None:
-    table = console.table("", ("true \\ predicted", *found.classes))
-    for name, row in zip(found.classes, found.confusion.tolist(), strict=True):
+def _print_confusion(result: "Evaluation") -> None:
+    table = console.table("", ("true \\ predicted", *result.classes))
+    for name, row in zip(result.classes, result.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
     console.out.print(table)
 
 
-def _print_worst(found: "Evaluation") -> None:
+def _print_worst(result: "Evaluation") -> None:
     """Print the most frequent confusions; the picture has the whole matrix."""
     import numpy as np
 
-    wrong = found.confusion.copy()
+    wrong = result.confusion.copy()
     np.fill_diagonal(wrong, 0)
     for place in np.argsort(wrong, axis=None)[::-1][:MOST_COLUMNS].tolist():
-        true, guess = divmod(place, len(found.classes))
+        true, guess = divmod(place, len(result.classes))
         if count := wrong[true, guess]:
             print(
-                f"{count} images of {found.classes[true]} were classified as {found.classes[guess]}"
+                f"{count} images of {result.classes[true]} were classified as {result.classes[guess]}"
             )
 
 

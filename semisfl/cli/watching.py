@@ -58,11 +58,11 @@ def write_html(runs: list[Path], place: Path) -> None:
     from semisfl.watch.views import Runs
 
     with tempfile.TemporaryDirectory() as temporary:
-        found = Runs(record.unpacked(runs, Path(temporary)))
-        if not found.listing()["runs"]:
+        shown = Runs(record.unpacked(runs, Path(temporary)))
+        if not shown.listing()["runs"]:
             folders = ", ".join(map(str, runs))
             raise ValueError(f"{folders} holds no run (no config.toml in it or directly below it)")
-        write_page(found, place)
+        write_page(shown, place)
     print(f"page: {place}")
 
 

@@ -164,8 +164,8 @@ def _flops(placed: Placed) -> int:
     """Return a multiplication and an addition per weight and output position; other layers count 0."""
     layer = placed.layer
     if isinstance(layer, Conv):
-        per_position = 2 * layer.kernel**2 * (placed.given[0] // layer.groups)
+        per_position = 2 * layer.kernel**2 * (placed.takes[0] // layer.groups)
         return per_position * prod(placed.gives)
     if isinstance(layer, Linear):
-        return 2 * prod(placed.given) * prod(placed.gives)
+        return 2 * prod(placed.takes) * prod(placed.gives)
     return sum(_flops(inner) for inner in (*placed.body, *placed.shortcut))

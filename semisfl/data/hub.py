@@ -119,9 +119,9 @@ def listing(splits: Any, image: str | None = None, label: str | None = None) -> 
 
 
 def _column(table: Any, names: tuple[str, ...]) -> str:
-    found = next((name for name in names if name in table.column_names), None)
-    if found is None:
+    column = next((name for name in names if name in table.column_names), None)
+    if column is None:
         raise ValueError(
             f"none of the columns {', '.join(names)} is among {', '.join(table.column_names)}"
         )
-    return found
+    return column

@@ -56,14 +56,14 @@ def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
             if not wanted:
                 return {name: np.empty(0) for name in arrays.files}
             missing = [name for name in wanted if name not in arrays.files]
-            found = {name: arrays[name] for name in wanted if name in arrays.files}
+            present = {name: arrays[name] for name in wanted if name in arrays.files}
             if "index" in arrays.files:
-                found["index"] = arrays["index"]
+                present["index"] = arrays["index"]
     except Exception as error:  # damaged zip members raise from zlib, struct and numpy alike
         raise ValueError(f"{file} is not a readable .npz of plain arrays: {error}") from error
     if missing:
         raise ValueError(f"{file} lacks the arrays {', '.join(missing)}")
-    return found
+    return present
 
 
 def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:

@@ -26,9 +26,9 @@ from semisfl.methods.full_model import (
     combined,
     count_labels,
     count_loss,
-    given,
     read_counter,
     report,
+    required_state,
     start_counter,
 )
 from semisfl.metrics import MethodMetrics
@@ -105,7 +105,7 @@ class FedSwitchWork:
     answers = Answers({"student": every_tensor}, {**COUNTED, "by_teacher": (0.0, 1.0)})
 
     def start(self, client: ClientRuntime) -> bool:
-        sent = given(client, "student")
+        sent = required_state(client, "student")
         student, labeller = client.model("student"), client.model("labeller")
         student.load_state_dict(sent)
         by_teacher = self._teacher_labels(client, student)

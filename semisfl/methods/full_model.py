@@ -60,7 +60,7 @@ class SupervisedPhase:
         self.meter.add(loss_supervised=loss)
 
 
-def given(client: ClientRuntime, name: str) -> State:
+def required_state(client: ClientRuntime, name: str) -> State:
     """A state that this round sends to every client."""
     state = client.received(name)
     assert state is not None, f"the server half sends no {name!r}"

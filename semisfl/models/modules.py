@@ -32,20 +32,20 @@ def modules_of(layers: Sequence[Layer], shape: Shape, classes: int) -> Layers:
 
 
 def _modules(placed: Sequence[Placed]) -> Layers:
-    for row in placed:
-        if row.name in RESERVED:
+    for layer in placed:
+        if layer.name in RESERVED:
             raise ValueError(
-                f"a layer cannot be called {row.name!r}, which every PyTorch module has already; "
+                f"a layer cannot be called {layer.name!r}, which every PyTorch module has already; "
                 "choose another name"
             )
-    return Layers(OrderedDict((row.name, MAKERS[type(row.layer)](row)) for row in placed))
+    return Layers(OrderedDict((layer.name, MAKERS[type(layer.layer)](layer)) for layer in placed))
 
 
-def _conv(row: Placed) -> nn.Module:
-    layer = row.layer
+def _conv(placed: Placed) -> nn.Module:
+    layer = placed.layer
     assert isinstance(layer, Conv)
     return nn.Conv2d(
-        row.given[0],
+        placed.takes[0],
         layer.channels,
         layer.kernel,
         layer.stride,
@@ -55,32 +55,32 @@ def _conv(row: Placed) -> nn.Module:
     )
 
 
-def _batchnorm(row: Placed) -> nn.Module:
-    return (nn.BatchNorm2d if len(row.given) == 3 else nn.BatchNorm1d)(row.given[0])
+def _batchnorm(placed: Placed) -> nn.Module:
+    return (nn.BatchNorm2d if len(placed.takes) == 3 else nn.BatchNorm1d)(placed.takes[0])
 
 
-def _pool(row: Placed) -> nn.Module:
-    layer = row.layer
+def _pool(placed: Placed) -> nn.Module:
+    layer = placed.layer
     assert isinstance(layer, Pool)
     return nn.MaxPool2d(layer.size, layer.stride, layer.padding)
 
 
-def _average_pool(row: Placed) -> nn.Module:
-    layer = row.layer
+def _average_pool(placed: Placed) -> nn.Module:
+    layer = placed.layer
     assert isinstance(layer, AveragePool)
     if layer.size is None:
         return nn.AdaptiveAvgPool2d(1)
     return nn.AvgPool2d(layer.size, layer.stride)
 
 
-def _dropout(row: Placed) -> nn.Module:
-    assert isinstance(row.layer, Drop)
-    return Dropout(row.layer.p)
+def _dropout(placed: Placed) -> nn.Module:
+    assert isinstance(placed.layer, Drop)
+    return Dropout(placed.layer.p)
 
 
-def _linear(row: Placed) -> nn.Module:
-    assert isinstance(row.layer, Linear)
-    return nn.Linear(row.given[0], row.gives[0], bias=row.layer.bias)
+def _linear(placed: Placed) -> nn.Module:
+    assert isinstance(placed.layer, Linear)
+    return nn.Linear(placed.takes[0], placed.gives[0], bias=placed.layer.bias)
 
 
 MAKERS: dict[type[Layer], Callable[[Placed], nn.Module]] = {
@@ -92,7 +92,7 @@ MAKERS: dict[type[Layer], Callable[[Placed], nn.Module]] = {
     Drop: _dropout,
     Flatten: lambda _: nn.Flatten(),
     Linear: _linear,
-    ResidualBlock: lambda row: Residual(_modules(row.body), _modules(row.shortcut)),
+    ResidualBlock: lambda placed: Residual(_modules(placed.body), _modules(placed.shortcut)),
 }
 
 

@@ -32,7 +32,7 @@ class Placed(NamedTuple):
 
     name: str
     layer: Layer
-    given: Sides
+    takes: Sides
     gives: Sides
     parameters: int
     body: "tuple[Placed, ...]" = ()
@@ -64,52 +64,52 @@ def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
     return placed
 
 
-def _place(layers: Sequence[Layer], given: Sides, where: str) -> list[Placed]:
+def _place(layers: Sequence[Layer], takes: Sides, where: str) -> list[Placed]:
     placed = []
     for index, (name, layer) in enumerate(named(layers)):
-        row = _place_one(name, layer, given, f"{where}[{index}]")
-        if prod(row.gives) > MAX_OUTPUT:
+        one = _place_one(name, layer, takes, f"{where}[{index}]")
+        if prod(one.gives) > MAX_OUTPUT:
             raise ValueError(
-                f"{where}[{index}] ({layer.kind}) gives {_text(row.gives)} numbers for an image, the limit "
+                f"{where}[{index}] ({layer.kind}) gives {_text(one.gives)} numbers for an image, the limit "
                 f"is {MAX_OUTPUT:,}; use fewer channels or a larger stride"
             )
-        placed.append(row)
-        given = row.gives
+        placed.append(one)
+        takes = one.gives
     return placed
 
 
-def _place_one(name: str, layer: Layer, given: Sides, where: str) -> Placed:
+def _place_one(name: str, layer: Layer, takes: Sides, where: str) -> Placed:
     if isinstance(layer, ResidualBlock):
-        return _place_residual(name, layer, given, where)
+        return _place_residual(name, layer, takes, where)
     try:
-        gives, parameters = RULES.get(type(layer), _same)(layer, given)
+        gives, parameters = RULES.get(type(layer), _same)(layer, takes)
     except ValueError as error:
         raise ValueError(f"{where} ({layer.kind}) {error}") from error
-    return Placed(name, layer, given, gives, parameters)
+    return Placed(name, layer, takes, gives, parameters)
 
 
-def _place_residual(name: str, layer: ResidualBlock, given: Sides, where: str) -> Placed:
-    body = _place(layer.body, given, f"{where}.body")
-    shortcut = _place(layer.shortcut, given, f"{where}.shortcut")
-    gives, added = body[-1].gives, shortcut[-1].gives if shortcut else given
+def _place_residual(name: str, layer: ResidualBlock, takes: Sides, where: str) -> Placed:
+    body = _place(layer.body, takes, f"{where}.body")
+    shortcut = _place(layer.shortcut, takes, f"{where}.shortcut")
+    gives, added = body[-1].gives, shortcut[-1].gives if shortcut else takes
     if gives != added:
         raise ValueError(
             f"{where} (residual) adds {_text(gives)} of its body to {_text(added)} of its shortcut; "
             "give the shortcut a conv with kernel 1 and the body's channels and stride"
         )
     parameters = sum(row.parameters for row in (*body, *shortcut))
-    return Placed(name, layer, given, gives, parameters, tuple(body), tuple(shortcut))
+    return Placed(name, layer, takes, gives, parameters, tuple(body), tuple(shortcut))
 
 
 # --- one rule per kind: what it gives, and its parameters ------------------------------------------
 
 
-def _same(layer: Layer, given: Sides) -> tuple[Sides, int]:
-    return given, 0
+def _same(layer: Layer, takes: Sides) -> tuple[Sides, int]:
+    return takes, 0
 
 
-def _conv(layer: Conv, given: Sides) -> tuple[Sides, int]:
-    channels, height, width = _picture(given)
+def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(takes)
     for count, what in ((channels, "input channels"), (layer.channels, "channels")):
         if count % layer.groups:
             raise ValueError(
@@ -120,12 +120,12 @@ def _conv(layer: Conv, given: Sides) -> tuple[Sides, int]:
     return (layer.channels, *sides), weights + layer.bias * layer.channels
 
 
-def _batchnorm(layer: BatchNorm, given: Sides) -> tuple[Sides, int]:
-    return given, 2 * given[0]
+def _batchnorm(layer: BatchNorm, takes: Sides) -> tuple[Sides, int]:
+    return takes, 2 * takes[0]
 
 
-def _pool(layer: Pool, given: Sides) -> tuple[Sides, int]:
-    channels, height, width = _picture(given)
+def _pool(layer: Pool, takes: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(takes)
     if 2 * layer.padding > layer.size:
         raise ValueError(
             f"has padding = {layer.padding}, more than half of size = {layer.size}; use at most half"
@@ -134,23 +134,23 @@ def _pool(layer: Pool, given: Sides) -> tuple[Sides, int]:
     return (channels, *_window(height, width, layer.size, stride, layer.padding)), 0
 
 
-def _average_pool(layer: AveragePool, given: Sides) -> tuple[Sides, int]:
-    channels, height, width = _picture(given)
+def _average_pool(layer: AveragePool, takes: Sides) -> tuple[Sides, int]:
+    channels, height, width = _picture(takes)
     if layer.size is None:
         return (channels, 1, 1), 0
     return (channels, *_window(height, width, layer.size, layer.stride or layer.size, 0)), 0
 
 
-def _flatten(layer: Flatten, given: Sides) -> tuple[Sides, int]:
-    return (prod(given),), 0
+def _flatten(layer: Flatten, takes: Sides) -> tuple[Sides, int]:
+    return (prod(takes),), 0
 
 
-def _linear(layer: Linear, given: Sides) -> tuple[Sides, int]:
-    if len(given) != 1:
-        raise ValueError(f"is given {_text(given)}; put a flatten before it")
+def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
+    if len(takes) != 1:
+        raise ValueError(f"is given {_text(takes)}; put a flatten before it")
     if layer.features is None:
         raise ValueError("has no features; only the last linear layer may leave them out")
-    return (layer.features,), (given[0] + layer.bias) * layer.features
+    return (layer.features,), (takes[0] + layer.bias) * layer.features
 
 
 RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
@@ -163,10 +163,10 @@ RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
 }
 
 
-def _picture(given: Sides) -> Shape:
-    if len(given) != 3:
-        raise ValueError(f"is given {_text(given)} numbers in a row; put it before the flatten")
-    return given[0], given[1], given[2]
+def _picture(takes: Sides) -> Shape:
+    if len(takes) != 3:
+        raise ValueError(f"is given {_text(takes)} numbers in a row; put it before the flatten")
+    return takes[0], takes[1], takes[2]
 
 
 def _window(height: int, width: int, size: int, stride: int, padding: int) -> tuple[int, int]:

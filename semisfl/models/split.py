@@ -261,8 +261,8 @@ def _check_own(model: nn.Module, shape: Shape, classes: int) -> None:
     try:
         out = feature_shape(model, shape)
     except (RuntimeError, ValueError, TypeError) as error:
-        said = str(error).strip().partition("\n")[0]
-        raise ValueError(f"the model cannot take images [n, {where}]: {said}") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the model cannot take images [n, {where}]: {reason}") from error
     if out != (classes,):
         raise ValueError(
             f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"

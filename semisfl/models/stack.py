@@ -131,12 +131,14 @@ class Stack:
         self._outputs = [] if outputs[0].is_cuda else outputs
         return outputs[0] if self._pass is not None else torch.cat(outputs)
 
-    def gradients(self, given: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
+    def gradients(self, upstream: Tensor, parallel: Parallel = in_turn) -> list[Tensor | None]:
         """Return the gradients of `parameters`, from the gradient of the last call's result (on a CPU)."""
         outputs, self._outputs = self._outputs, []
         if self._pass is not None:
-            return list(torch.autograd.grad(outputs[0], self.parameters, given, allow_unused=True))
-        rows = given.chunk(len(self.modules))
+            return list(
+                torch.autograd.grad(outputs[0], self.parameters, upstream, allow_unused=True)
+            )
+        rows = upstream.chunk(len(self.modules))
         calls = [
             partial(
                 torch.autograd.grad, output, list(module.parameters()), share, allow_unused=True

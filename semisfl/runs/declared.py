@@ -27,11 +27,11 @@ def own_metrics(method: str) -> list[Metric]:
     shared = {item.name for item in fields(MethodMetrics)}
     try:
         kind = lookup.metrics_class(method)
-        found = [] if kind is None else declared(kind)
+        metrics = [] if kind is None else declared(kind)
     except (ConfigError, TypeError) as error:  # another package's mistake must not hide the run
         log.warning("the metrics of %s are shown without their declarations: %s", method, error)
         return []
-    return [one for one in found if one.key not in shared]
+    return [one for one in metrics if one.key not in shared]
 
 
 def undeclared(key: str) -> Metric:

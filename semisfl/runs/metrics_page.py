@@ -28,10 +28,10 @@ def renewed(page: str) -> str:
         sections.setdefault(one.section, []).insert(place, one)
     for title, metrics in sections.items():
         pattern = rf"(\n## {title}\n(?:(?!\n## ).)*?)\n\|.*?\|\n(?!\|)"
-        found = re.search(pattern, page, re.DOTALL)
-        if found is None:
+        match = re.search(pattern, page, re.DOTALL)
+        if match is None:
             raise ValueError(f"the page has no heading '## {title}' with a table below it")
-        page = page[: found.end(1)] + "\n" + table(metrics) + page[found.end() :]
+        page = page[: match.end(1)] + "\n" + table(metrics) + page[match.end() :]
     return page
 
 

@@ -62,9 +62,9 @@ def predictions(
         parts = [answer(part) for part in pixels.split(at_a_time)] if len(pixels) else []
         parts.append(torch.empty(0, len(classes)))
         return Predictions(names, torch.cat(parts), classes, [])
-    found = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+    pictures_or_paths = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
     names, parts, skipped = [], [torch.empty(0, len(classes))], []
-    for batch in pictures.batches(pictures.listed(found), shape, at_a_time):
+    for batch in pictures.batches(pictures.listed(pictures_or_paths), shape, at_a_time):
         names += batch.names
         skipped += batch.skipped
         parts.append(answer(batch.images))

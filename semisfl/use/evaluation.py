@@ -90,12 +90,12 @@ def judge(
     skipped: Iterable[Skipped] = (),
 ) -> Evaluation:
     """Compare [n, classes] probabilities with the true labels."""
-    confidence, given = probabilities.max(1)
-    pairs = labels * len(classes) + given
+    confidence, predicted = probabilities.max(1)
+    pairs = labels * len(classes) + predicted
     confusion = torch.bincount(pairs, minlength=len(classes) ** 2).view(len(classes), -1)
     # Upper ends belong to their stretch, so that probability 1 has one.
     places = (confidence * BINS).ceil().long().clamp(1, BINS)
-    right = (given == labels).float()
+    right = (predicted == labels).float()
     bins = []
     for place in range(1, BINS + 1):
         inside = places == place
@@ -155,5 +155,5 @@ def _on_test_set(model: Classifier, name: str) -> Evaluation:
         )
     if not len(data.test_labels):
         raise ValueError(f"data set {data.name!r} has no test images")
-    theirs = torch.tensor([model.classes.index(found) for found in data.classes])
+    theirs = torch.tensor([model.classes.index(label_name) for label_name in data.classes])
     return judge(model.classes, model.probabilities(data.test_images), theirs[data.test_labels])

@@ -110,9 +110,9 @@ def _write_torch(model: Classifier, part: Part, path: Path) -> None:
 def _write_safetensors(model: Classifier, part: Part, path: Path) -> None:
     prefixes = tuple(f"{name}." for name in NEEDS[part])
     weights = answering_weights(model.network)
-    held = {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
-    said = about(model, part)
-    model_state = {key: said[key] for key in ("description", "digest")} | {"weights": held}
+    kept = {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
+    facts = about(model, part)
+    model_state = {key: facts[key] for key in ("description", "digest")} | {"weights": kept}
     checkpoint.write(path, {"model": model_state})
 
 
@@ -129,11 +129,11 @@ def _run_torch(path: Path, _: Part) -> Runner:
 
 
 def _run_safetensors(path: Path, part: Part) -> Runner:
-    found = load(path)
+    model = load(path)
     runners: dict[Part, Runner] = {
-        "whole": found.probabilities,
-        "bottom": found.features,
-        "top": found.answer,
+        "whole": model.probabilities,
+        "bottom": model.features,
+        "top": model.answer,
     }
     return runners[part]
 
@@ -155,17 +155,17 @@ def check(
 
     One image alone is among the batches, as a batch size that was fixed would show.
     """
-    given = parts.input_of(model, part, images)
+    inputs = parts.input_of(model, part, images)
     expected = parts.output_of(model, part, images)
-    found = torch.cat([run(batch) for batch in (given[:1], given[1:]) if len(batch)])
-    if found.shape != expected.shape:
+    outputs = torch.cat([run(batch) for batch in (inputs[:1], inputs[1:]) if len(batch)])
+    if outputs.shape != expected.shape:
         raise ValueError(
-            f"the exported {part} gives {list(found.shape)} where the original gives "
+            f"the exported {part} gives {list(outputs.shape)} where the original gives "
             f"{list(expected.shape)}"
         )
-    difference = float((found - expected).abs().max())
-    answers = model.answer(found) if part == "bottom" and "top" in model.parts else found
-    originals = model.probabilities(images) if answers is not found else expected
+    difference = float((outputs - expected).abs().max())
+    answers = model.answer(outputs) if part == "bottom" and "top" in model.parts else outputs
+    originals = model.probabilities(images) if answers is not outputs else expected
     agreement = float((answers.argmax(1) == originals.argmax(1)).float().mean())
     allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
     # `not <=`, so that NaN is a mismatch too.

@@ -10,7 +10,7 @@ import grpc.aio
 
 from semisfl.net import chunks
 from semisfl.net.server.admission import Refused
-from semisfl.use import split_inference as said
+from semisfl.use import split_inference as protocol
 
 
 class Places:
@@ -62,8 +62,8 @@ async def request(context: grpc.aio.ServicerContext, silence: float) -> bytearra
         if message is grpc.aio.EOF:
             return data
         data += message
-        if len(data) > said.LARGEST_CALL:
+        if len(data) > protocol.LARGEST_CALL:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"a call of over {said.LARGEST_CALL} bytes; send fewer images at a time",
+                f"a call of over {protocol.LARGEST_CALL} bytes; send fewer images at a time",
             )

@@ -121,8 +121,8 @@ def _settings(about: Description) -> str:
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = []
+    pairs: list[tuple[str, object]] = []
     for key, value in values.items():
         inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else None
-        found += inner if inner is not None else [(prefix + key, value)]
-    return found
+        pairs += inner if inner is not None else [(prefix + key, value)]
+    return pairs

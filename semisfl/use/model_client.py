@@ -23,7 +23,7 @@ from semisfl.runs.checkpoint import CheckpointError
 from semisfl.settings import lookup
 from semisfl.settings.layer_kinds import parse_layers
 from semisfl.use import onnx_file
-from semisfl.use import split_inference as said
+from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Pictures, Predictions, predictions
 from semisfl.use.model_file import load
 
@@ -66,7 +66,7 @@ class ModelClient:
             raise
 
     def _begin(self, bottom: Path | None, send_images: bool) -> None:
-        fields = self._ask("Describe", "describe", {}, {}, "model", said.MODEL).fields
+        fields = self._ask("Describe", "describe", {}, {}, "model", protocol.MODEL).fields
         model = self._understood(fields["model"])
         self.classes: tuple[str, ...] = model["classes"]
         self.shape: Shape = model["shape"]
@@ -80,7 +80,7 @@ class ModelClient:
 
     def _understood(self, text: str) -> dict[str, Any]:
         try:
-            return said.understood(text)
+            return protocol.understood(text)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self._address} does not describe a model: {error!r}") from error
 
@@ -115,7 +115,7 @@ class ModelClient:
         try:
             weights = checkpoint.read(cached)["bottom"]
         except CheckpointError:
-            schema = said.bottom_schema(network.bottom.state_dict())
+            schema = protocol.bottom_schema(network.bottom.state_dict())
             weights = self._ask("Fetch", "fetch", {}, {}, "bottom", schema).tensors
             try:
                 cached.parent.mkdir(parents=True, exist_ok=True)
@@ -134,15 +134,15 @@ class ModelClient:
 
     def predict(self, images: Pictures) -> Predictions:
         """Classify images, as `Classifier.predict` does."""
-        rows = said.rows_at_a_time(self._features, self._codec)
+        rows = protocol.rows_at_a_time(self._features, self._codec)
         return predictions(images, self.shape, self.classes, self.probabilities, rows)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """[n, classes] of at most MOST_ROWS uint8 images."""
         if not len(images):
             return torch.empty(0, len(self.classes))
-        metadata = ((said.ROWS, str(len(images))), (said.CODEC, self._codec))
-        schema = said.answers_schema(len(images), len(self.classes))
+        metadata = ((protocol.ROWS, str(len(images))), (protocol.CODEC, self._codec))
+        schema = protocol.answers_schema(len(images), len(self.classes))
         fields = {"identity": self.identity}
         if self._bottom is None:
             kinds, tensors = ("Images", "images"), {"images": images}
@@ -161,7 +161,7 @@ class ModelClient:
         self.close()
 
     def _open(self) -> grpc.Channel:
-        options, files = said.options(said.LARGEST_BOTTOM), self._certificate
+        options, files = protocol.options(protocol.LARGEST_BOTTOM), self._certificate
         if files is None:
             return grpc.insecure_channel(self._address, options)
         secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
@@ -180,14 +180,14 @@ class ModelClient:
         data = b"".join(encode(kind, fields, tensors, self._codec))
         seconds = PATIENCE_SECONDS + (len(data) + schema.limit) / chunks.LOWEST_RATE
         try:
-            told = self._channel.stream_unary(said.method(call))(
-                said.messages(data), timeout=seconds, metadata=metadata
+            reply = self._channel.stream_unary(protocol.method(call))(
+                protocol.messages(data), timeout=seconds, metadata=metadata
             )
         except grpc.RpcError as error:
             raise self._reason(error) from error
         self.sent += len(data)
-        self.received += len(told)
-        return decode(told, {answer: schema})
+        self.received += len(reply)
+        return decode(reply, {answer: schema})
 
     def _reason(self, error: Any) -> Exception:
         code, details = error.code(), " ".join((error.details() or "").split())

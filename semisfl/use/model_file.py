@@ -94,9 +94,9 @@ def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
         experiment = assemble(config, device="cpu")
         experiment.load_state_dict(state)
     except (ValueError, KeyError, RuntimeError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise CheckpointError(
             f"{file} was written by a version that did not put classes and normalisation into it, and its "
-            f"run cannot be put together again ({said}); train it anew"
+            f"run cannot be put together again ({reason}); train it anew"
         ) from error
     return experiment.model_state(None, 0)

@@ -21,7 +21,7 @@ from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, clea
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
 from semisfl.settings import lookup
-from semisfl.use import split_inference as said
+from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_calls import Places, request
 
@@ -84,8 +84,8 @@ class ModelServer:
             "Features": self._guarded(self._features),
             "Images": self._guarded(self._images),
         }
-        options = said.options(
-            said.LARGEST_CALL,
+        options = protocol.options(
+            protocol.LARGEST_CALL,
             keepalive_time_ms=KEEPALIVE_SECONDS * 1000,
             keepalive_timeout_ms=DEAD_SECONDS * 1000,
             keepalive_permit_without_calls=1,
@@ -93,7 +93,7 @@ class ModelServer:
         )
         secure = None if self._trust is None else endpoint.credentials(self._trust)
         self._server, port = endpoint.open_port(
-            listen, said.SERVICE, methods, secure, options, HANDSHAKE_SECONDS
+            listen, protocol.SERVICE, methods, secure, options, HANDSHAKE_SECONDS
         )
         await self._server.start()
         return port
@@ -140,20 +140,20 @@ class ModelServer:
             if isinstance(value, str)
         }
         data = await request(context, self._silence)
-        told, images = await self._thread.loop.run_in_executor(
+        describe, images = await self._thread.loop.run_in_executor(
             self._workers, answer, data, metadata
         )
         self.answered[identity] += images
-        await context.write(told)
+        await context.write(describe)
 
     def _describe(self, data: bytearray, _: Mapping[str, str]) -> Answer:
-        decode(data, {"describe": said.DESCRIBE})
+        decode(data, {"describe": protocol.DESCRIBE})
         model = self._model
-        told = said.told(model.description, model.identity, model.network.features)
-        return _joined("model", {"model": told, "images": self._accept_images}, {}), 0
+        describe = protocol.describe(model.description, model.identity, model.network.features)
+        return _joined("model", {"model": describe, "images": self._accept_images}, {}), 0
 
     def _fetch(self, data: bytearray, _: Mapping[str, str]) -> Answer:
-        decode(data, {"fetch": said.FETCH})
+        decode(data, {"fetch": protocol.FETCH})
         if "bottom" not in self._model.parts:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -162,10 +162,10 @@ class ModelServer:
         return _joined("bottom", {}, self._model.network.bottom.state_dict()), 0
 
     def _features(self, data: bytearray, metadata: Mapping[str, str]) -> Answer:
-        rows, codec = _rows(metadata), metadata.get(said.CODEC, "")
+        rows, codec = _rows(metadata), metadata.get(protocol.CODEC, "")
         if codec not in lookup.codec_names():
             raise WireError(f"codec {codec!r:.40} is not known; use one of {_codecs()}")
-        schema = said.features_schema(rows, self._model.network.features, codec)
+        schema = protocol.features_schema(rows, self._model.network.features, codec)
         features = self._decoded(data, "features", schema).tensors["features"]
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")
@@ -177,7 +177,7 @@ class ModelServer:
                 grpc.StatusCode.PERMISSION_DENIED,
                 "this server takes features, no images; start it with --accept-images",
             )
-        schema = said.images_schema(_rows(metadata), self._model.shape)
+        schema = protocol.images_schema(_rows(metadata), self._model.shape)
         images = self._decoded(data, "images", schema).tensors["images"]
         return self._answers(self._model.probabilities, images)
 
@@ -191,10 +191,10 @@ class ModelServer:
             )
         return frame
 
-    def _answers(self, answer: Callable[[Tensor], Tensor], given: Tensor) -> Answer:
+    def _answers(self, answer: Callable[[Tensor], Tensor], inputs: Tensor) -> Answer:
         with self._computing:
-            probabilities = answer(given)
-        return _joined("answers", {}, {"probabilities": probabilities}), len(given)
+            probabilities = answer(inputs)
+        return _joined("answers", {}, {"probabilities": probabilities}), len(inputs)
 
 
 def _joined(kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -202,9 +202,11 @@ def _joined(kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 
 def _rows(metadata: Mapping[str, str]) -> int:
-    text = metadata.get(said.ROWS, "")
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= said.MOST_ROWS):
-        raise WireError(f"{said.ROWS} = {text!r:.40}; a call has 1 to {said.MOST_ROWS} images")
+    text = metadata.get(protocol.ROWS, "")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= protocol.MOST_ROWS):
+        raise WireError(
+            f"{protocol.ROWS} = {text!r:.40}; a call has 1 to {protocol.MOST_ROWS} images"
+        )
     return int(text)
 
 

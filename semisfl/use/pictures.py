@@ -27,10 +27,10 @@ class Skipped(NamedTuple):
 
 def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Files as named; of a folder every image file below it that is not hidden, in order."""
-    found: list[Path] = []
+    files: list[Path] = []
     for place in map(Path, places):
         if not place.is_dir():
-            found.append(place)
+            files.append(place)
             continue
         inside = [
             file
@@ -40,16 +40,16 @@ def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
         ]
         if not inside:
             raise ValueError(f"{place} holds no images (looked for {', '.join(sorted(SUFFIXES))})")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 def listed(pictures: Iterable[Picture]) -> list[Picture]:
     """Pictures as given, with what folders among them hold in their place."""
-    found: list[Picture] = []
+    single: list[Picture] = []
     for picture in pictures:
-        found += [picture] if isinstance(picture, Image.Image) else files_of([picture])
-    return found
+        single += [picture] if isinstance(picture, Image.Image) else files_of([picture])
+    return single
 
 
 class Batch(NamedTuple):

@@ -14,15 +14,15 @@ from semisfl.use.classifier import Classifier
 MOST = 256
 
 
-def to_check(model: Classifier, given: Sequence[Path] | None) -> Tensor:
+def to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
     """uint8 images of those ``given``, or of the test images that the model's run names; at most MOST."""
-    if not given:
+    if not places:
         return _of_run(model)
-    found, reasons = [], []
-    for batch in pictures.batches(pictures.files_of(given)[:MOST], model.shape):
-        found.append(batch.images)
+    batches, reasons = [], []
+    for batch in pictures.batches(pictures.files_of(places)[:MOST], model.shape):
+        batches.append(batch.images)
         reasons += batch.skipped
-    images = torch.cat(found)
+    images = torch.cat(batches)
     if not len(images):
         raise ValueError(
             f"none of the {len(reasons)} images can be read: {reasons[0].image}: {reasons[0].reason}"

@@ -42,9 +42,9 @@ FETCH = Schema()
 
 def options(largest: int, **others: int) -> list[tuple[str, int]]:
     """Channel arguments of a side that takes messages of ``largest`` bytes; ``others`` without grpc."""
-    given = {f"grpc.{name}": value for name, value in others.items()}
+    extra = {f"grpc.{name}": value for name, value in others.items()}
     limit = {"grpc.max_receive_message_length": largest}
-    return list((dict(chunks.options()) | limit | given).items())
+    return list((dict(chunks.options()) | limit | extra).items())
 
 
 def messages(frame: bytes) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ def method(name: str) -> str:
     return f"/{SERVICE}/{name}"
 
 
-def told(description: Description, identity: str, features: int) -> str:
+def describe(description: Description, identity: str, features: int) -> str:
     """The model, for a device: what of its training is nobody's business stays here."""
     return json.dumps(
         {
@@ -75,11 +75,11 @@ def told(description: Description, identity: str, features: int) -> str:
 
 def understood(text: str) -> dict[str, Any]:
     """Read what `told` wrote; raise `ValueError` for anything else."""
-    said = json.loads(text)
-    shape = said["shape"]
+    fields = json.loads(text)
+    shape = fields["shape"]
     if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
         raise ValueError(f"the server's model takes images of {shape}")
-    return dict(said, classes=tuple(said["classes"]), shape=tuple(shape))
+    return dict(fields, classes=tuple(fields["classes"]), shape=tuple(shape))
 
 
 def features_schema(rows: int, features: int, codec: str) -> Schema:

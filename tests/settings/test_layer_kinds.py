@@ -172,7 +172,7 @@ def test_layers_that_do_not_fit(rows: Rows, said: str) -> None:
 
 def test_what_every_layer_takes_and_gives() -> None:
     placed = place(parse_layers(SMALL), (3, 8, 8), 5)
-    assert [row.given for row in placed] == [(3, 8, 8), (4, 8, 8), (4, 8, 8), (4, 1, 1), (4,)]
+    assert [row.takes for row in placed] == [(3, 8, 8), (4, 8, 8), (4, 8, 8), (4, 1, 1), (4,)]
     assert placed[-1].gives == (5,)
     assert [row.parameters for row in placed] == [3 * 4 * 9 + 4, 8, 0, 0, 4 * 5 + 5]
     assert [row.name for row in placed[1].body] == ["batchnorm1", "relu1"]

@@ -52,19 +52,19 @@ def _contrast(
         positives += same.to(tl.float32)
     top = tl.max(highest, axis=0)
     log_sum = tl.log(tl.sum(total * tl.exp(highest - top), axis=0)) + top
-    found = tl.sum(positives, axis=0)
-    share = 1 / tl.maximum(found, 1.0)
+    matches = tl.sum(positives, axis=0)
+    share = 1 / tl.maximum(matches, 1.0)
     # An anchor without positives contributes nothing, whatever its references are.
-    loss = tl.where(found > 0, (found * log_sum - tl.sum(pulled, axis=0)) * share, 0.0)
+    loss = tl.where(matches > 0, (matches * log_sum - tl.sum(pulled, axis=0)) * share, 0.0)
     tl.store(losses + row, loss / rows)
-    weight = tl.where(found > 0, sharpness / rows, 0.0)
+    weight = tl.where(matches > 0, sharpness / rows, 0.0)
     for start in range(0, COUNT, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         value, there, same = _references(
             similarity, keys_labels, positive, present, label, sharpness, columns, COUNT
         )
         gradient = tl.where(there, tl.exp(value - log_sum), 0.0) - tl.where(same, share, 0.0)
-        gradient = tl.where(found > 0, weight * gradient, 0.0)
+        gradient = tl.where(matches > 0, weight * gradient, 0.0)
         tl.store(similarity + columns, gradient, mask=columns < COUNT)
 
 

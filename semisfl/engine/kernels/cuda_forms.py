@@ -25,9 +25,9 @@ from semisfl.engine.kernels.pooling import bias_relu
 from semisfl.engine.kernels.update import fused_ema, fused_sgd
 
 
-def _plain(name: str, *given: Any) -> Tensor:
+def _plain(name: str, *arguments: Any) -> Tensor:
     """For what the fused form does not do."""
-    out: Tensor = OPERATIONS[name](*given)
+    out: Tensor = OPERATIONS[name](*arguments)
     return out
 
 

@@ -141,7 +141,7 @@ def _chosen(
 ):  # fmt: skip
     """The value before BatchNorm that a window gave on, its corner, and whether its ReLU is open."""
     best = tl.full([PIXELS, CHANNELS], float("-inf"), tl.float32)
-    given = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    values = tl.zeros([PIXELS, CHANNELS], tl.float32)
     which = tl.zeros([PIXELS, CHANNELS], tl.int32)
     for corner in tl.static_range(0, POOL * POOL):
         source, _ = _corner(pixel, corner, across, down, width, height, POOL)
@@ -149,12 +149,12 @@ def _chosen(
         value = raw.to(tl.float32) * factor + offset
         wins = (value > best) | (value != value)
         best = tl.where(wins, value, best)
-        given = tl.where(wins, raw.to(tl.float32), given)
+        values = tl.where(wins, raw.to(tl.float32), values)
         which = tl.where(wins, corner, which)
     is_open = inside
     if RELU:
         is_open = inside & ((best > 0) | (best != best))
-    return given, which, is_open
+    return values, which, is_open
 
 
 @triton.jit
@@ -174,14 +174,14 @@ def reduce(
     for turn in range(turns):
         pixel = (tl.program_id(0) + turn * parts) * PIXELS + tl.arange(0, PIXELS)
         inside = (pixel < count)[:, None] & (c < channels)[None, :]
-        given, _, is_open = _chosen(
+        values, _, is_open = _chosen(
             x, pixel, c, inside, factor, offset, channels, across, down, width, height,
             RELU, POOL, PIXELS, CHANNELS,
         )  # fmt: skip
         upstream = tl.load(grad + pixel[:, None] * channels + c[None, :], mask=inside, other=0.0)
         upstream = tl.where(is_open, upstream.to(tl.float32), 0.0)
         one += upstream
-        two += upstream * (given - mean) * inverse
+        two += upstream * (values - mean) * inverse
     target = sums + (tl.program_id(0) * tl.num_programs(2) + client) * 2 * channels + c
     tl.store(target, tl.sum(one, axis=0), mask=c < channels)
     tl.store(target + channels, tl.sum(two, axis=0), mask=c < channels)

@@ -79,10 +79,10 @@ def settled(
     """Return mean, 1 / deviation, factor and offset of every channel; in training from ``sums`` over ``count`` pixels."""
     clients, channels = rows[1].shape
     known = torch.empty((4, clients, channels), device=x.device)
-    given = [rows[1] if row is None else row for row in rows]
+    tensors = [rows[1] if row is None else row for row in rows]
     across = min(128, triton.next_power_of_2(channels))
     settle[(1, triton.cdiv(channels, across), clients)](
-        x, sums, *given, known, *(row.stride(0) for row in given), count, channels, len(sums),
+        x, sums, *tensors, known, *(row.stride(0) for row in tensors), count, channels, len(sums),
         momentum, eps, TRAINING=training, SHIFTED=rows[0] is not None, ROWS=ROWS, CHANNELS=across,
     )  # fmt: skip
     return known

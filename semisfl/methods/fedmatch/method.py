@@ -37,9 +37,9 @@ from semisfl.methods.full_model import (
     COUNTED,
     count_labels,
     count_loss,
-    given,
     read_counter,
     report,
+    required_state,
     start_counter,
 )
 from semisfl.metrics import MethodMetrics
@@ -197,10 +197,10 @@ class FedMatchWork:
 
     def start(self, client: ClientRuntime) -> bool:
         sigma, psi = client.model("sigma"), client.model("psi")
-        sigma.load_state_dict(given(client, "sigma"))
-        psi.load_state_dict(given(client, "psi"))
+        sigma.load_state_dict(required_state(client, "sigma"))
+        psi.load_state_dict(required_state(client, "psi"))
         for name in helper_names():
-            upload = client.received(name) or given(client, "psi")
+            upload = client.received(name) or required_state(client, "psi")
             client.model(name).load_state_dict({**upload, **joined(sigma, upload)})
         client.sum_model("theta", fixed="sigma", learned="psi", names=decomposed(sigma))
         client.set_buffer("helped", torch.tensor(float(client.received("helper0") is not None)))

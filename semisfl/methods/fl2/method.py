@@ -26,8 +26,8 @@ from semisfl.methods.full_model import (
     combined,
     count_labels,
     count_loss,
-    given,
     read_counter,
+    required_state,
     start_counter,
 )
 from semisfl.methods.semifl.method import CLIP_NORM, SemiFL, batches_of
@@ -120,7 +120,7 @@ class FL2Work:
 
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")
-        model.load_state_dict(given(client, "model"))
+        model.load_state_dict(required_state(client, "model"))
         model.load_state_dict(client.received("statistics") or {}, strict=False)
         # Once per round, by the received model on one weak view of every image.
         chosen = choose(client.predict(model, "weak"), client.settings["confidence_threshold"])

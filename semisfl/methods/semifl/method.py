@@ -32,9 +32,9 @@ from semisfl.methods.full_model import (
     combined,
     count_labels,
     count_loss,
-    given,
     read_counter,
     report,
+    required_state,
     start_counter,
 )
 from semisfl.methods.semifl.settings import SemiFLSettings
@@ -155,7 +155,7 @@ class SemiFLWork:
 
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")
-        model.load_state_dict(given(client, "model"))
+        model.load_state_dict(required_state(client, "model"))
         model.load_state_dict(client.received("statistics") or {}, strict=False)
         # Pseudo-labels of every local image, once, by the received model on one weak view.
         confidence, labels = client.predict(model, "weak").max(1)
@@ -222,7 +222,7 @@ class StatisticsWork:
 
     def start(self, client: ClientRuntime) -> bool:
         model = client.model("model")
-        model.load_state_dict(given(client, "model"))
+        model.load_state_dict(required_state(client, "model"))
         client.set_buffer(
             "batches", torch.tensor(recompute_statistics(model, client.images("plain", SBN_BATCH)))
         )
