@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from semisfl.data.sources import load_data as load_data
     from semisfl.models.layers import Residual as Residual
     from semisfl.models.modules import layers_of as layers_of
+    from semisfl.runs.callbacks import Callback as Callback
     from semisfl.runs.experiment import divide as divide
     from semisfl.runs.loop import Result as Result
     from semisfl.runs.start import resume as resume
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Imported on first use, so that `--help` and reports do not wait for torch.
 _HOMES = {
+    "Callback": "semisfl.runs.callbacks",
     "Classifier": "semisfl.use.classifier",
     "Config": "semisfl.settings.config",
     "ConfigError": "semisfl.settings.config",

@@ -15,10 +15,12 @@ from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.byte_counts import by_client
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
+from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.health import Health
 from semisfl.runs.limits import Standing, met, reason
+from semisfl.runs.reading import columns
 from semisfl.runs.sinks import RunInfo, Sink
 from semisfl.stopping import Stopped
 
@@ -36,11 +38,17 @@ class Result:
     """Accuracy on the test set; None unless rounds are judged on validation images and the run has ended."""
     model: nn.Module
     rounds: list[dict[str, Any]] = field(repr=False)
+    """The metrics of every round, those before a resume included."""
     stopped: bool = False
     """Whether the run was asked to end before its last round."""
     stopped_by: str | None = None
     """The key of ``stop`` that is met, if one is."""
     directory: Path | None = None
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """Return ``rounds`` by metric: one list per key with an entry per round, None where it has no value."""
+        return columns(self.rounds)
 
 
 def run_rounds(
@@ -50,6 +58,7 @@ def run_rounds(
     first: int = 0,
     best: float = 0.0,
     sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run the rounds from ``first`` on; ``best`` is the highest accuracy of the rounds before."""
     config, rounds = experiment.config, _Rounds(experiment, directory, first, best)
@@ -66,13 +75,23 @@ def run_rounds(
             try:
                 metrics = rounds.attempt()
             except Stopped:
-                rounds.save_unfinished()
+                tell_checkpoints(callbacks, rounds.save_unfinished())
                 log.info("stopped before round %d was complete", rounds.next)
                 return rounds.result(stopped=True)
-            if metrics is not None:
-                rounds.keep(metrics)
+            if metrics is None:
+                continue
+            saved = rounds.keep(metrics)
+            try:
                 for sink in sinks:
                     sink.write(metrics)
+                ended = tell_round(callbacks, metrics, rounds.model, saved)
+            except BaseException:
+                rounds.save_now()
+                raise
+            if ended and rounds.next < config.rounds and rounds.limit is None:
+                tell_checkpoints(callbacks, rounds.save_now())
+                log.info("stopped by a callback after round %d", rounds.next - 1)
+                return rounds.result(stopped=True)
         rounds.tell_limit()
     return rounds.result(stopped=False)
 
@@ -94,6 +113,13 @@ class _Rounds:
         """Bytes that undone attempts at this round sent."""
         self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
         self._best_state: dict[str, Any] | None = None
+        self._saved = first
+        """The next round as the latest checkpoint has it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the model that the run is judged by."""
+        return next(iter(self._experiment.method.tested().values()))
 
     @property
     def limit(self) -> str | None:
@@ -173,8 +199,8 @@ class _Rounds:
             seconds_testing=(metrics.seconds_testing or 0.0) + taken,
         )
 
-    def keep(self, metrics: RoundMetrics) -> None:
-        """Record a finished round; write checkpoints of good states only."""
+    def keep(self, metrics: RoundMetrics) -> list[Path]:
+        """Record a finished round and return the checkpoints written, which are of good states only."""
         improved = metrics.accuracy is not None and metrics.accuracy > self._best
         self._best = max(self._best, metrics.accuracy or 0.0)
         self._history.append(metrics.as_dict())
@@ -184,20 +210,31 @@ class _Rounds:
         due = self._is_last or metrics.stopped_by is not None or (self.next + 1) % every == 0
         self.next += 1
         if self._directory is None:
-            return
+            return []
         # Before the checkpoint: resuming drops a line too many, but cannot restore a missing one.
         self._directory.record.write(metrics)
         if improved and self._good:
             self._best_state = checkpoint.snapshot(self._state())
-        if due and self._good:
-            self._directory.save_latest(self._state())
-            self._save_best()
+        return self.save_now() if due else []
 
-    def save_unfinished(self) -> None:
-        """Write the state at the start of the unfinished round."""
-        if self._directory is not None and self._good:
-            self._directory.save_latest(self._before)
-            self._save_best()
+    def save_now(self) -> list[Path]:
+        """Write the state after the last round if the latest checkpoint has another; return the files written."""
+        return self._save(self._state()) if self._saved != self.next else []
+
+    def save_unfinished(self) -> list[Path]:
+        """Write the state at the start of the unfinished round; return the files written."""
+        return self._save(self._before)
+
+    def _save(self, state: dict[str, Any]) -> list[Path]:
+        if self._directory is None or not self._good:
+            return []
+        written = []
+        if self._directory.save_latest(state):
+            self._saved = state["round"]
+            written.append("latest")
+        if self._save_best():
+            written.append("best")
+        return [self._directory.path / f"{name}.safetensors" for name in written]
 
     def result(self, *, stopped: bool) -> Result:
         tested = [line["accuracy"] for line in self._history if "accuracy" in line]
@@ -205,7 +242,7 @@ class _Rounds:
             accuracy=tested[-1] if tested else float("nan"),
             best=self._best,
             test_accuracy=self._history[-1].get("test_accuracy") if self._history else None,
-            model=next(iter(self._experiment.method.tested().values())),
+            model=self.model,
             rounds=self._history,
             stopped=stopped,
             stopped_by=None if stopped else self.limit,
@@ -245,11 +282,13 @@ class _Rounds:
         self._experiment.fleet.held_back.take()  # of the attempt that does not count
         self._experiment.undo_round(self._before)
 
-    def _save_best(self) -> None:
+    def _save_best(self) -> bool:
         """Write the best state since the last checkpoint; if that fails, keep it for the next attempt."""
         assert self._directory is not None
-        if self._best_state is not None and self._directory.save("best", self._best_state):
-            self._best_state = None
+        if self._best_state is None or not self._directory.save("best", self._best_state):
+            return False
+        self._best_state = None
+        return True
 
 
 @contextmanager

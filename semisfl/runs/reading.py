@@ -55,11 +55,15 @@ def read_rounds(path: Path, make: Callable[[Values], Made]) -> list[Made]:
     """Return ``make`` of the metrics of each round; a last line that a crash cut off is left out."""
     if not is_record(path):
         return read_metrics(path / METRICS, make)
-    columns = _record(path)["metrics"]
-    rounds = [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    lists = _record(path)["metrics"]
+    rounds = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     return [make({key: one[key] for key in one if one[key] is not None}) for one in rounds]
+
+
+def columns(rounds: Sequence[Values]) -> dict[str, list[Any]]:
+    """Return one list per key of the rounds, with None for a round that does not have it."""
+    keys = dict.fromkeys(key for one in rounds for key in one if one[key] is not None)
+    return {key: [one.get(key) for one in rounds] for key in keys}
 
 
 def read_metrics(path: Path, make: Callable[[Values], Made]) -> list[Made]:

@@ -110,9 +110,8 @@ def _line(value: Any) -> str:
 
 
 def _columns(rounds: Sequence[Values]) -> dict[str, list[Any]]:
-    """Return one list per key; null where a round does not have it."""
-    keys = dict.fromkeys(key for one in rounds for key in one if one[key] is not None)
-    return {key: [_rounded(one.get(key)) for one in rounds] for key in keys}
+    """Return one list per key, rounded; null where a round does not have it."""
+    return {key: _rounded(values) for key, values in reading.columns(rounds).items()}
 
 
 def _rounded(value: Any) -> Any:

@@ -17,6 +17,7 @@ from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health
+from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import Result, run_rounds
@@ -62,7 +63,7 @@ class Run:
         self._best = best
         self._named = named
 
-    def go(self, sinks: Sequence[Sink] = ()) -> Result:
+    def go(self, sinks: Sequence[Sink] = (), callbacks: Sequence[Callback] = ()) -> Result:
         """Run the remaining rounds. The sinks that the configuration names get the metrics too."""
         self.started = True
         result = run_rounds(
@@ -71,6 +72,7 @@ class Run:
             first=self.first,
             best=self._best,
             sinks=[*sinks, *self._named],
+            callbacks=callbacks,
         )
         self.finished = not result.stopped
         return result
@@ -188,34 +190,58 @@ def _where_clients_live(config: Config, means: Means) -> Config:
 def train(
     config: Config,
     *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    model: nn.Sequential | None = None,
+    device: str = "auto",
+    callbacks: Sequence[Callback] = (),
     out: Path | str | None = None,
-    observe: Observer | None = None,
     sinks: Sequence[Sink] = (),
-    **means: Unpack[Means],
+    observe: Observer | None = None,
+    network: NetworkOptions | None = None,
+    stop: StopFlag | None = None,
 ) -> Result:
-    """Train as ``config`` says; with ``out``, keep a run directory there.
+    """Train as ``config`` says and return the result.
 
-    ``observe`` is called with the metrics of every round; an exception in it ends the run. ``sinks`` get the
-    metrics too; one that fails is not called again.
+    ``data``, ``partition`` and ``model`` replace those that the configuration names. ``device`` is "auto", "cpu" or
+    "cuda". ``callbacks`` are called after rounds, tests and checkpoints, and may end the run. With ``out``, the run is
+    kept in that new directory.
+
+    ``sinks`` get the metrics of every round; one that fails is not called again. ``observe`` is a function that gets
+    them as a dictionary. ``network`` is set if clients connect from other machines. Another thread sets ``stop`` to
+    end the run.
     """
+    means = Means(
+        data=data, partition=partition, model=model, device=device, network=network, stop=stop
+    )
     with begin(config, out=out, **means) as run:
-        return run.go(_watchers(observe, sinks))
+        return run.go(_watchers(observe, sinks), callbacks)
 
 
 def resume(
     path: Path | str,
     *,
     settings: Sequence[str] = (),
-    observe: Observer | None = None,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    model: nn.Sequential | None = None,
+    device: str = "auto",
+    callbacks: Sequence[Callback] = (),
     sinks: Sequence[Sink] = (),
-    **means: Unpack[Means],
+    observe: Observer | None = None,
+    network: NetworkOptions | None = None,
+    stop: StopFlag | None = None,
 ) -> Result:
     """Continue the run in ``path`` from its latest good checkpoint, or from the checkpoint ``path``.
 
-    A run that met a limit continues with another: ``settings=["stop.target=none"]``.
+    A run that met a limit continues with another: ``settings=["stop.target=none"]``. The other parameters are
+    those of `train`.
     """
+    means = Means(
+        data=data, partition=partition, model=model, device=device, network=network, stop=stop
+    )
     with go_on(path, settings=settings, **means) as run:
-        return run.go(_watchers(observe, sinks))
+        return run.go(_watchers(observe, sinks), callbacks)
 
 
 def _named_sinks(config: Config) -> list[Sink]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from semisfl.cli.main import main
 from semisfl.metrics import RoundRow
 from semisfl.net.messages import Terms
 from semisfl.runs.directory import RunDirectory
@@ -18,7 +17,6 @@ from semisfl.settings.config import ConfigError
 from semisfl.settings.toml import to_toml
 from tests import toy
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 DATA = toy.dataset()
 
 
@@ -118,44 +116,3 @@ def test_the_key_survives_its_file_and_may_be_changed_on_resume(tmp_path: Path) 
     RunDirectory.create(tmp_path / "run", settings).unlock()
     changed = RunDirectory.open(tmp_path / "run").changed(["sinks=[]"])
     assert changed == settings.model_copy(update={"sinks": ()})
-
-
-class FakeMLflow(types.ModuleType):
-    """As much of the client as the documentation uses."""
-
-    def __init__(self) -> None:
-        super().__init__("mlflow")
-        self.said: list[Any] = []
-
-    def start_run(self, run_name: str | None = None) -> None:
-        self.said.append(("start", run_name))
-
-    def log_params(self, params: dict[str, Any]) -> None:
-        self.said.append(("params", params))
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        assert all(isinstance(value, int | float) for value in metrics.values())
-        self.said.append((step, metrics))
-
-    def end_run(self) -> None:
-        self.said.append("end")
-
-
-def test_the_trackers_sink_of_the_documentation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## Sinks")[2].partition("\n## ")[0]
-    code = section.partition("import mlflow")[2].partition("```")[0]
-    (tmp_path / "mytracking.py").write_text(f"import mlflow{code}")
-    client = FakeMLflow()
-    monkeypatch.setitem(sys.modules, "mlflow", client)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    few = ["rounds=2", "clients.total=3", "clients.active=2", "clients.steps=1", "server.steps=1"]
-    assert "sinks = [" in section
-    words = ["run", "digits", "--set", *few, 'sinks=["mytracking:MLflow"]', "--out", "first"]
-    assert main([*words, "--quiet"]) == 0
-    start, params, one, two, end = client.said
-    assert start == ("start", "first") and end == "end"
-    assert params == ("params", {"method": "semisfl", "seed": 0})
-    assert (one[0], two[0]) == (0, 1) and {"accuracy", "loss_semi", "bytes_total"} <= {*two[1]}

@@ -19,6 +19,7 @@ from semisfl import seeds
 from semisfl.data import sources
 from semisfl.data.partition import Partition
 from semisfl.methods.base import Setup
+from semisfl.methods.semisfl import SemiSFL
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint, sinks
 from semisfl.runs.checkpoint import CheckpointError
@@ -208,15 +209,20 @@ def test_resume_is_bit_identical(
         assert plain(again.metrics()) == plain(whole.metrics()) == plain(result.rounds)
 
 
-def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(tmp_path: Path) -> None:
+def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(small(), data=DATA, device="cpu", out=tmp_path / "whole")
+    run_round = SemiSFL.round
 
-    def crash(row: dict[str, Any]) -> None:
-        if row["round"] == 2:
+    def crash(self: SemiSFL, round_index: int) -> Any:
+        if round_index == 3:
             raise RuntimeError("power failure")
+        return run_round(self, round_index)
 
-    with pytest.raises(RuntimeError, match="power failure"):
-        train(small(), data=DATA, device="cpu", out=tmp_path / "crashed", observe=crash)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power failure"):
+        patch.setattr(SemiSFL, "round", crash)
+        train(small(), data=DATA, device="cpu", out=tmp_path / "crashed")
     crashed, whole = RunDirectory.open(tmp_path / "crashed"), RunDirectory.open(tmp_path / "whole")
     with open(crashed.path / "metrics.jsonl", "a") as file:
         file.write('{"round": 3, "loss_su')  # a line that was cut off

@@ -1,0 +1,163 @@
+"""Callbacks: when they are called, how they end a run, and what is kept if one fails."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from semisfl import Callback, resume, train
+from semisfl.metrics import RoundMetrics
+from semisfl.runs import checkpoint
+from semisfl.runs.reading import read_metrics
+from semisfl.settings.config import Config
+from tests import toy
+
+EVENTS = ["on_round", "on_evaluation", "on_checkpoint"]
+
+
+def own() -> dict[str, Any]:
+    data = toy.dataset()
+    return {
+        "data": data,
+        "partition": toy.partition(data),
+        "model": toy.network(),
+        "device": "cpu",
+    }
+
+
+def settings(*assignments: str) -> Config:
+    return toy.values("semisfl", "rounds=4", "server.steps=1", "clients.steps=1", *assignments)
+
+
+class Notes(Callback):
+    """Note every call; answer or fail at the ``number``-th call of ``event``."""
+
+    def __init__(self, event: str = "", number: int = 1, answer: Any = True) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self._event, self._number, self._answer = event, number, answer
+
+    def _note(self, event: str, about: Any) -> bool | None:
+        self.calls.append((event, about))
+        if event != self._event or self.times(event) != self._number:
+            return None
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return bool(self._answer)
+
+    def times(self, event: str) -> int:
+        return sum(1 for name, _ in self.calls if name == event)
+
+    def on_round(self, metrics: RoundMetrics) -> bool | None:
+        return self._note("on_round", metrics.round)
+
+    def on_evaluation(self, metrics: RoundMetrics, model: nn.Module) -> bool | None:
+        assert isinstance(model, nn.Module) and metrics.accuracy is not None
+        return self._note("on_evaluation", metrics.round)
+
+    def on_checkpoint(self, path: Path) -> bool | None:
+        assert path.is_file()
+        return self._note("on_checkpoint", path.name)
+
+
+def test_the_parameters_of_train_are_named() -> None:
+    names = list(inspect.signature(train).parameters)
+    assert names[:7] == ["config", "data", "partition", "model", "device", "callbacks", "out"]
+    for function in (train, resume):
+        kinds = {one.kind for one in inspect.signature(function).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+def test_callbacks_are_called_for_rounds_tests_and_checkpoints(tmp_path: Path) -> None:
+    notes = Notes()
+    config = settings("runtime.evaluate_every=2", "runtime.checkpoint_every=2")
+    result = train(config, out=tmp_path / "run", callbacks=[notes], **own())
+    assert not result.stopped
+    rounds = [about for event, about in notes.calls if event == "on_round"]
+    tests = [about for event, about in notes.calls if event == "on_evaluation"]
+    files = [about for event, about in notes.calls if event == "on_checkpoint"]
+    assert rounds == [0, 1, 2, 3] and tests == [1, 3]
+    assert files.count("latest.safetensors") == 2 and "best.safetensors" in files
+    order = [event for event, _ in notes.calls]
+    assert order[:4] == ["on_round", "on_round", "on_evaluation", "on_checkpoint"]
+
+
+def test_without_a_directory_no_checkpoint_is_reported() -> None:
+    notes = Notes()
+    train(settings(), callbacks=[notes], **own())
+    assert notes.times("on_round") == 4 and notes.times("on_checkpoint") == 0
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_callback_ends_the_run_and_it_can_be_continued(event: str, tmp_path: Path) -> None:
+    path, every = tmp_path / "run", "runtime.checkpoint_every=2"
+    whole = train(settings(every), **own())
+    notes = Notes(event)
+    result = train(settings(every), out=path, callbacks=[Callback(), notes], **own())
+    done = 2 if event == "on_checkpoint" else 1
+    assert result.stopped and len(result.rounds) == done == notes.times("on_round")
+    assert isinstance(result.accuracy, float) and result.stopped_by is None
+    assert checkpoint.read(path / "latest.safetensors")["round"] == done
+    assert "best.safetensors" in [about for name, about in notes.calls if name == "on_checkpoint"]
+    again = resume(path, **own())
+    for key in ("loss_semi", "accuracy"):
+        assert again.history[key] == whole.history[key]
+
+
+def test_ending_the_last_round_ends_nothing(tmp_path: Path) -> None:
+    notes = Notes("on_round", number=4)
+    result = train(settings(), out=tmp_path / "run", callbacks=[notes], **own())
+    assert not result.stopped and len(result.rounds) == 4
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_exception_in_a_callback_leaves_a_checkpoint(event: str, tmp_path: Path) -> None:
+    path, every = tmp_path / "run", "runtime.checkpoint_every=2"
+    whole = train(settings(every), **own())
+    notes = Notes(event, answer=RuntimeError("no paper"))
+    with pytest.raises(RuntimeError, match="no paper"):
+        train(settings(every), out=path, callbacks=[notes], **own())
+    done = 2 if event == "on_checkpoint" else 1
+    assert checkpoint.read(path / "latest.safetensors")["round"] == done
+    assert len(read_metrics(path / "metrics.jsonl", dict)) == done
+    again = resume(path, **own())
+    assert again.history["loss_semi"] == whole.history["loss_semi"]
+
+
+def test_an_exception_in_observe_leaves_a_checkpoint_too(tmp_path: Path) -> None:
+    def fail(values: dict[str, Any]) -> None:
+        raise RuntimeError("no ink")
+
+    with pytest.raises(RuntimeError, match="no ink"):
+        train(settings(), out=tmp_path / "run", observe=fail, **own())
+    assert checkpoint.read(tmp_path / "run" / "latest.safetensors")["round"] == 1
+
+
+def test_a_round_that_went_wrong_is_not_saved_by_a_callback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.runs.health.Health.fault", lambda self, metrics: "NaN")
+    result = train(settings(), out=tmp_path / "run", callbacks=[Notes("on_round")], **own())
+    assert result.stopped and not (tmp_path / "run" / "latest.safetensors").exists()
+
+
+def test_the_evaluated_model_is_the_one_that_is_returned() -> None:
+    seen: list[nn.Module] = []
+
+    class Keep(Callback):
+        def on_evaluation(self, metrics: RoundMetrics, model: nn.Module) -> None:
+            seen.append(model)
+
+    result = train(settings(), callbacks=[Keep()], **own())
+    assert all(model is result.model for model in seen) and len(seen) == 4
+    assert next(result.model.parameters()).device == torch.device("cpu")
+
+
+def test_history_has_an_entry_for_every_round() -> None:
+    result = train(settings("runtime.evaluate_every=2"), **own())
+    history = result.history
+    assert history["round"] == [0, 1, 2, 3]
+    assert [value is None for value in history["accuracy"]] == [True, False, True, False]
+    assert history["loss_semi"] == [one["loss_semi"] for one in result.rounds]
