@@ -33,5 +33,8 @@ class Spent:
         return None
 
     def take(self, uses: int) -> None:
+        """Add a round; what is spent never decreases."""
+        if uses < 0:
+            raise ValueError(f"a round uses an image {uses} times; 0 is the least")
         self.rounds += 1
         self.uses += uses

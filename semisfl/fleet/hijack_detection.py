@@ -20,25 +20,40 @@ FAINT = 1e-3
 """Rows below this share of the longest carry no direction: images whose label is not trusted."""
 
 
+FEWEST = 4
+"""Rows with a direction that are judged together; those of smaller batches wait for more."""
+
+
+def directions(gradients: Tensor) -> Tensor:
+    """Return the rows that have a direction, at unit length."""
+    norms = gradients.norm(dim=1)
+    rows = gradients[(norms > FAINT * norms.max()) & (norms > 0)]
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
 def alignment(gradients: Tensor) -> float | None:
     """Return the mean cosine between rows of two images; None if fewer than four have a direction."""
-    norms = gradients.norm(dim=1)
-    rows = gradients[norms > FAINT * norms.max()]
-    count = len(rows)
-    if count < 4:
+    units = directions(gradients)
+    count = len(units)
+    if count < FEWEST:
         return None
-    units = rows / rows.norm(dim=1, keepdim=True)
     return float((units.sum(0).pow(2).sum() - count) / (count * (count - 1)))
 
 
 class HijackDetector:
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=WINDOW)
+        self._waiting: Tensor | None = None
 
     @torch.no_grad()
     def look(self, gradients: Tensor) -> str | None:
         """Return why the latest gradients look like hijacking; None if not, or if it is too early."""
-        if (cosine := alignment(gradients.float())) is not None:
+        rows = directions(gradients.float())
+        # A server could otherwise send one row per step and never be judged.
+        rows = rows if self._waiting is None else torch.cat([self._waiting, rows])
+        cosine = alignment(rows)
+        self._waiting = rows if cosine is None else None
+        if cosine is not None:
             self._seen.append(cosine)
         mean = sum(self._seen) / max(1, len(self._seen))
         if len(self._seen) < WINDOW or mean <= LIMIT:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from semisfl.models.split import Shape, SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
+from semisfl.net.ranges import check_terms
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.settings.policy import Policy
@@ -121,14 +122,17 @@ class Terms:
                 raise ValueError(
                     f"method {str(method)[:80]!r} is neither installed here nor allowed by --allow-method"
                 )
-            return cls(
+            channels, height, width = (int(side) for side in plain["shape"])
+            terms = cls(
                 parse(plain["config"]),
-                (int(plain["shape"][0]), int(plain["shape"][1]), int(plain["shape"][2])),
+                (channels, height, width),
                 int(plain["classes"]),
                 tuple(float(value) for value in plain["mean"]),
                 tuple(float(value) for value in plain["std"]),
             )
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            check_terms(terms.config, terms.shape, terms.classes, terms.mean, terms.std)
+            return terms
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise WireError(f"the server's terms cannot be read: {error}") from error
 
     @property

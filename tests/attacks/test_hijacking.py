@@ -130,3 +130,14 @@ def test_a_window_is_needed_and_the_limit_is_a_mean() -> None:
     calm = HijackDetector()
     for step in range(3 * WINDOW):
         assert calm.look(torch.ones(8, 8) if step % 3 == 0 else torch.eye(8)) is None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_batches_below_four_rows_are_judged_together(rows: int) -> None:
+    watching, calm = HijackDetector(), HijackDetector()
+    apart = torch.eye(8)
+    reasons, innocent = [], []
+    for step in range(4 * WINDOW):
+        reasons.append(watching.look(torch.ones(rows, 8)))
+        innocent.append(calm.look(apart[torch.arange(step, step + rows) % 8]))
+    assert any(reasons) and not any(innocent)

@@ -118,7 +118,7 @@ def test_what_else_is_set_cannot_be_changed_on_the_way(tmp_path: Path) -> None:
 
 def test_devices_are_not_told_and_a_run_with_another_limit_is_the_same_to_them() -> None:
     def terms(*settings: str) -> Terms:
-        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,), (0.5,))
+        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,) * 3, (0.5,) * 3)
 
     assert terms("stop.target=80").run == terms().run
     assert terms("seed=1").run != terms().run

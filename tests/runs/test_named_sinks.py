@@ -102,7 +102,7 @@ def test_what_a_sink_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_device_is_not_told_and_imports_nothing_of_it() -> None:
     def terms(*settings: str) -> Terms:
-        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,), (0.5,))
+        return Terms(toy.values("semisfl", *settings), (3, 12, 12), 4, (0.5,) * 3, (0.5,) * 3)
 
     mine = terms('sinks=["nowhere.module:Sink"]')
     assert "nowhere" not in mine.to_json() and mine.run == terms().run

@@ -39,7 +39,7 @@ class FedAvgFixMatch:
             config.clients.steps,
             lr,
             send={"model": self.model.state_dict()},
-            settings={"tau": self.settings.confidence_threshold},
+            settings={"confidence_threshold": self.settings.confidence_threshold},
         )
         results = self.setup.fleet.train(self.work, plan)
         sent = plan.send["model"]
@@ -80,7 +80,7 @@ class FixMatchWork:
         model = client.model("model")
         with torch.no_grad():
             weak = model.eval()(client.batch_of("weak"))
-        labels, confident = pseudo_label(weak, client.settings["tau"])
+        labels, confident = pseudo_label(weak, client.settings["confidence_threshold"])
         loss = consistency(model.train()(client.batch_of("strong")), labels, confident)
         client.descend(model, loss)
         full_model.count_loss(client, loss, consistency=loss)

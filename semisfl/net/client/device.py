@@ -16,7 +16,8 @@ from semisfl.fleet.caps import most_uses
 from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import separated
-from semisfl.net import messages
+from semisfl.net import messages, ranges
+from semisfl.net.client import agreement
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection, Received, Rejected, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
@@ -181,6 +182,7 @@ class Device:
         return 0 if self._works else most_uses(clients.steps, clients.batch, count)
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
+        ranges.check("client", frame.fields["client"], ranges.CLIENTS)
         self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
@@ -191,6 +193,7 @@ class Device:
 
     def _split(self, received: Received, frame: Frame) -> None:
         member, fields = self.member, frame.fields
+        agreement.check_split(member.config, fields, with_teacher=frame.kind == "split")
         uses = most_uses(fields["steps"], member.config.clients.batch, len(member.images))
         self._allowance.take(self.outgoing.policy, uses)
         states = separated(frame.tensors, ["bottom", "teacher"])
@@ -262,6 +265,7 @@ class Device:
                 ", ".join(self._works),
             )
             return
+        agreement.check_full(self.member.config, fields)
         # No features leave in it, but each round's model is made of every image.
         self._allowance.take(self.outgoing.policy, uses=0)
         full_round = ClientFullRound(self, received, fields["round"])

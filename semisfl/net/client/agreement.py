@@ -1,0 +1,67 @@
+"""Hold every round to the terms that the device agreed to: a server may ask for less, never for more."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from semisfl.net.ranges import Range
+from semisfl.settings import lookup
+from semisfl.settings.config import Config
+from semisfl.settings.policy import PolicyBreach
+
+ROUNDING = 1e-9
+"""Relative error of a learning rate that the server computed."""
+
+
+def check_split(config: Config, fields: Mapping[str, Any], *, with_teacher: bool) -> None:
+    """Raise `PolicyBreach` if a split round differs from the terms in its numbers or its teacher."""
+    _check_numbers(config, fields, least_steps=1)
+    own = method_settings(config)
+    # A method without this setting decides for each client and round who labels.
+    if (teacher := own.get("client_teacher")) is not None:
+        _check_equal("ema", fields["ema"], teacher == "ema")
+        _check_equal("teacher", with_teacher, True)
+    if fields["ema"]:
+        _check_equal("decay", fields["decay"], config.teacher.ema_decay)
+
+
+def check_full(config: Config, fields: Mapping[str, Any]) -> None:
+    """Raise `PolicyBreach` if a full-model round differs from the terms in its numbers or settings."""
+    # Work that only computes statistics takes no step.
+    _check_numbers(config, fields, least_steps=0)
+    agreed = {**config.teacher.model_dump(mode="json"), **method_settings(config)}
+    for name, value in fields["settings"].items():
+        if name not in agreed:
+            raise PolicyBreach(
+                f"the server sends settings.{name:.40} for a round, which the agreed terms do not have; "
+                "it must be a setting of the method or of [teacher]"
+            )
+        _check_equal(name, value, agreed[name])
+
+
+def method_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of the run's method by name; none if it has no section."""
+    section = lookup.method(config.method).section
+    settings = getattr(config, section, None) if section else None
+    return {} if settings is None else settings.model_dump(mode="json")
+
+
+def _check_numbers(config: Config, fields: Mapping[str, Any], least_steps: int) -> None:
+    rate = config.optimizer
+    lowest = rate.lr_min / (1 + ROUNDING) if least_steps else 0.0
+    agreed = {
+        "round": Range(0, config.rounds - 1),
+        "steps": Range(least_steps, config.clients.steps),
+        "lr": Range(lowest, rate.lr * (1 + ROUNDING)),
+    }
+    for name, allowed in agreed.items():
+        if not allowed.allows(fields[name]):
+            raise PolicyBreach(
+                f"the server sends {name} = {fields[name]:g} for a round; the agreed terms allow {allowed}"
+            )
+
+
+def _check_equal(name: str, value: Any, agreed: Any) -> None:
+    if type(value) is not type(agreed) or value != agreed:
+        raise PolicyBreach(
+            f"the server sends {name} = {value!r:.40} for a round; the agreed terms have {agreed!r:.40}"
+        )

@@ -1,0 +1,153 @@
+"""Servers that ask for something else than their terms say: a device refuses and ends its part."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
+from semisfl.fleet.caps import Spent
+from semisfl.methods.semisfl import SemiSFL
+from semisfl.net.client.allowance import Allowance
+from semisfl.net.client.connection import Rejected
+from semisfl.net.frames import WireError
+from semisfl.net.messages import Terms
+from semisfl.net.server.roster import Roster
+from semisfl.settings.policy import Policy
+from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
+
+
+def refusal(net: Network) -> str:
+    """Return why client 0 ended its part; none of its features, bottoms and models may have left."""
+    client = net.clients[0]
+    until(lambda: client.error is not None)
+    assert isinstance(client.error, Rejected), client.error
+    assert {kind for kind, up, _ in net.fleet.traffic.counts if up == "up"} == set()
+    return str(client.error)
+
+
+def plan_of(net: Network, **changes: Any) -> SplitRound:
+    method = net.experiment.method
+    assert isinstance(method, SemiSFL)
+    method.active = method.setup.active(0)
+    return replace(method._plan(0, net.config.optimizer.lr), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"steps": -1000}, "steps = -1000 for a round; the agreed terms allow 1 to 2"),
+        ({"steps": 0}, "steps = 0"),
+        ({"steps": 3}, "steps = 3"),
+        ({"index": -1}, "round = -1 for a round; the agreed terms allow 0 to 1"),
+        ({"index": 2**40}, "round = 1.09951e+12"),
+        ({"lr": -0.02}, "lr = -0.02"),
+        ({"lr": 0.021}, "lr = 0.021 for a round; the agreed terms allow 0.005 to 0.02"),
+        ({"lr": 0.0}, "lr = 0 "),
+        ({"teacher_decay": 0.99}, "ema = True for a round; the agreed terms have False"),
+        ({"teacher_for": frozenset()}, "teacher = False for a round; the agreed terms have True"),
+    ],
+)
+def test_a_split_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -> None:
+    spent = Spent(rounds=1, uses=4)
+    allowance = Allowance()
+    allowance.spent = spent
+    with network(tiny(1)) as net:
+        net.join(0, policy=Policy(uses_per_image=10), allowance=allowance)
+        assert net.fleet.wait_for(1, 10)
+        net.fleet.start_round(plan_of(net, **changes))
+        assert f"the server sends {reason}" in refusal(net)
+    assert vars(spent) == {"rounds": 1, "uses": 4}
+
+
+def test_a_teacher_that_follows_has_the_agreed_decay() -> None:
+    with network(tiny(1, semisfl={"client_teacher": "ema"})) as net:
+        net.join_all()
+        net.fleet.start_round(plan_of(net, teacher_decay=0.0))
+        assert "decay = 0.0 for a round; the agreed terms have 0.99" in refusal(net)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"steps": 10_000}, "steps = 10000 for a round; the agreed terms allow 0 to 2"),
+        ({"lr": 50.0}, "lr = 50"),
+        ({"index": 7}, "round = 7"),
+        (
+            {"settings": {"confidence_threshold": 0.0, "iid_threshold": 9.0, "ema_decay": 0.99}},
+            "confidence_threshold = 0.0 for a round; the agreed terms have 0.95",
+        ),
+        ({"settings": {"save_to": "x"}}, "settings.save_to for a round, which the agreed terms"),
+    ],
+)
+def test_a_full_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -> None:
+    with network(tiny(1, method="fedswitch")) as net:
+        net.join_all()
+        method: Any = net.experiment.method
+        state = method.student.state_dict()
+        plan = FullRound(0, (0,), 2, 0.02, send={"student": state})
+        with pytest.raises(RoundAborted):
+            net.fleet.train(method.work, replace(plan, **changes))
+        assert f"the server sends {reason}" in refusal(net)
+
+
+def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Roster, "enrol", lambda *_: 10**8)
+    with network(tiny(1)) as net:
+        client = net.join(0)
+        until(lambda: client.error is not None)
+        assert isinstance(client.error, WireError)
+        assert "client = 1e+08; this device allows 0 to 999999" in str(client.error)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("config.clients.batch", 3_000_000, "clients.batch = 3e+06"),
+        ("config.clients.steps", 20_000_000, "clients.steps = 2e+07"),
+        ("config.rounds", 10**12, "rounds = 1e+12"),
+        ("config.optimizer.lr", float("inf"), "optimizer.lr = inf"),
+        ("config.optimizer.weight_decay", 1e9, "optimizer.weight_decay = 1e+09"),
+        ("config.data.augment.cutout", 10**9, "data.augment.cutout = 1e+09"),
+        ("shape", [1, 16_384, 16_384], "height = 16384"),
+        ("shape", [-1, 16, 16], "channels = -1"),
+        ("shape", [float("inf"), 16, 16], "cannot convert float infinity"),
+        ("classes", 10**9, "classes = 1e+09"),
+        ("mean", [float("nan")], "mean = nan"),
+        ("std", [0.0], "std = 0"),
+        ("std", [0.5, 0.5], "1 means and 2 stds for 1 channels"),
+    ],
+)
+def test_numbers_of_the_terms_have_ranges(path: str, value: Any, reason: str) -> None:
+    plain = json.loads(Terms(tiny(), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,)).to_json())
+    *sections, leaf = path.split(".")
+    target = plain
+    for section in sections:
+        target = target[section]
+    target[leaf] = value
+    with pytest.raises(WireError, match="the server's terms cannot be read") as error:
+        Terms.from_json(json.dumps(plain), ["semisfl"])
+    assert reason in str(error.value)
+
+
+def test_what_is_spent_never_decreases() -> None:
+    spent = Spent(2, 9)
+    with pytest.raises(ValueError, match="-64 times; 0 is the least"):
+        spent.take(-64)
+    assert vars(spent) == {"rounds": 2, "uses": 9}
+
+
+def test_an_honest_run_is_within_its_terms_to_its_last_round() -> None:
+    for method in ("semisfl", "fedswitch-sl", "fedswitch", "semifl", "fedmatch", "fl2"):
+        with network(tiny(1, method=method, rounds=3)) as net:
+            net.join_all()
+            for index in range(3):
+                net.experiment.method.round(index)
+            assert net.clients[0].error is None
+            assert all(
+                torch.isfinite(x).all()
+                for x in net.experiment.method.state_dict().values()
+                if torch.is_tensor(x)
+            )
