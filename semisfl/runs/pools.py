@@ -14,6 +14,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Protocol
 
 from semisfl.runs.compare import Job
+from semisfl.runs.gpu_sharing import SharedGPU
 from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.settings.toml import to_toml
 from semisfl.stopping import StopFlag
@@ -102,6 +103,7 @@ class Processes:
         self._running: dict[Path, tuple[Job, Popen[str]]] = {}
         self._attempts: dict[Path, int] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="semisfl-")
+        self._gpu = SharedGPU(Path(self._folder.name), device)
 
     def has_room(self) -> bool:
         return len(self._running) < self._count
@@ -114,7 +116,7 @@ class Processes:
             # A session of its own: only this process gets Ctrl-C, and passes it on once.
             Popen(
                 [sys.executable, "-m", "semisfl", *self._words(job)],
-                env={"OMP_NUM_THREADS": str(cores), **os.environ},
+                env={"OMP_NUM_THREADS": str(cores), **os.environ, **self._gpu.environment},
                 stdout=DEVNULL,
                 stderr=PIPE,
                 text=True,
@@ -153,4 +155,5 @@ class Processes:
             process.terminate()
         for _, process in self._running.values():
             process.communicate()
+        self._gpu.stop()
         self._folder.cleanup()
