@@ -37,7 +37,7 @@ BATCH = 4
 
 
 def prepare(config: Config) -> FleetSetup:
-    """The embedded digits, an equal share for every client."""
+    """Return the embedded digits with an equal share for every client."""
     data = sources.load("digits")
     shards = [
         np.arange(len(data.images))[client :: config.clients.total]
@@ -63,7 +63,7 @@ def seconds(fleet: Fleet, setup: FleetSetup, steps: int) -> float:
 
 
 def seconds_alone(setup: FleetSetup, steps: int, cores: int) -> float:
-    """In one process that has the cores of all ranks, and no other threads than one rank's after."""
+    """Return the seconds in one process with the cores of all ranks, and then the threads of one rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(threads * cores)
     try:

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "fedavg_fixmatch"
 CORES, CLIENTS, ROUNDS = 2, 10, 10
-LOCAL_STEPS = (1, 10, 50)  # one: what is left is mostly the engines' own cost
+LOCAL_STEPS = (1, 10, 50)  # one, so that most of the time is the engine's own cost
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see semisfl/cli/__init__.py
@@ -57,14 +57,13 @@ from semisfl.runs import experiment as experiments  # noqa: E402
 from semisfl.settings import config, presets  # noqa: E402
 from semisfl.settings.config import Config  # noqa: E402
 
-# The threshold is low, so that an untrained model labels something: the best of ten classes has a
-# tenth at least. So is the rate: a model that is taught by itself alone soon agrees with itself,
-# and its gradients vanish.
+# The threshold is low so that an untrained model accepts some labels. The learning rate is low too:
+# a model trained only on its own labels soon agrees with itself, and its gradients vanish.
 THRESHOLD, RATE = 0.11, 2e-4
 
 
 def tiny() -> nn.Sequential:
-    """A model of a user's own, so small that an engine's cost outweighs it."""
+    """Return a user's own model, so small that the engine's cost dominates."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -104,7 +103,7 @@ client_app = ClientApp()
 
 @lru_cache
 def holdings(case: str, steps: int) -> tuple[Config, RoundBatches, tuple[Any, ...]]:
-    """A process's data: loaded once, as a careful Flower app does too."""
+    """Load the data once per process, as a careful Flower app does."""
     chosen = settings(case, steps)
     data, partition = experiments.load_data(chosen)
     augmentation = Augmentation.of(chosen.data.augment)
@@ -115,7 +114,7 @@ def holdings(case: str, steps: int) -> tuple[Config, RoundBatches, tuple[Any, ..
 
 @lru_cache
 def plain_model(case: str) -> nn.Sequential:
-    """The same layers under the same names, called one after another by PyTorch's own Sequential."""
+    """Return the same layers with the same names in PyTorch's own Sequential."""
     (model,) = assemble(case, 1).method.tested().values()
     halves = [
         (name, nn.Sequential(OrderedDict(half.named_children())))
@@ -169,7 +168,7 @@ def fixmatch(model: nn.Module, weak: Tensor, strong: Tensor) -> Tensor:
 
 
 class TakingTurns(FedAvg):
-    """Before each of Flower's rounds, one of ours; notes what both take."""
+    """Run one of our rounds before each of Flower's, and note the time of both."""
 
     def __init__(self, ours: "Ours") -> None:
         super().__init__(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
@@ -199,7 +198,7 @@ class Ours:
         self.seconds: list[float] = []
 
     def round(self, index: int) -> None:
-        torch.set_num_threads(CORES)  # a matter of each thread
+        torch.set_num_threads(CORES)  # set per thread
         started = time.perf_counter()
         plan = FullRound(
             index,
@@ -236,7 +235,7 @@ def compare(grid: Grid, case: str, steps: int) -> dict[str, float]:
         "ours_seconds": round(mine, 3),
         "flower_seconds": round(theirs, 3),
         "ratio": round(theirs / mine, 2),
-        # Other work on the machine only ever adds: the least of each is the steadier number.
+        # Other work on the machine only adds time, so the minimum of each is the more stable number.
         "ours_fastest_seconds": round(least, 3),
         "flower_fastest_seconds": round(their_least, 3),
         "ratio_of_fastest_rounds": round(their_least / least, 2),

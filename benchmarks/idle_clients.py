@@ -27,7 +27,7 @@ from semisfl.net.tls import certs
 
 
 class Responder:
-    """Takes a link's place in the inbox: says it is ready, on the loop, and nothing else."""
+    """Stand in for a connection in the inbox: report that it is ready, on the loop, and nothing else."""
 
     def __init__(self, digest: str) -> None:
         self._ready = encode("ready", {"model": digest, "images": 1, "skipped": 0}, {})
@@ -38,7 +38,7 @@ class Responder:
 
 
 def crowd(folder: Path, first: int, last: int, port: int) -> None:
-    """Many clients in one process, each with its own certificate, connection and back-off."""
+    """Run many clients in one process, each with its own certificate, connection and back-off."""
     thread = LoopThread("crowd")
     responder = Responder(Schemas.of(configuration(CLIENTS), model()).digest)
     links = []
@@ -51,7 +51,7 @@ def crowd(folder: Path, first: int, last: int, port: int) -> None:
 
 
 def lonely_server(folder: Path, clients: int, port: int, state: Any) -> None:
-    """Counts who is there, for another process to see; and, once all are, what they cost."""
+    """Publish the number of connected clients to another process, and measure their cost once all are there."""
     fleet = server(folder, clients, port)
     empty = resident()
     while True:
@@ -76,7 +76,7 @@ def wait(condition: Callable[[], bool], seconds: float) -> float:
 
 
 def idle(clients: int = 1000) -> dict[str, Any]:
-    """Idle mutual-TLS clients on one server, and how soon they are back when it is killed."""
+    """Measure idle mutual-TLS clients on one server, and how soon they return after it is killed."""
     with tempfile.TemporaryDirectory() as place, PROCESSES.Manager() as manager:
         folder = Path(place)
         authority(folder, clients)
@@ -94,7 +94,7 @@ def idle(clients: int = 1000) -> dict[str, Any]:
         people = PROCESSES.Process(target=crowd, args=(folder, 0, clients, port), daemon=True)
         people.start()
         connected = wait(lambda: state["present"] == clients, 300)
-        # Every client is sent one heartbeat in this time.
+        # The server sends every client one heartbeat in this time.
         before, _ = state["cpu"], wait(lambda: state["heartbeats"] >= clients, 60)
         time.sleep(chunks.BEAT_SECONDS)
         result = {

@@ -48,7 +48,7 @@ WARM_UP = 2
 
 
 class SlowLink:
-    """Passes bytes on at ``RATE`` each way, and counts them."""
+    """Pass bytes on at ``RATE`` each way, and count them."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -69,7 +69,7 @@ class SlowLink:
                     threading.Thread(target=self._pass, args=way, daemon=True).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
-        free = 0.0  # when the link has carried all that it was given
+        free = 0.0  # the time at which the connection has carried all its bytes
         with contextlib.suppress(OSError):
             while data := source.recv(1500):
                 now = time.monotonic()
@@ -92,14 +92,14 @@ class SlowLink:
 
 
 def cuts_of(network: SplitModel) -> list[str]:
-    """Every layer after which both sides have parameters."""
+    """Return every layer after which both sides have parameters."""
     layers = [layer for half in cut_layers(network) for layer in half]
     weighed = [place for place, (_, layer) in enumerate(layers) if list(layer.parameters())]
     return [name for name, _ in layers[weighed[0] : weighed[-1]]]
 
 
 def serve(file: Path, authority: Path) -> None:
-    """A server per cut in this process; prints their ports and waits for its input to end."""
+    """Start one server per cut in this process, print their ports and wait for the end of stdin."""
     torch.set_num_threads(1)
     model = load(file)
     servers = {
@@ -134,7 +134,7 @@ def served(file: Path, authority: Path) -> Iterator[dict[str, int]]:
 
 
 def write_model(named: str, path: Path) -> Classifier:
-    """``NAME`` or ``NAME@SIDE``, for images of another size than its usual one."""
+    """Write the model ``NAME``, or ``NAME@SIDE`` for images of another size than its usual one."""
     name, _, side = named.partition("@")
     known = MODELS[name]
     shape = (known.shape[0], int(side), int(side)) if side else known.shape
@@ -172,7 +172,7 @@ def milliseconds(answer: Callable[[Tensor], Tensor], images: Tensor) -> dict[str
 
 
 def over(port: int, credentials: certs.Credentials, images: Tensor, **how: Any) -> dict[str, Any]:
-    """One way of asking the server at ``port``, on both links."""
+    """Measure one way of calling the server at ``port``, on both connections."""
     with ModelClient(f"localhost:{port}", credentials, **how) as client:
         loopback = milliseconds(client.probabilities, images)
     link = SlowLink(f"localhost:{port}")

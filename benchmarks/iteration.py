@@ -36,7 +36,7 @@ from semisfl.net.tls import certs
 
 
 def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
-    """A client that does everything but arithmetic; without ``coded``, only moves bytes."""
+    """Run a client that does everything but arithmetic; without ``coded`` it only moves bytes."""
     torch.set_num_threads(1)
     link = Connection(
         f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}")
@@ -66,7 +66,7 @@ def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
 
 
 class TransportLoop:
-    """The bytes alone through streams: cut, sent, put together; like for like with `BareLoop`."""
+    """Move only the bytes through streams: split, sent, joined; comparable with `BareLoop`."""
 
     def __init__(self, fleet: NetworkFleet) -> None:
         assert fleet.wait_for(CLIENTS, 60)
@@ -153,7 +153,7 @@ class BareLoop:
 
 
 def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
-    """Milliseconds per iteration on the clock, and of this process's CPU."""
+    """Return milliseconds per iteration: wall clock, and this process's CPU time."""
     clock, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         step()
@@ -162,7 +162,7 @@ def timed(step: Callable[[], None], count: int) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def paused(processes: list[multiprocessing.Process]) -> Iterator[None]:
-    """The other loop's clients stand still, so that two loops never compete."""
+    """Stop the other loop's clients, so that two loops never compete."""
     for process in processes:
         os.kill(process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
     try:
@@ -180,7 +180,7 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
         listener = socket.create_server(("localhost", 0))
         ports = {"transport": free_port(), "fleet": free_port()}
         up, down = 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
-        # Forked before this process has a gRPC thread: a fork would not survive one.
+        # Forked before this process starts a gRPC thread, because a fork with one would hang.
         people = {
             "bare": start(bare_client, folder, listener.getsockname()[1], up, down),
             "transport": start(stand_in, folder, ports["transport"], False),
@@ -198,7 +198,7 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
                 others = [process for other in people if other != name for process in people[other]]
                 with paused(others):
                     measured = timed(loop, count)
-                if number:  # the first time is for warming up
+                if number:  # the first pass warms up
                     results[name].append(measured)
         for process in [process for group in people.values() for process in group]:
             process.kill()
@@ -217,7 +217,7 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
 
 
 def start(target: Callable[..., None], folder: Path, *arguments: Any) -> list[Any]:
-    """One process per client."""
+    """Start one process per client."""
     processes = [
         PROCESSES.Process(target=target, args=(folder, number, *arguments), daemon=True)
         for number in range(CLIENTS)

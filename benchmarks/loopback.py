@@ -27,7 +27,7 @@ def configuration(clients: int) -> Config:
 
 
 def model() -> SplitModel:
-    """The smallest model with features of the wanted size: only bytes are moved here."""
+    """Return the smallest model with features of the wanted size; here only the bytes matter."""
     bottom = nn.Sequential(nn.Flatten(), nn.Linear(1, FEATURES))
     return SplitModel(bottom, nn.Sequential(nn.Linear(1, 1)), nn.Identity(), FEATURES)
 

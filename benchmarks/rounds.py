@@ -25,7 +25,7 @@ LONGEST_KERNELS = 45
 
 
 def timed(item: str, arguments: argparse.Namespace, turn: Connection) -> dict[str, object]:
-    """``item``: a preset, the name of another model after a colon, a method after one more."""
+    """Return one measurement. ``item`` is a preset, or ``preset:model``, or ``preset:model:method``."""
     preset, model, method = (*item.split(":"), "", "")[:3]
     known = DATA[preset]
     options = timed_rounds.settings(
@@ -52,7 +52,7 @@ def timed(item: str, arguments: argparse.Namespace, turn: Connection) -> dict[st
 
 
 def longest(kernels: list[timed_rounds.Kernel]) -> str:
-    """A line each: share, milliseconds, launches, name."""
+    """Return the longest kernels, one line each: share, milliseconds, launches, name."""
     total = sum(kernel.microseconds for kernel in kernels) or 1
     launches = sum(kernel.launches for kernel in kernels)
     lines = [f"kernel seconds {total / 1e6:.4f}, launches {launches}"]

@@ -142,7 +142,7 @@ def updates(folder: str) -> str:
 
 
 def points_lost() -> Losses:
-    """In the order of seeds."""
+    """Return the points lost, in the order of seeds."""
     return losses(sorted(read(POISONING), key=lambda outcome: outcome.seed))
 
 
@@ -176,7 +176,7 @@ def shares() -> str:
 
 
 def held_back() -> str:
-    """Backdoors, and who was held back how often."""
+    """Return the table of backdoors and of how often clients were held back."""
     outcomes = list(read(POISONING))
     config = configs.parse(configs.read(POISONING.with_suffix(".toml")))
     rounds = config.rounds - config.server.pretrain_rounds
@@ -211,7 +211,7 @@ def held_back() -> str:
 
 
 def cifar10_noise() -> str:
-    """Trained without and with noise; what crosses of each."""
+    """Return the table of models trained without and with noise, and what their features reveal."""
     rows = []
     for folder in ("cifar10-h200", "cifar10-noise-h200"):
         measured = leaks(folder)
@@ -236,7 +236,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def draw(file: Path) -> None:
-    """Accuracy lost over SSIM, a point for every row of the trade-off."""
+    """Draw accuracy lost over SSIM, one point per line of the trade-off."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")

@@ -103,7 +103,7 @@ class Repeated(logging.Handler):
 def serve(
     case: Case, folder: Path, port: int, data: Dataset, shares: Partition, pipe: Pipe
 ) -> None:
-    """A run; tells ``pipe`` when everybody is here, each round, and what it came to."""
+    """Serve a run; send through ``pipe`` when all clients are there, each round, and the outcome."""
     torch.set_num_threads(1)
     repeated = Repeated()
     logging.getLogger("semisfl").addHandler(repeated)
@@ -131,7 +131,7 @@ def serve(
             pipe.send(row)
 
         run.go([Observed(observe)])
-        pipe.recv()  # everybody who was to die has died, and is on the way back
+        pipe.recv()  # all clients to be killed are dead, and restarting
         everybody_back = fleet.wait_for(case.clients, 120)
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         pipe.send(
@@ -158,7 +158,7 @@ def megabytes(size: int) -> float:
 
 
 class Client:
-    """A real device that does not wait for its frames: they, too, come through ``events``."""
+    """A real device that does not block on its frames; they arrive through ``events`` too."""
 
     def __init__(self, number: int, crowd: "Crowd") -> None:
         self.number, self._crowd = number, crowd
@@ -189,7 +189,7 @@ class Crowd:
         loop.call_soon_threadsafe(loop.call_later, seconds, self.events.put, (client, what))
 
     def go_on(self) -> None:
-        """Whatever happens next to one of the clients."""
+        """Handle the next event of one of the clients."""
         try:
             client, item = self.events.get(timeout=0.1)
         except queue.Empty:
@@ -199,14 +199,14 @@ class Crowd:
             self.clients[client.number] = Client(client.number, self)
             self.returned += 1
         elif item == "die" and current.dead:
-            self.later(0.5, client, "die")  # once it is back from the time before
+            self.later(0.5, client, "die")  # once it has returned from the last kill
         elif item == "die":
             current.dead = True
             self.died += 1
             current.link.kill()
             self.later(self.rng.uniform(0.1, 1.0), current, "return")
         elif current is not client or client.dead:
-            pass  # what was on its way to a client that died
+            pass  # frames that were on their way to a killed client
         elif isinstance(item, Received):
             client.device._handle(item)
         elif isinstance(item, Exception):
@@ -215,8 +215,8 @@ class Crowd:
 
 
 def live(folder: Path, port: int, images: dict[int, Tensor], pipe: Pipe) -> None:
-    """Clients for ever. ``pipe`` says who is to die when; and None, to hear what became of them."""
-    logging.disable(logging.CRITICAL)  # a thousand clients that find no server yet
+    """Run clients until the end. ``pipe`` names the clients to kill and when; None asks for their state."""
+    logging.disable(logging.CRITICAL)  # a thousand clients start before their server
     torch.set_num_threads(1)
     crowd, to_die, asked = Crowd(folder, port, images), 0, False
     while True:
@@ -250,7 +250,7 @@ def measure(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder, port = Path(place), free_port()
         authority(folder, case.clients)
-        # All forked before this process has a gRPC thread: a fork would not survive one.
+        # All forked before this process starts a gRPC thread, because a fork with one would hang.
         near, far = PROCESSES.Pipe()
         processes = [
             PROCESSES.Process(

@@ -68,7 +68,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class GivenLinks(World):
-    """Every device's link as it is, in every round."""
+    """Return every device's configured connection in every round."""
 
     links: tuple[tuple[float, float], ...] = LINKS
 
@@ -94,7 +94,7 @@ def settings(method: str, rounds: int) -> Config:
 
 
 def compare(method: str, rounds: int, speed: float) -> list[Compared]:
-    """Seconds of each round but the first, real and virtual; ``speed``: GFLOP/s of this machine."""
+    """Return the seconds of each round but the first, real and virtual; ``speed``: GFLOP/s of this machine."""
     data = sources.load("digits")
     few = replace(
         data,
@@ -122,7 +122,7 @@ def compare(method: str, rounds: int, speed: float) -> list[Compared]:
                 write_images(data, number, place / name)
                 port = stack.enter_context(relay(fleet.port, *link))
                 stack.enter_context(device(name, place / name, port))
-                # One after the other: the first to come is client 0, whose link is the first.
+                # Started in turn: the first to connect is client 0, which has the first connection.
                 assert fleet.wait_for(number + 1, 120)
             run.go()
         profile = Profile(server_gflops=speed, devices=(Device(name="here", gflops=speed),))
@@ -160,7 +160,7 @@ def device(name: str, images: Path, port: int) -> Iterator[None]:
 
 @contextmanager
 def relay(target: int, up: float, down: float) -> Iterator[int]:
-    """A process that carries bytes to port ``target`` and back, at Mbit/s; its own port."""
+    """Start a process that carries bytes to port ``target`` and back at these Mbit/s; return its port."""
     mine, its = PROCESSES.Pipe()
     process = PROCESSES.Process(target=_serve, args=(its, target, up, down), daemon=True)
     process.start()
@@ -186,9 +186,9 @@ async def _listen(pipe: Pipe, target: int, up: float, down: float) -> None:
 
 
 async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, rate: float) -> None:
-    """Send piece after piece: each takes the time of its bytes, and arrives one latency later.
+    """Send the pieces in order: each takes the time of its bytes, and arrives one latency later.
 
-    When it does is worked out from when it came, not from when this busy process got to it.
+    The time of arrival follows from the time of receipt, not from when this busy process handled it.
     """
     clock, free = asyncio.get_running_loop().time, 0.0
     on_its_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()

@@ -126,7 +126,7 @@ def _only(made: "Plan", methods: Sequence[str]) -> "Plan":
 
 
 def _codecs(config: "Config") -> str:
-    """``fp32``, or which codec for what."""
+    """Return ``fp32``, or the codec of each kind of tensor."""
     wire = config.wire
     used = wire.model_dump(exclude={"teacher_once"})
     text = ", ".join(f"{codec} {what.replace('_', ' ')}" for what, codec in used.items())

@@ -1,1 +1,1 @@
-"""How it is made fast: the device, captured steps, flat weights, kernels."""
+"""Everything that makes training fast: the device, captured steps, flat weights, kernels."""

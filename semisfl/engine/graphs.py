@@ -1,4 +1,4 @@
-"""One capture helper: a step runs a few times, is captured as a CUDA graph, and replayed from then on."""
+"""Run a step a few times, capture it as a CUDA graph, and replay the graph from then on."""
 
 import gc
 import logging
@@ -25,19 +25,19 @@ class Graphs:
     def __init__(
         self, device: torch.device, capture: bool, whole: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """``whole`` surrounds every step: its arithmetic, and the end of what it left on side streams."""
+        """Surround every step with ``whole``: its precision, and a wait for its side streams at the end."""
         self._device, self._capture, self._whole = device, capture, whole
         self._pool: Any = None
         self._generators: list[torch.Generator] = []
 
     def generator(self, seed: int) -> torch.Generator:
-        """A generator for device draws that captured steps may use; reseed it with ``manual_seed``."""
+        """Return a generator that captured steps may draw from; reseed it with ``manual_seed``."""
         generator = torch.Generator(self._device).manual_seed(seed)
         self._generators.append(generator)
         return generator
 
     def capture(self, step: Step, capturable: bool = True) -> Step:
-        """``step``, to be called once per iteration.
+        """Return a function to call once per iteration in place of ``step``.
 
         On a GPU it is captured after a few calls and replayed from then on: it must read and write
         its state in place and decide nothing on the host.
@@ -67,7 +67,7 @@ class _Captured:
         if self._capturable and self._calls >= WARMUP_CALLS and self._try_capture():
             return
         self._calls += 1
-        # Warm-up on a stream of its own, as graph capture asks for.
+        # Graph capture requires the warm-up to run on its own stream.
         stream = torch.cuda.Stream(priority=FIRST)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -102,7 +102,7 @@ class _Captured:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Inside, no garbage is collected: an old graph among it, freed during a capture, ends that."""
+    """Switch off garbage collection: freeing an old graph during a capture would end the capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -38,7 +38,7 @@ class Hardware:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Models called inside compute in the chosen precision."""
+        """Return a context in which models compute in the chosen precision."""
         with torch.autocast(
             self.device.type,
             dtype=torch.bfloat16,
@@ -50,23 +50,23 @@ class Hardware:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around each step: its arithmetic, and an end that waits for its side stream."""
+        """Return a context for one step: it sets the precision, and at its end waits for the side stream."""
         with self.arithmetic():
             yield
         self.streams.join_side()
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the images that a model takes."""
+        """Return the type of a model's input images."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """The type of the layers' working weights; needs the CUDA kernels."""
+        """Return the type of the layers' working weights; other types than float32 need the CUDA kernels."""
         return self.dtype if self._fused else torch.float32
 
     def working_copy(self, model: Module) -> Module:
-        """``model``, its layers computing on a copy of its weights in this hardware's precision."""
+        """Return ``model`` itself; its layers now compute on a copy of the weights in this hardware's precision."""
         Weights(model, self.weights_dtype)
         return model
 

@@ -1,4 +1,4 @@
-"""States that are seldom needed, in the host's memory; a device holds those that are in use."""
+"""Keep seldom used states in host memory; the device holds only those in use."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,9 +9,9 @@ from semisfl.engine.weights import State, Unchanging
 
 
 class HostShelf:
-    """States by name, for ``device``: a GPU's are copied to pinned memory, and lent from there.
+    """Store states by name; those of a GPU are copied to pinned host memory and back.
 
-    Nobody waits for a copy: it is made in its turn, like everything that a device does.
+    Copies are asynchronous: they run in the device's order, and the host does not wait for them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,7 +24,7 @@ class HostShelf:
         self._kept[name] = Unchanging({key: _on_host(tensor) for key, tensor in state.items()})
 
     def get(self, name: str) -> State:
-        """On the device. Whoever asks again before the next `put` shares it."""
+        """Return the state on the device. Calls before the next `put` return the same tensors."""
         if name not in self._lent:
             self._lent[name] = {
                 key: tensor.to(self.device, non_blocking=True)
@@ -33,13 +33,13 @@ class HostShelf:
         return self._lent[name]
 
     def keep(self, names: Collection[str]) -> None:
-        """Only these."""
+        """Drop all states but these."""
         for name in self._kept.keys() - set(names):
             del self._kept[name]
 
     def state_dict(self) -> dict[str, Unchanging]:
         if self.device.type == "cuda":
-            torch.cuda.synchronize()  # the host is about to read what may still be on its way
+            torch.cuda.synchronize()  # the host reads these tensors, and their copies may not be complete
         return dict(self._kept)
 
     def load_state_dict(self, state: Mapping[str, State]) -> None:

@@ -1,4 +1,4 @@
-"""A model's answers to many images, a batch at a time."""
+"""Compute a model's outputs for many images, in batches."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,9 +15,9 @@ def outputs(
     prepare: Callable[[Tensor], Tensor],
     before_each: Callable[[], object] = lambda: None,
 ) -> Iterator[Tensor]:
-    """Logits of ``images``, one batch after the other; ``prepare`` makes a batch the model's input.
+    """Return the logits of ``images``, computed in batches; ``prepare`` turns a batch into the model's input.
 
-    The model is in eval mode meanwhile and afterwards as it was. ``before_each`` batch may raise.
+    Runs the model in eval mode and restores its mode. ``before_each`` runs before every batch and may raise.
     """
     mode = model.training
     model.eval()
@@ -31,7 +31,7 @@ def outputs(
 
 
 def _batch(model: nn.Module, images: Tensor) -> int:
-    """On a CPU fewer large images at a time: whoever is asked to stop looks between two batches."""
+    """Return the batch size: smaller for large images on a CPU, as a stop is noticed between batches only."""
     if next(model.parameters()).device.type != "cpu":
         return BATCH
     return max(16, min(BATCH, BATCH * 3 * 32 * 32 // max(1, images[:1].numel())))

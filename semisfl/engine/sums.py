@@ -1,6 +1,6 @@
-"""A module that computes with the sum of two others' parameters, of which one is learned.
+"""A module whose parameters are the sum of two others', of which one is learned.
 
-The three lie flat and alike: the step of the learned part, its regularisers and the new sum in the
+The three have the same flat layout: the step of the learned part, its regularisers and the new sum in the
 precision the layers compute in are one pass over memory (`sgd_step`).
 """
 
@@ -31,11 +31,11 @@ def add_up(
     names: Sequence[str],
     dtype: torch.dtype,
 ) -> None:
-    """The parameters ``names`` of ``total`` become fixed + learned, in ``dtype`` if its layers can be cast.
+    """Make the parameters ``names`` of ``total`` fixed + learned, in ``dtype`` if its layers can be cast.
 
     Its other parameters become those of ``fixed`` and are not trained, its buffers those of
-    ``learned``. An optimiser of ``total`` steps ``learned``, as d total / d learned = 1. Whoever
-    loads either part calls ``total.weights.refresh()``.
+    ``learned``. An optimiser of ``total`` steps ``learned``, as d total / d learned = 1. After
+    loading either part, call ``total.weights.refresh()``.
     """
     layers = [total.get_submodule(name.rpartition(".")[0]) for name in names]
     castable = all(isinstance(layer, CAST_LAYERS) for layer in layers)

@@ -149,7 +149,7 @@ class MovingAverage(Generic[Module]):
     """
 
     def __init__(self, module: Module, decay: Callable[[], Tensor]) -> None:
-        """``decay`` is called once per update."""
+        """Take the decay of each update from one call of ``decay``."""
         self.model: Module = clone(module).eval().requires_grad_(False)
         self._module = module
         self.source = weights_of(module)

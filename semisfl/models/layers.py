@@ -1,4 +1,4 @@
-"""Layers that models are made of: repeatable dropout, residual blocks, and those that are computed as one."""
+"""The layers of models: repeatable dropout, residual blocks, and blocks of layers computed together."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from semisfl.engine.kernels import (
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from a generator it is given, so that a run can repeat its masks."""
+    """Dropout with its own generator, so that a run can repeat its masks."""
 
     generator: torch.Generator | None = None
 
@@ -49,7 +49,7 @@ def batchnorms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 class Layers(nn.Sequential):
-    """A Sequential that does convolution, BatchNorm, ReLU, max-pooling and linear layers in fewer operations."""
+    """A Sequential that fuses convolution, BatchNorm, ReLU, max-pooling and linear layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         for part in parts_of(self):
@@ -58,7 +58,7 @@ class Layers(nn.Sequential):
 
 
 def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers with their names; one that is used twice is there twice, unlike in ``named_children``."""
+    """Return the layers with their names; unlike ``named_children``, a layer used twice is listed twice."""
     return [
         (name, layer)
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -75,7 +75,7 @@ class Residual(nn.Module):
         self.shortcut = Layers(OrderedDict(named_layers(shortcut or Layers())))
         for layer in (*self.body, *self.shortcut):
             if type(layer) is nn.ReLU:
-                layer.inplace = False  # both ways read the same x
+                layer.inplace = False  # body and shortcut read the same x
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x) + self.shortcut(x)
@@ -83,7 +83,7 @@ class Residual(nn.Module):
 
 
 def taken(conv: nn.Conv2d) -> tuple[Any, ...]:
-    """How a convolution is taken: what operations want to know of it besides its weights."""
+    """Return the convolution's stride, padding, dilation and groups, as the operations take them."""
     return conv.stride, conv.padding, conv.dilation, conv.groups
 
 
@@ -100,7 +100,7 @@ class ConvBlock(NamedTuple):
 
 
 class NormBlock(NamedTuple):
-    """max_pool(relu(norm(conv(x)))); which of the others there are besides BatchNorm, ``layers`` says."""
+    """max_pool(relu(norm(conv(x)))); ``layers`` says which of them exist besides BatchNorm."""
 
     layers: tuple[nn.Module, ...]
     conv: nn.Conv2d | None
@@ -109,7 +109,7 @@ class NormBlock(NamedTuple):
     pool: int
 
     def on(self, x: Tensor) -> Tensor:
-        # On a CPU nothing is gained. A cumulative average (no momentum) is seldom, and not fused.
+        # A CPU gains nothing. A cumulative average (no momentum) is rare and not fused.
         if x.is_cuda and self.norm.momentum is not None:
             return self.stacked(x, lambda weight: weight.unsqueeze(0))
         for layer in self.layers:
@@ -117,7 +117,7 @@ class NormBlock(NamedTuple):
         return x
 
     def stacked(self, x: Tensor, rows: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute several copies, each on an equal share of ``x``; ``rows`` gives a weight of all of them."""
+        """Compute several copies, each on an equal share of ``x``; ``rows`` returns a weight of all copies."""
         norm, conv = self.norm, self.conv
         if norm.training and norm.num_batches_tracked is not None:
             rows(norm.num_batches_tracked).add_(1)
@@ -154,7 +154,7 @@ Part = nn.Module | ConvBlock | NormBlock | LinearBlock
 
 
 def parts_of(sequence: Iterable[nn.Module]) -> list[Part]:
-    """The layers, those that are computed as one taken together."""
+    """Return the layers, with those that are computed together as one block."""
     layers = list(sequence)
     parts: list[Part] = []
     while layers:
@@ -202,7 +202,7 @@ def plain_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
 
 
 def _plain_pool(layer: nn.Module) -> bool:
-    """2 x 2 pooling without overlap or padding."""
+    """Return whether this is 2 x 2 pooling without overlap or padding."""
     if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
         return False
     return all(

@@ -1,4 +1,4 @@
-"""Layer tables as PyTorch modules, and modules of known layers as tables."""
+"""Convert layer tables to PyTorch modules, and modules of known layers to tables."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from semisfl.settings.layer_kinds import (
     parse_layers,
 )
 
-# What a module has besides its layers; `weights` is where `engine.weights` keeps its own.
+# Attributes of every module; `weights` is the one that `engine.weights` sets.
 RESERVED = {*dir(Layers()), "weights"}
 
 
 def modules_of(layers: Sequence[Layer], shape: Shape, classes: int) -> Layers:
-    """The model that a table describes, its weights as PyTorch first draws them."""
+    """Return the model that a table describes, with PyTorch's initial weights."""
     return _modules(place(layers, shape, classes))
 
 
@@ -100,7 +100,7 @@ MAKERS: dict[type[Layer], Callable[[Placed], nn.Module]] = {
 
 
 def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
-    """``model`` as a table, ready for ``model.layers``; ``ValueError`` names a layer that no row describes.
+    """Return ``model`` as a table for ``model.layers``; ``ValueError`` names a layer that a table cannot describe.
 
     The table holds no weights.
     """
@@ -130,7 +130,7 @@ def _rows(model: nn.Sequential) -> list[dict[str, Any]]:
 
 
 def _number(layer: Any, key: str) -> int:
-    """A setting that PyTorch keeps per side, the same on all."""
+    """Return the single value of a setting that PyTorch keeps per side; refuse different ones."""
     value = getattr(layer, key)
     sides = value if isinstance(value, tuple) else (value,)
     if len(set(sides)) != 1 or not isinstance(sides[0], int):

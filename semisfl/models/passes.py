@@ -1,4 +1,4 @@
-"""Several batches through one model: together, as far as its layers look at every image by itself."""
+"""Pass several batches through one model: together, as far as its layers treat images independently."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -15,10 +15,10 @@ BY_ITSELF = {*ROW_BY_ROW, nn.Conv2d, nn.Linear, nn.Sequential, Layers, Residual}
 def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]) -> list[Tensor]:
     """Return ``model`` of each batch, in train mode where ``training`` says so.
 
-    Weights that see all batches at once are read once, and get one gradient.
+    Weights that take all batches together are read once and get one gradient.
     """
     parts = list(model) if type(model) is nn.Sequential else [model]
-    # Dropout looks at every image by itself, too, but does nothing in eval mode.
+    # Dropout treats images independently too, but does nothing in eval mode.
     known = BY_ITSELF if len(set(training)) > 1 else {*BY_ITSELF, Dropout}
     shared = list(takewhile(lambda part: {type(layer) for layer in part.modules()} <= known, parts))
     rest, outputs = parts[len(shared) :], list(batches)
@@ -28,7 +28,7 @@ def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]
             x = part.train(training[0])(x)
         outputs = list(x.split([len(batch) for batch in batches]))
         if any(getattr(layer, "inplace", False) for part in rest for layer in part.modules()):
-            # Autograd lets nobody write to one of several views.
+            # Autograd forbids in-place writes to one of several views.
             outputs = [output.clone() for output in outputs]
     for number, mode in enumerate(training):
         for part in rest:

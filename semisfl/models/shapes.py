@@ -21,14 +21,14 @@ Shape = tuple[int, int, int]
 Sides = tuple[int, ...]
 """A layer's output for one image: channels, height and width, or one length."""
 
-# More than any model of the field here, less than would harm a device whose server asks for it.
+# Larger than any usual model, small enough that a server cannot exhaust a device's memory.
 MAX_PARAMETERS = 2**30
 MAX_OUTPUT = 2**24
-"""Numbers that one layer gives for one image."""
+"""Largest number of values that one layer may output for one image."""
 
 
 class Placed(NamedTuple):
-    """A layer in its place."""
+    """A layer with the shapes of its input and output and its number of parameters."""
 
     name: str
     layer: Layer
@@ -40,7 +40,7 @@ class Placed(NamedTuple):
 
 
 def place(layers: Sequence[Layer], shape: Shape, classes: int) -> list[Placed]:
-    """The layers for images of ``shape``; ``ValueError`` where they do not fit them or each other."""
+    """Return the layers for images of ``shape``; ``ValueError`` if a layer does not fit its input."""
     last = max((i for i, layer in enumerate(layers) if isinstance(layer, Linear)), default=-1)
     full = [
         layer.model_copy(update={"features": classes})
@@ -101,7 +101,7 @@ def _place_residual(name: str, layer: ResidualBlock, takes: Sides, where: str) -
     return Placed(name, layer, takes, gives, parameters, tuple(body), tuple(shortcut))
 
 
-# --- one rule per kind: what it gives, and its parameters ------------------------------------------
+# --- one rule per kind: output shape and number of parameters ------------------------------------------
 
 
 def _same(layer: Layer, takes: Sides) -> tuple[Sides, int]:
@@ -170,7 +170,7 @@ def _picture(takes: Sides) -> Shape:
 
 
 def _window(height: int, width: int, size: int, stride: int, padding: int) -> tuple[int, int]:
-    """Places of a square that moves over a picture."""
+    """Return how many positions a square window has on an image."""
     if min(height, width) + 2 * padding < size:
         raise ValueError(
             f"is {size} pixels wide, but is given {height}x{width} and padding = {padding}; "

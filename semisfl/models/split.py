@@ -1,4 +1,4 @@
-"""A model from its layer table, and the cut that gives clients the bottom and the server the rest."""
+"""Build a model from its layer table, and cut it: clients hold the bottom, the server the rest."""
 
 import logging
 from collections import OrderedDict
@@ -31,7 +31,7 @@ def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:
 
 
 def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
-    """The shape of one image's output, found by passing zeros through."""
+    """Return the shape of one image's output, computed by passing zeros through."""
     mode = module.training
     module.eval()
     with torch.no_grad():
@@ -60,17 +60,17 @@ class SplitModel(nn.Module):
         return self.top(self.bottom(x))
 
     def whole(self) -> nn.Sequential:
-        """Bottom and top without the head: what full-model methods train, send and test, and its names."""
+        """Return bottom and top without the head: the model that full-model methods train, send and test."""
         return nn.Sequential(OrderedDict(bottom=self.bottom, top=self.top))
 
     def project(self, features: Tensor) -> Tensor:
-        """Unit vectors z of Eq. (3)."""
+        """Return the unit vectors z of Eq. (3)."""
         unit: Tensor = unit_rows(self.projector(features))
         return unit
 
     @property
     def keys(self) -> int:
-        """Length of a projected feature."""
+        """Return the length of a projected feature."""
         widths = [
             layer.out_features for layer in self.projector.modules() if isinstance(layer, nn.Linear)
         ]
@@ -129,7 +129,7 @@ def split(
 
 
 def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
-    """A model by its name or of one's own table, not yet cut."""
+    """Return a model by its name or from a table, not yet cut."""
     if not isinstance(model, str):
         return modules_of(model, shape, classes)
     if model not in MODELS:
@@ -156,21 +156,21 @@ def build(
     projection: int = 128,
     seed: int = 0,
 ) -> SplitModel:
-    """A model by its name or table, cut; its initial weights follow from ``seed``."""
+    """Return a model by its name or table, cut; its initial weights follow from ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return split(uncut(model, shape, classes), shape, cut, projector, projection)
 
 
 def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
-    """``name``, or one like it that no layer has."""
+    """Return ``name``, or a similar name that no layer has."""
     while any(name == taken for taken, _ in layers):
         name += "_"
     return name
 
 
 def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
-    """How many layers the client holds."""
+    """Return how many layers the client holds."""
     names = [name for name, _ in layers]
     if cut is None:
         flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
@@ -199,7 +199,7 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
 
 
 def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
-    """The residual block that has a layer called ``cut``, with or without the names around it."""
+    """Return the residual block that contains a layer called ``cut``, by its short or full name."""
     for name, layer in layers:
         if isinstance(layer, Residual):
             inner = {f"{name}.{path}" for path, _ in layer.named_modules()}
@@ -228,7 +228,7 @@ def build_model(
     *,
     projector: Projector | None = None,
 ) -> SplitModel:
-    """The model a configuration names, or one's ``own``, cut as it says; the same on every machine.
+    """Return the model of a configuration, or the ``own`` one, cut as configured; the same on every machine.
 
     ``projector`` replaces the configuration's: a client needs none.
     """
@@ -252,7 +252,7 @@ def build_model(
 
 
 def _check_own(model: nn.Module, shape: Shape, classes: int) -> None:
-    """Say what is wrong with a model that somebody wrote, before a run begins with it."""
+    """Check a model that a user wrote, before a run begins with it."""
     if not isinstance(model, nn.Sequential) or len(model) < 2:
         raise ValueError(
             f"the model is a {type(model).__name__}; it must be an nn.Sequential of two or more layers"
@@ -270,10 +270,10 @@ def _check_own(model: nn.Module, shape: Shape, classes: int) -> None:
 
 
 def with_layers_of(config: Config, own: nn.Sequential | None) -> Config:
-    """``config`` with one's ``own`` model as a table, for whoever has to build it again.
+    """Return ``config`` with the ``own`` model as a table, so that others can build it again.
 
     A model that no table describes is left out: it can be trained here, but not by devices, and
-    resuming needs it once more.
+    a resumed run needs it as an argument again.
     """
     if own is None:
         return config

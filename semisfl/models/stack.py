@@ -1,4 +1,4 @@
-"""Several clients' copies of one module, their weights stacked so that whole-fleet operations are single ones."""
+"""Several clients' copies of one module, with stacked weights: one operation updates all of them."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Stack:
 
     ``dtype`` is what their layers compute in (`Weights`). On a GPU, working copies of a template
     made of known layers are computed for all slots at once; ``parameters`` then are those of the
-    template with one row per slot. ``together`` says so, or not, whatever the device.
+    template with one row per slot. ``together`` sets this for any device.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Stack:
         )
 
     def _together(self, parameters: Sequence[Tensor], say: bool) -> Pass | None:
-        """The pass of all slots at once; none where that cannot be."""
+        """Return the pass of all slots at once, or None if a layer does not support it."""
         first = self.modules[0]
         rows: Rows = {
             **{id(own): rows for own, rows in zip(first.parameters(), parameters, strict=True)},
@@ -78,7 +78,7 @@ class Stack:
 
     @staticmethod
     def stacked(slots: Sequence[nn.Parameter]) -> Tensor:
-        """One parameter of every slot as one tensor, which knows its home if it is a working copy."""
+        """Return one parameter of every slot as one tensor, with its `Home` if it is a working copy."""
         rows = _rows([parameter.detach() for parameter in slots])
         home = getattr(slots[0], "home", None)
         if home is None:
@@ -97,7 +97,7 @@ class Stack:
         return {name: tensor[slot] for name, tensor in self.tensors.items()}
 
     def mean(self) -> State:
-        """Plain mean over the slots; integer counters are averaged and truncated."""
+        """Return the plain mean over the slots; integer counters are averaged and truncated."""
         return {
             name: tensor.mean(0)
             if tensor.is_floating_point()
@@ -106,7 +106,7 @@ class Stack:
         }
 
     def follow(self, other: "Stack", decay: Tensor) -> None:
-        """Moving average of ``other``, slot by slot, with one ``decay`` per slot."""
+        """Follow ``other`` as a moving average, slot by slot, with one ``decay`` per slot."""
         for name, tensor in self.tensors.items():
             if tensor.is_floating_point():
                 weight = (1 - decay).view(-1, *[1] * (tensor.dim() - 1))
@@ -116,18 +116,18 @@ class Stack:
         self._weights.refresh()
 
     def __call__(self, x: Tensor, parallel: Parallel = in_turn) -> Tensor:
-        """Each slot's module on its share of the rows; ``parallel`` runs independent calls."""
+        """Return the outputs of each slot's module on its share of the rows; ``parallel`` runs the calls."""
         return self.joined(parallel(self.calls(x)) if self._pass is None else [self._pass(x)])
 
     def calls(self, x: Tensor) -> list[Callable[[], Tensor]]:
-        """Each slot's pass over its share of the rows, or that of all; what they give is to be `joined`."""
+        """Return the passes: one per slot over its share of the rows, or one for all; `joined` joins the results."""
         if self._pass is not None:
             return [partial(self._pass, x)]
         shares = x.chunk(len(self.modules))
         return [partial(module, share) for module, share in zip(self.modules, shares, strict=True)]
 
     def joined(self, outputs: list[Tensor]) -> Tensor:
-        # Kept for `gradients`, which a GPU does not use: there they would only hold memory.
+        # Kept for `gradients`, which a GPU does not use; there they would waste memory.
         self._outputs = [] if outputs[0].is_cuda else outputs
         return outputs[0] if self._pass is not None else torch.cat(outputs)
 
@@ -149,7 +149,7 @@ class Stack:
 
 
 def _rows(slots: Sequence[Tensor]) -> Tensor:
-    """The same weight of every slot as one view: slot after slot lies equally far apart in memory."""
+    """Return one weight of all slots as one view; the slots have a constant stride in memory."""
     first, following = slots[0], slots[1:2] or slots
     stride = following[0].storage_offset() - first.storage_offset()
     return first.as_strided((len(slots), *first.shape), (stride, *first.stride()))

@@ -1,6 +1,6 @@
-"""Compute several copies of a module at once, each with weights of its own.
+"""Compute several copies of a module at once, each with its own weights.
 
-Images lie client after client; layers without weights do not care whose they are.
+Images are ordered by client; layers without weights treat them as one batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from semisfl.models.layers import (
 Pass = Callable[[Tensor], Tensor]
 Rows = Mapping[int, Tensor]
 """From the identity of a weight of the first copy to the weights of all copies, one row each."""
-# What gives a row of its result for a row of what it is given, and nothing else.
+# Layers whose result for a row depends on that row alone.
 ROW_BY_ROW = (
     nn.ReLU,
     nn.MaxPool2d,
@@ -46,7 +46,7 @@ class NotStacked(Exception):
 
 
 def stacked(copies: Sequence[nn.Module], rows: Rows) -> Pass:
-    """The pass of all ``copies`` of a module, of which the first stands for all; `NotStacked`."""
+    """Return the pass of all ``copies`` of a module; raise `NotStacked` if a layer does not support it."""
     first = copies[0]
     if type(first) in (nn.Sequential, Layers):
         assert isinstance(first, nn.Sequential)
@@ -94,7 +94,7 @@ def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
 
 
 def _same(layer: Module, copies: Sequence[nn.Module]) -> list[Module]:
-    """The layer of every copy that is ``layer`` in the first."""
+    """Return the layer of every copy that corresponds to ``layer`` of the first copy."""
     name = next(name for name, one in copies[0].named_modules() if one is layer)
     return [cast(Module, copy.get_submodule(name)) for copy in copies]
 
@@ -126,7 +126,7 @@ def _linear(layer: nn.Linear, rows: Rows, x: Tensor) -> Tensor:
 
 
 def _drop(layers: Sequence[Dropout], x: Tensor) -> Tensor:
-    """Every copy draws from a generator of its own."""
+    """Apply dropout; every copy draws from its own generator."""
     first = layers[0]
     if not first.training or first.p == 0:
         return x

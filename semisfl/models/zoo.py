@@ -148,7 +148,7 @@ def wrn_28_2() -> list[Layer]:
 
 
 class NamedModel(NamedTuple):
-    """A row of the catalog: the table, and the input and classes that its published counts are for."""
+    """A catalog entry: the table, and the input and classes that its published counts are for."""
 
     table: Callable[[], list[Layer]]
     shape: Shape = (3, 32, 32)

@@ -36,7 +36,7 @@ class Predictions:
 
     @property
     def labels(self) -> list[str]:
-        """The most probable class of each image."""
+        """Return the most probable class of each image."""
         return [self.classes[place] for place in self.probabilities.argmax(1).tolist()]
 
     def top(self, count: int = 1) -> list[list[tuple[str, float]]]:
@@ -72,7 +72,7 @@ def predictions(
 
 
 class Classifier:
-    """Both halves of a trained model, in eval mode, and all that is known of it."""
+    """Both halves of a trained model, in eval mode, with its description."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Classifier:
 
     @property
     def identity(self) -> str:
-        """Return what a bottom and a top must share to be halves of one model."""
+        """Return the identity that a bottom and a top share if they are halves of one model."""
         return f"{self.digest}/{len(cut_layers(self.network)[0])}"
 
     def to(self, device: str | torch.device) -> "Classifier":
@@ -122,7 +122,7 @@ class Classifier:
         return predictions(images, self.shape, self.classes, self.probabilities)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """[n, classes] of uint8 images, on the CPU."""
+        """Return the probabilities [n, classes] of uint8 images, on the CPU."""
         self.need(*PARTS)
         return self._run(self.network, images, len(self.classes)).softmax(1)
 
@@ -132,7 +132,7 @@ class Classifier:
         return self._run(self.network.bottom, images, self.network.features)
 
     def answer(self, features: Tensor) -> Tensor:
-        """Class probabilities that the top gives for the bottom's features."""
+        """Return the class probabilities that the top computes from the bottom's features."""
         self.need("top")
         with torch.no_grad():
             return self.network.top(features.to(self.device)).softmax(1).cpu()
@@ -157,7 +157,7 @@ class Classifier:
         return torch.cat([answer.cpu() for answer in answers])
 
     def recut(self, cut: int | str) -> "Classifier":
-        """The same model cut elsewhere."""
+        """Return the same model cut at another layer."""
         self.need(*PARTS)
         bottom, top = cut_layers(self.network)
         whole = nn.Sequential(OrderedDict([*bottom, *top]))
@@ -167,7 +167,7 @@ class Classifier:
 
 
 def cut_layers(network: SplitModel) -> tuple[list[Named], list[Named]]:
-    """The layers of bottom and top with their names, without those that a cut adds."""
+    """Return the layers of bottom and top with their names, without those that a cut adds."""
     bottom, top = named_layers(network.bottom), named_layers(network.top)
     if isinstance(top[0][1], nn.Unflatten):
         return bottom[:-1], top[1:]

@@ -1,4 +1,4 @@
-"""How good a model is on labelled images: accuracy, precision and recall, who is taken for whom, calibration."""
+"""Evaluate a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Bin:
-    """Images whose highest probability lies in one stretch: how sure, and how often right."""
+    """Images whose highest probability lies in one interval: mean confidence and accuracy."""
 
     count: int
     confidence: float
@@ -41,7 +41,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """In percent."""
+        """Return the accuracy in percent."""
         return 100 * float(np.trace(self.confusion)) / self.images
 
     @property
@@ -56,7 +56,7 @@ class Evaluation:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error in percent: the mean gap between how sure and how often right."""
+        """Return the expected calibration error in percent: the mean gap of confidence and accuracy."""
         gaps = (bin.count * abs(bin.confidence - bin.accuracy) for bin in self.bins)
         return 100 * sum(gaps) / self.images
 
@@ -93,7 +93,7 @@ def judge(
     confidence, predicted = probabilities.max(1)
     pairs = labels * len(classes) + predicted
     confusion = torch.bincount(pairs, minlength=len(classes) ** 2).view(len(classes), -1)
-    # Upper ends belong to their stretch, so that probability 1 has one.
+    # Intervals include their upper end, so that probability 1 belongs to one.
     places = (confidence * BINS).ceil().long().clamp(1, BINS)
     right = (predicted == labels).float()
     bins = []
@@ -106,7 +106,7 @@ def judge(
 
 
 def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
-    """On ``data``: a folder of class folders, one with such a folder ``test``, or a named set's test images."""
+    """Evaluate on ``data``: a folder of class folders, one with such a folder ``test``, or a data set's test images."""
     place = Path(data)
     if not place.is_dir() or hub.is_copy(place):
         return _on_test_set(model, str(data))

@@ -1,4 +1,4 @@
-"""An evaluation as a picture: who is taken for whom, and how sure against how often right."""
+"""Draw an evaluation: the confusion matrix, and confidence against accuracy."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def draw(evaluation: Evaluation, path: Path) -> None:
 
 
 def picture(evaluation: Evaluation) -> "Figure":
-    from matplotlib.figure import Figure  # heavy, and only wanted here
+    from matplotlib.figure import Figure  # slow to import, and only used here
 
     side = float(np.clip(1.8 + 0.42 * len(evaluation.classes), 4, 14))
     figure = Figure(figsize=(side + 4.8, max(side, 4.4)), layout="constrained")

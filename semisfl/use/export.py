@@ -1,4 +1,4 @@
-"""A trained model for other programs: a file, checked on real images, and a card that says what it is."""
+"""Export a trained model for other programs: a file, checked on real images, and a model card."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def export(
 ) -> Exported:
     """Write ``part`` of ``model`` into ``folder`` and check it on uint8 ``images``.
 
-    A file that does not give what the original gives is an error, and is not left behind.
+    If the file's answers differ from the original's, raises an error and removes the file.
     """
     if int8 and to != "onnx":
         raise ValueError(
@@ -151,9 +151,9 @@ RUNNERS: dict[Format, Callable[[Path, Part], Runner]] = {
 def check(
     model: Classifier, part: Part, run: Runner, images: Tensor, int8: bool
 ) -> tuple[float, float]:
-    """(largest difference, share of equal classes) on ``images``; `ValueError` if it is too much.
+    """Return (largest difference, share of equal classes) on ``images``; `ValueError` if they differ too much.
 
-    One image alone is among the batches, as a batch size that was fixed would show.
+    One of the batches is a single image, so that a fixed batch size is noticed.
     """
     inputs = parts.input_of(model, part, images)
     expected = parts.output_of(model, part, images)

@@ -1,4 +1,4 @@
-"""Calls to a model's server: how many there may be, and how long a device may be silent in one."""
+"""Limit calls to a model's server: their number, and how long a device may be silent in one."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from semisfl.use import split_inference as protocol
 
 
 class Places:
-    """For calls under way: ``most`` in all, ``each`` for one device."""
+    """Count the calls in progress: at most ``most`` in all and ``each`` per device."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most, self._each = most, each
@@ -22,7 +22,7 @@ class Places:
 
     @contextlib.contextmanager
     def place(self, identity: str) -> Iterator[None]:
-        """Held inside the block; whoever finds none is told to come again."""
+        """Occupy a place inside the block; if all are taken, the caller is asked to retry later."""
         if self.taken[identity] >= self._each:
             raise _come_again(f"{identity} has {self._each} calls under way, the most for a device")
         if self.taken.total() >= self._most:
@@ -41,10 +41,10 @@ def _come_again(reason: str) -> Refused:
 
 
 async def request(context: grpc.aio.ServicerContext, silence: float) -> bytearray:
-    """All messages of a call, together.
+    """Return all messages of a call, joined.
 
-    None may be waited for longer than ``silence`` seconds, nor may all of them come slower than the
-    slowest link allowed, once these seconds are used up.
+    Each message must arrive within ``silence`` seconds; after these seconds the whole call must also
+    keep the lowest bandwidth allowed.
     """
     data, now = bytearray(), asyncio.get_running_loop().time
     begun = now()

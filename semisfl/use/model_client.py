@@ -36,7 +36,7 @@ Bottom = Callable[[Tensor], Tensor]
 
 
 class ModelClient:
-    """A server's model, used from here. ``bottom`` is a file of `semisfl export --part bottom`.
+    """Use a server's model from a device. ``bottom`` is a file of `semisfl export --part bottom`.
 
     Without one the bottom is fetched from the server, once, and kept in the cache. With
     ``send_images`` the images themselves are sent, to a server that accepts them.
@@ -103,7 +103,7 @@ class ModelClient:
         return runner
 
     def _from_server(self, model: Mapping[str, Any]) -> Bottom:
-        """From the cache, else fetched: the table, its weights and how images are normalised."""
+        """Return the bottom from the cache, or fetch it: the table, its weights and the normalisation."""
         if model["layers"] is None:
             raise ValueError(
                 f"the model of {self._address} is described by no layer table; give its bottom as a "
@@ -138,7 +138,7 @@ class ModelClient:
         return predictions(images, self.shape, self.classes, self.probabilities, rows)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """[n, classes] of at most MOST_ROWS uint8 images."""
+        """Return the probabilities [n, classes] of at most MOST_ROWS uint8 images."""
         if not len(images):
             return torch.empty(0, len(self.classes))
         metadata = ((protocol.ROWS, str(len(images))), (protocol.CODEC, self._codec))

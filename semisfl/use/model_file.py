@@ -1,4 +1,4 @@
-"""A model's file, and a run's: ``load("runs/first")``, ``load("best.safetensors")``."""
+"""Load a model from a run or a file: ``load("runs/first")``, ``load("best.safetensors")``."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ SUFFIX = ".safetensors"
 def load(
     path: str | os.PathLike[str], *, device: str = "cpu", model: nn.Sequential | None = None
 ) -> Classifier:
-    """The model of a run (its best, else its latest) or of a ``.safetensors`` file.
+    """Return the model of a run (its best, else its latest) or of a ``.safetensors`` file.
 
     ``model`` is needed for networks that were given to `train` as code that no layer table describes.
     """
@@ -51,7 +51,7 @@ def load(
 
 
 def find(path: Path) -> Path:
-    """The model's file: the one named, or a run's best, or its latest."""
+    """Return the model's file: the one named, or a run's best, or its latest."""
     if path.suffix == SUFFIX or path.is_file():
         if not path.is_file():
             raise CheckpointError(f"there is no file {path}")
@@ -77,7 +77,7 @@ def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str,
         described, weights = Description.of(held["description"]), held["weights"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe its model: {error!r}") from error
-    # A file of one half brings the digest of the whole.
+    # A file of one half holds the digest of the whole model.
     whole = {"classes": list(described.classes), "weights": weights}
     return described, weights, held.get("digest") or checkpoint.digest(whole)
 

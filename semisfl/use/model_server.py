@@ -1,4 +1,4 @@
-"""The server of split inference: it holds the top, and never an image unless it says that it takes them."""
+"""The server of split inference: it holds the top, and receives no images unless it was started to accept them."""
 
 import asyncio
 import threading
@@ -40,10 +40,10 @@ Answering = Callable[[bytearray, Mapping[str, str]], Answer]
 
 
 class ModelServer:
-    """Answers until `close`.
+    """Answer calls until `close`.
 
-    Calls wait on a loop of their own, so that a silent device keeps no other waiting; threads are for
-    those whose request is here in full.
+    Requests are received on an event loop, so that a silent device delays no other; only complete
+    requests occupy a thread.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ModelServer:
         self._trust = None if insecure or folder is None else Trust(folder)
         self.answered: Counter[str] = Counter()
         """Images so far, by who asked."""
-        # Without certificates nobody can be told from another.
+        # Without certificates devices cannot be distinguished.
         self._places = Places(MOST_CALLS, MOST_CALLS if self._trust is None else calls_each)
         self._silence = silence_seconds
         self._refusals = Refusals(audit)
@@ -99,7 +99,7 @@ class ModelServer:
         return port
 
     def close(self) -> None:
-        """Finish what is under way, for a moment, and stop listening."""
+        """Stop listening, and allow calls in progress a moment to finish."""
         self._thread.call(self._server.stop(GOODBYE_SECONDS))
         self._thread.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -108,7 +108,7 @@ class ModelServer:
     # --- calls -----------------------------------------------------------------------------------
 
     def _guarded(self, answer: Answering) -> endpoint.Serve:
-        """``answer`` for those who may ask; a refusal is a status with its reason, and an audit line."""
+        """Return ``answer`` with access checks; a refusal is a gRPC status with its reason, and an audit line."""
 
         async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
             identity = "?"

@@ -32,9 +32,9 @@ def needs_onnx() -> Iterator[None]:
 def write(
     module: nn.Module, example: Tensor, names: tuple[str, str], about: dict[str, Any], path: Path
 ) -> None:
-    """``module`` for any batch size; ``names`` are those of its input and output."""
+    """Write ``module`` for any batch size; ``names`` are those of its input and output."""
     with needs_onnx():
-        import onnxruntime  # noqa: F401  # what is written is run before it is believed
+        import onnxruntime  # noqa: F401  # the written file is run and checked afterwards
         import onnxscript  # noqa: F401
     batch = torch.export.Dim("batch", min=1)
     with _quiet():
@@ -54,7 +54,7 @@ def write(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of packages that are not there and of its own future."""
+    """Silence the exporter's warnings of missing packages and of its own deprecations."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)
@@ -67,7 +67,7 @@ def _quiet() -> Iterator[None]:
 
 
 def quantize(path: Path, inputs: Tensor) -> None:
-    """Replace a file by its int8 form; ``inputs`` show it the range of each layer's values."""
+    """Replace a file by its int8 form; ``inputs`` calibrate the range of each layer's values."""
     with needs_onnx():
         from onnxruntime import quantization
         from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -81,12 +81,10 @@ def quantize(path: Path, inputs: Tensor) -> None:
     prepared = path.with_suffix(".prepared.onnx")
     root = logging.getLogger()
     level = root.level
-    root.setLevel(
-        logging.ERROR
-    )  # it warns through the root logger that it could have been told more
+    root.setLevel(logging.ERROR)  # it logs advice through the root logger
     try:
-        # ONNX's own shapes do for these layers; symbolic ones are for transformers, and where they
-        # cannot be found some versions give up and leave files in the working directory.
+        # ONNX's own shape inference suffices for these layers. Where the symbolic one (for transformers)
+        # fails, some versions stop and leave files in the working directory.
         quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
         quantization.quantize_static(
             str(prepared),

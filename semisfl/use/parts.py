@@ -1,4 +1,4 @@
-"""A model's parts as plain modules, with normalisation inside: what is exported."""
+"""Return a model's parts as plain modules with normalisation inside, for export."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -20,7 +20,7 @@ NEEDS: dict[Part, tuple[str, ...]] = {
 
 
 class Normalize(nn.Module):
-    """uint8 images as the network takes them."""
+    """Normalise uint8 images for the network."""
 
     scale: Tensor
     offset: Tensor
@@ -47,7 +47,7 @@ class Sum(nn.Module):
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """``module`` without this package's fused operations, which no other program knows."""
+    """Return ``module`` without this package's fused operations, which other programs lack."""
     if isinstance(module, Residual):
         return Sum(plain(module.body), plain(module.shortcut))
     if isinstance(module, Layers):
@@ -57,7 +57,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 
 def module_of(model: Classifier, part: Part) -> nn.Module:
-    """Images to probabilities, images to features, or features to probabilities."""
+    """Return a module: images to probabilities, images to features, or features to probabilities."""
     model.need(*NEEDS[part])
     halves = {name: plain(getattr(model.network, name)) for name in NEEDS[part]}
     before = {"normalize": Normalize(model.normalizer.scale, model.normalizer.offset)}
@@ -81,7 +81,7 @@ def output_of(model: Classifier, part: Part, images: Tensor) -> Tensor:
 
 
 def example(model: Classifier, part: Part) -> Tensor:
-    """An input of two rows: of one, an exporter would take the batch size for fixed."""
+    """Return an input of two rows: with one, an exporter would fix the batch size."""
     if INPUTS[part] == "features":
         return torch.zeros(2, model.network.features)
     return torch.zeros(2, *model.shape, dtype=torch.uint8)

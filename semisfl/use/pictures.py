@@ -1,4 +1,4 @@
-"""Image files as a model takes them, one by one: what cannot be read is named, with the reason."""
+"""Read image files at the model's size; files that cannot be read are listed with the reason."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Skipped(NamedTuple):
 
 
 def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Files as named; of a folder every image file below it that is not hidden, in order."""
+    """Return the named files, and for a folder every image file below it that is not hidden, in order."""
     files: list[Path] = []
     for place in map(Path, places):
         if not place.is_dir():
@@ -45,7 +45,7 @@ def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def listed(pictures: Iterable[Picture]) -> list[Picture]:
-    """Pictures as given, with what folders among them hold in their place."""
+    """Return the pictures, with each folder replaced by the images in it."""
     single: list[Picture] = []
     for picture in pictures:
         single += [picture] if isinstance(picture, Image.Image) else files_of([picture])
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 
 def batches(pictures: Sequence[Picture], shape: Shape, size: int = CHUNK) -> Iterator[Batch]:
-    """``size`` pictures at a time, so that any number fits in memory."""
+    """Yield batches of ``size`` pictures, so that any number fits in memory."""
     for first in range(0, len(pictures), size):
         names, pixels, skipped = [], [], []
         for number, picture in enumerate(pictures[first : first + size], start=first):
@@ -83,7 +83,7 @@ def name_of(picture: Picture, number: int) -> str:
 
 
 def read(picture: Picture, shape: Shape) -> np.ndarray:
-    """uint8 of ``shape``; `ValueError` says why it cannot be."""
+    """Return a picture as uint8 of ``shape``; `ValueError` gives the reason if it cannot be read."""
     channels, height, width = shape
     try:
         if isinstance(picture, Image.Image):
@@ -106,7 +106,7 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
-    # Grey becomes colour without loss, as it did in training; colour was never grey there.
+    # Grey images become colour without loss, as in training; colour images are never made grey.
     if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):
         raise ValueError(
             f"it is in colour ({len(image.getbands())} channels, {image.mode}) and the model was "
@@ -116,7 +116,7 @@ def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndar
 
 
 def _is_grey(image: Image.Image) -> bool:
-    """A grey image that was saved as a colour one."""
+    """Return whether a colour image has only grey pixels."""
     red, green, blue = image.convert("RGB").split()
     pairs = ((red, green), (green, blue))
     return all(ImageChops.difference(*pair).getbbox() is None for pair in pairs)

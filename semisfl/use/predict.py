@@ -1,4 +1,4 @@
-"""Using a trained model: classes of new images, accuracy on a test set."""
+"""Use a trained model: classes of new images, accuracy on a test set."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from semisfl.engine.inference import outputs
 
 
 def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
-    """Class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
+    """Return class probabilities [n, classes] of uint8 images, normalised as ``data`` was in training."""
     if images.dtype != torch.uint8 or images.shape[1:] != data.images.shape[1:]:
         raise ValueError(
             f"images are {images.dtype} {list(images.shape)}; the model was trained on torch.uint8 "
@@ -23,7 +23,7 @@ def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
 
 
 def evaluate(model: nn.Module, data: Dataset) -> float:
-    """Accuracy in percent on the test images of ``data``."""
+    """Return the accuracy in percent on the test images of ``data``."""
     if not len(data.test_labels):
         raise ValueError(f"data set {data.name!r} has no test images")
     chosen = predict(model, data.test_images, data).argmax(1)

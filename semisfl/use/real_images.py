@@ -1,4 +1,4 @@
-"""Real images to hold an exported model against its original on."""
+"""Choose real images on which an exported model is compared with its original."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ MOST = 256
 
 
 def to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
-    """uint8 images of those ``given``, or of the test images that the model's run names; at most MOST."""
+    """Return at most MOST uint8 images from ``places``, or else test images of the model's data set."""
     if not places:
         return _of_run(model)
     batches, reasons = [], []
@@ -43,6 +43,6 @@ def _of_run(model: Classifier) -> Tensor:
         raise ValueError(
             f"there are no images to check the exported model on ({error}); give some: --check IMAGES"
         ) from error
-    # Spread over the set, which may be sorted by class.
+    # Evenly spaced, because the set may be sorted by class.
     step = max(1, len(data.test_images) // MOST)
     return data.test_images[::step][:MOST]

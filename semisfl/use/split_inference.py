@@ -1,4 +1,4 @@
-"""Split inference: a device runs the bottom, a server the top. What they say to each other.
+"""The protocol of split inference: a device runs the bottom, a server the top.
 
     device                       server
     describe           ->
@@ -9,9 +9,9 @@
                        <-        answers
 
 Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. A
-request is cut in messages of at most `chunks.CHUNK` bytes, so that its progress can be seen (one that
+request is split into messages of at most `chunks.CHUNK` bytes, so that its progress can be seen (one that
 comes as a single message is taken too); an answer is one message. How many rows a frame has and in
-which codec they cross stands in the call's metadata, since a frame is decoded only against what its
+which codec is in the call's metadata, since a frame is decoded only against the schema that its
 receiver expects.
 """
 
@@ -41,14 +41,14 @@ FETCH = Schema()
 
 
 def options(largest: int, **others: int) -> list[tuple[str, int]]:
-    """Channel arguments of a side that takes messages of ``largest`` bytes; ``others`` without grpc."""
+    """Return channel options for messages of ``largest`` bytes; ``others`` are names without "grpc."."""
     extra = {f"grpc.{name}": value for name, value in others.items()}
     limit = {"grpc.max_receive_message_length": largest}
     return list((dict(chunks.options()) | limit | extra).items())
 
 
 def messages(frame: bytes) -> Iterator[bytes]:
-    """A request as it is sent."""
+    """Yield the messages of a request."""
     view = memoryview(frame)
     return (bytes(view[at : at + chunks.CHUNK]) for at in range(0, len(view), chunks.CHUNK))
 
@@ -58,7 +58,7 @@ def method(name: str) -> str:
 
 
 def describe(description: Description, identity: str, features: int) -> str:
-    """The model, for a device: what of its training is nobody's business stays here."""
+    """Return the model's description for a device, without what concerns only its training."""
     return json.dumps(
         {
             "classes": description.classes,
@@ -74,7 +74,7 @@ def describe(description: Description, identity: str, features: int) -> str:
 
 
 def understood(text: str) -> dict[str, Any]:
-    """Read what `told` wrote; raise `ValueError` for anything else."""
+    """Read the text of `describe`; raise `ValueError` for anything else."""
     fields = json.loads(text)
     shape = fields["shape"]
     if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
@@ -101,6 +101,6 @@ def bottom_schema(state: dict[str, torch.Tensor]) -> Schema:
 
 
 def rows_at_a_time(features: int, codec: str) -> int:
-    """How many images fit into one call."""
+    """Return how many images fit into one call."""
     one = codec_named(codec).size((1, features))
     return max(1, min(MOST_ROWS, (LARGEST_CALL - 2**20) // max(1, one)))

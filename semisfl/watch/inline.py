@@ -12,7 +12,7 @@ from semisfl.watch.views import Runs
 
 
 def write_page(runs: Runs, place: Path) -> None:
-    """Everything about ``runs`` that the page shows, as it is now."""
+    """Write a page with the present state of ``runs``."""
     try:
         write_whole(place, page(runs).encode())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Operations with two forms, a plain one and a CUDA one in Triton: PyTorch's dispatcher chooses.
+"""Operations in two forms, plain PyTorch and Triton for CUDA; PyTorch's dispatcher chooses.
 
 `register_cuda` adds the CUDA forms where Triton works; without it a GPU uses the plain ones too.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def register_cuda() -> bool:
-    """Give every operation its CUDA form; False where Triton is not installed or does not work."""
+    """Register the CUDA form of every operation; return False if Triton is missing or does not work."""
     try:
         from semisfl.engine.kernels import cuda_forms
     except ImportError:
@@ -37,7 +37,7 @@ def register_cuda() -> bool:
         log.warning("the fused GPU kernels do not work here and plain ones are used: %r", error)
         return False
     for name, form in cuda_forms.FORMS.items():
-        # Under the autograd key, as each form brings its own backward pass where it has one.
+        # Registered under the autograd key, because the forms bring their own backward passes.
         for key in ("AutogradCUDA", "CUDA"):
             LIBRARY.impl(name, form, key)
     return True

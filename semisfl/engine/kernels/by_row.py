@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
-"""Unit vectors and cross-entropy, a row at a time: in PyTorch each is a dozen kernels of a few numbers."""
+"""Unit vectors and cross-entropy, one program per row; PyTorch launches a dozen tiny kernels for each."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 EPS = tl.constexpr(1e-12)
-# Values of a row that one program holds.
+# The longest row that one program can hold.
 WIDEST = 16384
-# Values that one program multiplies.
+# How many values one program multiplies.
 SCALED = 1024
 
 
@@ -32,7 +32,7 @@ def _unit_back(grad, out, lengths, of_x, width, BLOCK: tl.constexpr):
     value = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
     unit = tl.load(out + row * width + column, mask=inside, other=0.0)
     length = tl.load(lengths + row)
-    # Along itself a vector's direction does not change, unless it is shorter than any.
+    # The gradient has no part along the unit vector, except for vectors below the smallest norm.
     along = tl.where(length >= EPS, tl.sum(value * unit, axis=0), 0.0)
     value = (value - along * unit) / tl.maximum(length, EPS)
     tl.store(of_x + row * width + column, value.to(of_x.dtype.element_ty), mask=inside)
@@ -61,7 +61,7 @@ class _Unit(torch.autograd.Function):
 
 
 def fused_unit(x: Tensor) -> Tensor:
-    """`unit_rows` of rows no longer than `WIDEST`."""
+    """Return `unit_rows` of rows with at most `WIDEST` values."""
     return _Unit.apply(x.contiguous())
 
 
@@ -70,7 +70,7 @@ def _entropy(
     logits, labels, weights, losses, gradients, rows, classes,
     WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row's part of the mean, and the mean's gradient with respect to the row."""
+    """Write a row's contribution to the mean, and the gradient of the mean with respect to the row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < classes
     value = tl.load(logits + row * classes + column, mask=inside, other=float("-inf"))
@@ -114,11 +114,11 @@ class _Entropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradients,) = ctx.saved_tensors
         out, size = torch.empty_like(gradients), gradients.numel()
-        # PyTorch takes ten times as long for a number of another type.
+        # PyTorch takes ten times as long when the scalar has another type.
         _scaled[(triton.cdiv(size, SCALED),)](gradients, grad, out, size, BLOCK=SCALED)
         return out, None, None
 
 
 def fused_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """`cross_entropy` of rows no longer than `WIDEST`."""
+    """Return `cross_entropy` of rows with at most `WIDEST` values."""
     return _Entropy.apply(logits.contiguous(), labels, weights)

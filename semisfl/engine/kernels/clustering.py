@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""The contrastive loss and its gradient, a row of similarities at a time."""
+"""Compute the contrastive loss and its gradient, one program per row of similarities."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ BLOCK = 1024
 def _references(
     similarity, labels, positive, present, label, sharpness, columns, COUNT: tl.constexpr
 ):
-    """Similarities over the temperature, which references are present, and which are positives."""
+    """Return similarities divided by the temperature, and masks of present references and of positives."""
     inside = columns < COUNT
     there = tl.load(present + columns, mask=inside, other=0) != 0
     value = tl.load(similarity + columns, mask=inside, other=0.0) * sharpness
@@ -32,7 +32,7 @@ def _contrast(
     similarity, labels, keys_labels, positive, present, losses, rows, sharpness,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replaces a row of similarities by the gradient of the mean loss with respect to them."""
+    """Overwrite a row of similarities with the gradient of the mean loss with respect to them."""
     row = tl.program_id(0)
     similarity += row.to(tl.int64) * COUNT
     label = tl.load(labels + row)
@@ -70,7 +70,7 @@ def _contrast(
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Inside, products of float32 may be rounded to TF32."""
+    """Allow TF32 in products of float32 inside the context."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = before or allowed
     try:
@@ -116,6 +116,6 @@ class _Contrast(torch.autograd.Function):
 def fused_contrast(
     projections: Tensor, labels: Tensor, references: tuple[Tensor, ...], temperature: float
 ) -> Tensor:
-    """`contrast` without a mask; unit vectors that bf16 layers gave are multiplied in TF32."""
+    """Return `contrast` without a mask; unit vectors from bf16 layers are multiplied in TF32."""
     rounded = torch.is_autocast_enabled("cuda")
     return _Contrast.apply(projections, labels, *references, temperature, rounded)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
 """Convolution, bias, ReLU and 2 x 2 pooling for several clients, each with weights of its own.
 
-A client's batch fills a third of a large GPU at most; one launch for all of them fills it, and
-bias, ReLU and pooling are done before anything is written.
+The batch of one client fills at most a third of a large GPU; one launch for all clients fills it.
+Bias, ReLU and pooling are applied before the result is written.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from semisfl.engine.kernels.gathered import convolve, to_few_weights, to_input, 
 from semisfl.engine.kernels.partial_sums import added_up
 from semisfl.engine.kernels.pooling import check_size, unpool
 
-# So many entries of a weight are gathered one by one.
+# Weights with at most this many entries are gathered entry by entry.
 FEW = 128
-# Programs that share a reduction over all pixels.
+# How many programs share a reduction over all pixels.
 SPLITS = 512
-# Fewer than two a multiprocessor leave a part of a large GPU idle.
+# Fewer than two programs per multiprocessor leave a part of a large GPU idle.
 PROGRAMS = 256
 
 
 class Geometry(NamedTuple):
-    """Sizes that the kernels are compiled for."""
+    """The sizes that the kernels are compiled for."""
 
     H: int
     W: int
@@ -42,11 +42,11 @@ class Geometry(NamedTuple):
 
 
 def few(shape: Geometry) -> bool:
-    """Whether a weight has so few entries that they are gathered one by one."""
+    """Return whether the weight is so small that its entries are gathered one by one."""
     return shape.KH * shape.KW * shape.CI <= FEW
 
 
-# Sizes of tiles [BM, BN], gathered BK deep, as they were fastest on an H200.
+# Tiles of [BM, BN] with BK values per step: the fastest sizes on an H200.
 
 
 def _tile(rows: int, columns: int, depth: int, clients: int) -> dict[str, int]:
@@ -74,12 +74,12 @@ def _few_weights_tile(shape: Geometry) -> dict[str, int]:
 
 
 def _power(size: int) -> int:
-    """The next power of two a matrix product can have as a side."""
+    """Return the next power of two that a side of a matrix product can have."""
     return max(16, triton.next_power_of_2(size))
 
 
 class Epilogue(NamedTuple):
-    """The epilogue: applied to a convolution's results before they are written."""
+    """The operations applied to a convolution's results before they are written."""
 
     relu: bool = False
     pool: int = 1
@@ -150,7 +150,10 @@ def convolved(
     after: Epilogue,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The results; if asked for, which pixel of its window each is. ``known``: `moments`' rows, to normalise by."""
+    """Return the results, and on request the position of each maximum in its window.
+
+    ``known`` holds the statistics of `moments` for normalisation.
+    """
     clients, channels_out = weight.shape[:2]
     images = len(x) // clients
     size = (len(x), channels_out, shape.OH // after.pool, shape.OW // after.pool)
@@ -244,13 +247,13 @@ def normed_convolution(
     stride: Sequence[int],
     after: Epilogue,
 ) -> Tensor:
-    """The same, normalised by what is ``known`` of its channels (`settled`); there is no way back."""
+    """Convolve and normalise with the ``known`` statistics of `settled`; there is no backward pass."""
     x, weight = _laid_out(x, weight)
     return convolved(x, weight, None, known, geometry(x, weight, padding, stride), after)[0]
 
 
 def _laid_out(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Channels last in memory; clients' weights may lie apart from each other."""
+    """Return the tensor channels-last in memory; there may be gaps between the clients' weights."""
     x = x.contiguous(memory_format=torch.channels_last)
     own = weight.movedim(2, -1)
     return x, weight if own[0].is_contiguous() else own.contiguous().movedim(-1, 2)
@@ -259,5 +262,5 @@ def _laid_out(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def stacked_convolution(
     x: Tensor, weight: Tensor, bias: Tensor, padding: Sequence[int], pool: int
 ) -> Tensor:
-    """`stacked_conv_relu_pool`; fastest if the values of ``weight`` lie channels-last."""
+    """Return `stacked_conv_relu_pool`; fastest with ``weight`` channels-last."""
     return fused_convolution(x, weight, bias, padding, (1, 1), Epilogue(relu=True, pool=pool))

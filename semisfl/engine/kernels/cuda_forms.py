@@ -1,4 +1,4 @@
-"""The CUDA form of every operation, by name. Imported only where Triton is."""
+"""The CUDA form of every operation, by name. Imported only if Triton is installed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ from semisfl.engine.kernels.update import fused_ema, fused_sgd
 
 
 def _plain(name: str, *arguments: Any) -> Tensor:
-    """For what the fused form does not do."""
+    """Call the plain form, for inputs that the fused form does not support."""
     out: Tensor = OPERATIONS[name](*arguments)
     return out
 
@@ -41,7 +41,7 @@ def _conv_relu_pool(
     groups: int,
     pool: int,
 ) -> Tensor:
-    """The convolution is cuDNN's, but for few input channels, which it pads to eight."""
+    """Use cuDNN's convolution, except for few input channels, which cuDNN pads to eight."""
     simple = all(value == 1 for value in (*stride, *dilation, groups)) and all(
         pad < size for pad, size in zip(padding, weight.shape[2:], strict=True)
     )
@@ -51,22 +51,22 @@ def _conv_relu_pool(
     return bias_relu(F.conv2d(x, weight, None, stride, padding, dilation, groups), bias, pool)
 
 
-# A client's tiles of 128 x 128 results from which on cuDNN fills a large GPU with one client.
+# From this many tiles of 128 x 128 results on, one client fills a large GPU.
 ENOUGH_TILES = 128
-# Entries of a weight up to which a pass over memory that is saved is worth a slower convolution.
+# Up to this many weight entries, saving a pass over memory pays for a slower convolution.
 SHALLOW = 1152
 
 
 def _usual(
     x: Tensor, weight: Tensor, padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> bool:
-    """Whether the fused convolution does this."""
+    """Return whether the fused convolution supports this."""
     inside = all(pad < size for pad, size in zip(padding, weight.shape[3:], strict=True))
     return x.dtype is torch.bfloat16 and inside and all(value == 1 for value in (*dilation, groups))
 
 
 def _enough(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
-    """Whether cuDNN is given one client after the other: they fill a large GPU, or there is one only."""
+    """Return whether cuDNN computes the clients in turn: each fills a large GPU, or there is only one."""
     clients, channels_out = weight.shape[:2]
     pixels = x.numel() // (clients * x.shape[1] * stride[0] * stride[1])
     fills = clients == 1 or pixels * channels_out >= ENOUGH_TILES * 128**2
@@ -82,7 +82,7 @@ def _stacked_conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """All in one launch, or cuDNN's in turn where one client is enough to do."""
+    """Convolve all clients in one launch, or in turn by cuDNN if one client fills the GPU."""
     if not _usual(x, weight, padding, dilation, groups):
         return _plain("stacked_conv", x, weight, bias, stride, padding, dilation, groups)
     weight = weight.to(x.dtype)
@@ -173,7 +173,7 @@ FORMS: dict[str, Callable[..., Any]] = {
 
 
 def try_out() -> None:
-    """Compile and run the smallest kernel, so that a machine on which that fails is known early."""
+    """Compile and run the smallest kernel, so that a machine without a working compiler fails early."""
     target, source = torch.zeros(8, device="cuda"), torch.ones(8, device="cuda")
     work = torch.zeros(8, device="cuda", dtype=torch.bfloat16)
     fused_ema(target, source, work, torch.zeros((), device="cuda"))

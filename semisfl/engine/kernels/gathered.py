@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """The kernels of `convolution`: a convolution as a matrix product whose left side is gathered.
 
-Images lie channels-last, weights [output, row, column, input]; the third axis of a launch are the
-clients. Few input channels (an image's three) are gathered entry by entry; more, a stretch of one
+Images are channels-last, weights [output, row, column, input]; the third axis of a launch is the
+client. Few input channels (an image's three) are gathered entry by entry; more, a stretch of one
 pixel's channels at a time.
 """
 
@@ -14,7 +14,7 @@ from semisfl.engine.kernels.pooling import CLOSED
 
 @triton.jit
 def _place(m, height: tl.constexpr, width: tl.constexpr):
-    """Image, row and column of pixel ``m``."""
+    """Return image, row and column of pixel ``m``."""
     return m // (height * width), m % (height * width) // width, m % width
 
 
@@ -23,7 +23,7 @@ def _gathered(
     x, image, row, column, k, known, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Entries ``k`` of the windows that start at ``row``, ``column``; outside the image they are 0."""
+    """Return entries ``k`` of the windows that start at ``row``, ``column``; 0 outside the image."""
     down, right = k // (KW * CI), k // CI % KW
     there = known[:, None] & (k < KH * KW * CI)[None, :]
     if PADDED:
@@ -35,7 +35,7 @@ def _gathered(
 
 @triton.jit
 def _channels(x, image, row, column, k, known, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
-    """Channels ``k`` of single pixels; outside the image they are 0."""
+    """Return channels ``k`` of single pixels; 0 outside the image."""
     there = (row >= 0) & (row < H) & (column >= 0) & (column < W) & known
     return tl.load(
         x + (((image * H + row) * W + column) * C)[:, None] + k[None, :],
@@ -54,12 +54,12 @@ def convolve(
     KEEP: tl.constexpr, GATHER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One result of every window of POOL x POOL pixels, whose corners are computed in turn.
+    """Compute one result per window of POOL x POOL pixels; the pixels of a window are computed in turn.
 
-    A convolution is taken every ``DOWN`` x ``RIGHT`` pixels. ``known`` are the rows of `moments`.
+    ``DOWN`` and ``RIGHT`` are the strides. ``known`` holds the statistics of `moments`.
     """
     client = tl.program_id(2).to(tl.int64)
-    # A tested batch may have any number of images, none of which is worth a compilation.
+    # Evaluation batches have any number of images; do not compile the kernel again for each.
     count = images * ((OH // POOL) * (OW // POOL))
     chunks: tl.constexpr = (CI + BK - 1) // BK
     x += client * images * (H * W * CI)
@@ -125,7 +125,7 @@ def to_input(
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the images: every entry of the weight at the pixel it was met at."""
+    """Compute the gradient of the images."""
     client = tl.program_id(2).to(tl.int64)
     count: tl.constexpr = IMAGES * H * W
     grad += client * (IMAGES * OH * OW * CO)
@@ -167,7 +167,7 @@ def to_weight(
     DOWN: tl.constexpr, RIGHT: tl.constexpr,
     IMAGES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one tap of the weight, summed over all pixels."""
+    """Compute the gradient of one tap of the weight, summed over all pixels."""
     client = tl.program_id(2).to(tl.int64)
     count: tl.constexpr = IMAGES * OH * OW
     x += client * (IMAGES * H * W * CI)
@@ -206,9 +206,9 @@ def to_few_weights(
     TURNS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One part of the sum over pixels of the gradient of a weight with few entries, and of the bias.
+    """Compute a part of the sum over pixels of the gradients of a small weight and of the bias.
 
-    Reads the gradient of the pooled image: of a window's four pixels one is ``which``.
+    Reads the gradient of the pooled image; ``which`` is the position of the maximum in each window.
     """
     client = tl.program_id(2).to(tl.int64)
     count: tl.constexpr = IMAGES * (OH // POOL) * (OW // POOL)

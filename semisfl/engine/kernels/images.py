@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""A step's images out of a round's, normalised, in one pass."""
+"""Select and normalise the images of one step from those of a round, in one pass."""
 
 import torch
 import triton
@@ -27,7 +27,7 @@ def _normalized_row(
 def normalized_row(
     views: Tensor, counter: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """offset + scale x, by channel, of the uint8 images ``views[counter]``, in channels-last memory."""
+    """Return offset + scale x, per channel, of the uint8 images ``views[counter]``, channels-last."""
     _, images, channels, height, width = views.shape
     out = torch.empty(
         (images, channels, height, width),

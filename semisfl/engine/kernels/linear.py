@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-any-return"
-"""A linear layer and ReLU whose way back takes one pass before the matrix products: mask, and the bias's gradient."""
+"""A linear layer with ReLU; its backward pass computes mask and bias gradient in one pass."""
 
 from typing import Any
 
@@ -59,5 +59,5 @@ class _Linear(torch.autograd.Function):
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """`linear_relu` of rows ``x``, all of one type."""
+    """Return `linear_relu` of rows ``x``; all tensors have one type."""
     return _Linear.apply(x, weight, bias, relu)

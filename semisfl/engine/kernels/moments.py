@@ -1,10 +1,10 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 """The kernels of `normalisation`: BatchNorm, ReLU and 2 x 2 pooling of several clients in few passes.
 
-Images lie channels-last, client after client; the third axis of a launch are the clients. What is
-known of a client's channel (its mean, deviation and what follows from them) lies in four rows
-[4, clients, channels]. Nothing but the images before BatchNorm is kept for the way back: which
-pixel of a window was the largest, and whether its ReLU is open, is found again.
+Images are channels-last, client after client; the third axis of a launch is the client. The
+statistics of the channels (mean, 1 / deviation, factor and offset) are [4, clients, channels]. Only
+the images before BatchNorm are kept for the backward pass, which computes again which pixel of a
+window was the maximum and whether its ReLU is open.
 """
 
 import triton
@@ -13,14 +13,14 @@ import triton.language as tl
 
 @triton.jit
 def _known(rows, row: tl.constexpr, client, c, channels):
-    """Row ``row`` of what is known of a client's channels."""
+    """Return row ``row`` of the statistics of a client's channels."""
     source = (row * tl.num_programs(2) + client) * channels + c
     return tl.load(rows + source, mask=c < channels, other=0.0)[None, :]
 
 
 @triton.jit
 def _corner(pixel, corner: tl.constexpr, across, down, width, height, POOL: tl.constexpr):
-    """Where a window's corner lies in the unpooled image, and whether it does."""
+    """Return the offsets of a window's pixel in the unpooled image, and a mask of those inside it."""
     line = pixel // across
     row, column = POOL * (line % down) + corner // POOL, POOL * (pixel % across) + corner % POOL
     return ((line // down) * height + row) * width + column, (row < height) & (column < width)
@@ -30,7 +30,7 @@ def _corner(pixel, corner: tl.constexpr, across, down, width, height, POOL: tl.c
 def moments(
     x, sums, count, channels, parts, turns, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Parts of each channel's sum and sum of squares, both of the distance from its first value."""
+    """Compute parts of each channel's sum and sum of squares, relative to the channel's first value."""
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     x += client * count * channels
@@ -51,7 +51,7 @@ def moments(
 
 @triton.jit
 def _added(sums, client, c, channels, parts, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The two sums of which ``sums`` are parts."""
+    """Return the two totals of the partial ``sums``."""
     one = tl.zeros([ROWS, CHANNELS], tl.float32)
     two = tl.zeros([ROWS, CHANNELS], tl.float32)
     for start in range(0, parts, ROWS):
@@ -72,7 +72,7 @@ def settle(
 ):  # fmt: skip
     """Return a channel's mean, 1 / deviation, and the factor and offset that normalise it.
 
-    ``shift`` moves the mean that is remembered, and nothing else.
+    ``shift`` moves only the running mean.
     """
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -114,7 +114,7 @@ def normalise(
     x, known, out, count, channels, across, down, width, height,
     RELU: tl.constexpr, POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """``count`` windows of each client."""
+    """Normalise, apply ReLU and pool: ``count`` windows per client."""
     client = tl.program_id(2).to(tl.int64)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -139,7 +139,7 @@ def _chosen(
     x, pixel, c, inside, factor, offset, channels, across, down, width, height,
     RELU: tl.constexpr, POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The value before BatchNorm that a window gave on, its corner, and whether its ReLU is open."""
+    """Return each window's maximum before BatchNorm, its position, and whether its ReLU is open."""
     best = tl.full([PIXELS, CHANNELS], float("-inf"), tl.float32)
     values = tl.zeros([PIXELS, CHANNELS], tl.float32)
     which = tl.zeros([PIXELS, CHANNELS], tl.int32)
@@ -162,7 +162,7 @@ def reduce(
     x, grad, known, sums, count, channels, across, down, width, height, parts, turns,
     RELU: tl.constexpr, POOL: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Parts of the sums over windows of the gradient, and of it times the normalised value."""
+    """Compute parts of two sums over windows: gradient, and gradient times normalised value."""
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mean, inverse = _known(known, 0, client, c, channels), _known(known, 1, client, c, channels)
@@ -192,7 +192,7 @@ def settle_back(
     sums, known, of_weight, of_bias, slopes, count, channels, parts,
     TRAINING: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of weight and bias, and how much of a value its gradient holds, and what besides."""
+    """Compute the gradients of weight and bias, and the factor and offset of a value in its own gradient."""
     client = tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
@@ -216,7 +216,7 @@ def to_raw(
     RELU: tl.constexpr, POOL: tl.constexpr, TRAINING: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before BatchNorm. Its windows (``full_``) reach over an odd last row or column."""
+    """Compute the gradient before BatchNorm. Its windows (``full_``) include an odd last row or column."""
     client = tl.program_id(2).to(tl.int64)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-any-return"
-"""BatchNorm, ReLU and 2 x 2 pooling of several clients, each with statistics of its own.
+"""BatchNorm, ReLU and 2 x 2 pooling of several clients, each with its own statistics.
 
-PyTorch takes a launch per client and layer and, with a convolution's bias before and ReLU and
-pooling after it, more than twice as many passes over memory: on an H200 more than half of VGG's time.
+PyTorch needs one launch per client and layer, and more than twice as many passes over memory for
+bias, BatchNorm, ReLU and pooling: on an H200 that was more than half of VGG's time.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from semisfl.engine.kernels.moments import (
 )
 from semisfl.engine.kernels.pooling import check_size
 
-# Values of a program's tile; programs that share the sums over pixels; parts added at a time.
+# Values per tile; programs that share a sum over pixels; parts that are added at a time.
 TILE = 2048
 PROGRAMS = 1056
 MOST_PARTS = 256
@@ -29,7 +29,7 @@ ROWS = 32
 
 
 class Places(NamedTuple):
-    """How images lie: what a launch needs to know."""
+    """The memory layout of the images, as a launch needs it."""
 
     clients: int
     images: int
@@ -40,7 +40,7 @@ class Places(NamedTuple):
 
     @property
     def pooled(self) -> tuple[int, int]:
-        """Across and down."""
+        """Return the pooled width and height."""
         return self.width // self.pool, self.height // self.pool
 
     @property
@@ -57,7 +57,7 @@ class Places(NamedTuple):
         )
 
     def shared(self, windows: int) -> tuple[tuple[int, int, int], dict[str, int]]:
-        """A launch whose programs take several tiles in turn, each giving a part of a sum."""
+        """Return a launch whose programs compute several tiles in turn, each a part of a sum."""
         blocks, across, clients = self.grid(windows)
         parts = min(blocks, MOST_PARTS, max(1, PROGRAMS // (across * clients)))
         return (parts, across, clients), {"parts": parts, "turns": triton.cdiv(blocks, parts)}
@@ -154,14 +154,14 @@ class _Norm(torch.autograd.Function):
             )  # fmt: skip
         of_shift = None
         if shift is not None:
-            # What is added to all values of a channel, its mean takes away again.
+            # A constant added to a channel is removed again with its mean, so its gradient is zero.
             of_shift = torch.zeros_like(shift) if ctx.training else (of_bias * known[2])
             of_shift = of_shift.to(shift.dtype)
         return of_x, of_shift, of_weight, of_bias, None, None
 
 
 def _as_it_lies(x: Tensor) -> Tensor:
-    """In memory channel by channel within a pixel, if there are pixels."""
+    """Return the tensor channels-last if it has pixels."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
 
 

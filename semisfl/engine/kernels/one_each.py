@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-any-return"
-"""Convolutions of several clients by cuDNN, one after the other, their results side by side in memory.
+"""Convolutions of several clients by cuDNN in turn, with their results side by side in memory.
 
-Where one client's images fill a large GPU, nothing is faster. What cuDNN gives lies where the next
-operation of all clients reads it: nothing is copied together.
+This is fastest if the images of one client fill a large GPU. cuDNN writes into the tensor that the
+next operation reads for all clients, so that no copy is needed.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _convolved(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequen
 def _to_input(
     grad: Tensor, weight: Tensor, x: Tensor, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """With stride 1 a convolution too, whose results can be told where to lie."""
+    """Compute the gradient of the images; with stride 1 as a convolution, which can write into a shared result."""
     rest = [kernel - 1 - pad for kernel, pad in zip(weight.shape[3:], padding, strict=True)]
     if tuple(stride) == (1, 1) and min(rest) >= 0:
         turned = weight.permute(0, 2, 3, 4, 1).flip(2, 3).contiguous().movedim(-1, 2)
@@ -97,6 +97,6 @@ def _gradient(
 def convolutions_in_turn(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """conv2d of every client's share of ``x`` [rows, ...] with its ``weight`` [clients, ...]."""
+    """Return conv2d of every client's share of ``x`` [rows, ...] with its ``weight`` [clients, ...]."""
     x = x.contiguous(memory_format=torch.channels_last)
     return _Each.apply(x, weight, tuple(stride), tuple(padding))

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Sums whose parts several programs computed. PyTorch's own take longer for few results than their parts did."""
+"""Add up partial sums of several programs. PyTorch's own sum is slow for few results."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Programs whose parts of a sum are added up afterwards.
+# How many programs compute parts of one sum.
 MOST_PARTS = 128
 TILE = {"ROWS": 32, "COLUMNS": 64}
 
@@ -24,7 +24,7 @@ def _add_up(parts, out, count, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 def added_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """``parts.sum(0)`` of float32, rounded once."""
+    """Return ``parts.sum(0)`` computed in float32 and rounded once."""
     out = torch.empty(parts.shape[1:], device=parts.device, dtype=dtype)
     size = out.numel()
     _add_up[(triton.cdiv(size, TILE["COLUMNS"]),)](parts, out, len(parts), size, **TILE)

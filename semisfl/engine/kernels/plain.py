@@ -1,4 +1,4 @@
-"""The operations and their plain forms: what they mean, differentiated by autograd."""
+"""The operations and their plain forms, which define them and are differentiated by autograd."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {}
 
 
 def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
-    """Define ``schema`` with the decorated function as its plain form; gives what callers call."""
+    """Define ``schema`` with the decorated function as its plain form; return the function to call."""
 
     def define(plain: Callable[..., Any]) -> Any:
         name = schema.partition("(")[0]
@@ -27,10 +27,9 @@ def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
 
 @_operation("bias_relu_pool(Tensor x, Tensor bias, int pool) -> Tensor")
 def bias_relu_pool(x: Tensor, bias: Tensor, pool: int) -> Tensor:
-    """relu(max_pool2d(x, pool) + bias), pool 1 or 2.
+    """Return relu(max_pool2d(x, pool) + bias), pool 1 or 2.
 
-    Adding a bias and ReLU are monotonic: after the pooling they give what they give before it, on
-    a quarter of the elements.
+    Bias and ReLU are monotonic, so they can follow the pooling, on a quarter of the elements.
     """
     pooled = F.max_pool2d(x, 2) if pool == 2 else x
     return F.relu(pooled + bias.view(-1, 1, 1).to(x.dtype))
@@ -50,7 +49,7 @@ def conv_relu_pool(
     groups: int,
     pool: int,
 ) -> Tensor:
-    """relu(max_pool2d(conv2d(x, weight) + bias, pool)), pool 1 or 2."""
+    """Return relu(max_pool2d(conv2d(x, weight) + bias, pool)), pool 1 or 2."""
     return bias_relu_pool(F.conv2d(x, weight, None, stride, padding, dilation, groups), bias, pool)
 
 
@@ -60,7 +59,7 @@ def conv_relu_pool(
 def stacked_conv_relu_pool(
     x: Tensor, weight: Tensor, bias: Tensor, padding: Sequence[int], pool: int
 ) -> Tensor:
-    """`conv_relu_pool` of stride 1, client by client.
+    """Return `conv_relu_pool` with stride 1, client by client.
 
     ``weight`` [clients, output, input, row, column], ``bias`` [clients, output]; the rows of ``x``
     belong to the clients in equal shares.
@@ -85,7 +84,7 @@ def stacked_conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """conv2d, client by client; ``weight``, ``bias`` and the rows of ``x`` as in `stacked_conv_relu_pool`."""
+    """Return conv2d, client by client; ``weight``, ``bias`` and the rows of ``x`` as in `stacked_conv_relu_pool`."""
     biases = [None] * len(weight) if bias is None else list(bias)
     return torch.cat(
         [
@@ -112,10 +111,10 @@ def norm_relu_pool(
     relu: bool,
     pool: int,
 ) -> Tensor:
-    """max_pool2d(relu(batch_norm(x + shift)), pool), client by client, each with its own statistics.
+    """Return max_pool2d(relu(batch_norm(x + shift)), pool), each client with its own statistics.
 
     Everything but ``x`` is [clients, channels]; the rows of ``x`` belong to the clients in equal
-    shares. ``shift`` is what a convolution before did not add: its bias.
+    shares. ``shift`` is the bias that the convolution before did not add.
     """
     parts = []
     for client, rows in enumerate(x.chunk(len(weight))):
@@ -142,7 +141,7 @@ def conv_norm_relu_pool(
     groups: int,
     *norm: Any,
 ) -> Tensor:
-    """`norm_relu_pool` of `stacked_conv` with weights ``kernel``, whose bias is ``shift``."""
+    """Return `norm_relu_pool` of `stacked_conv` with weights ``kernel`` and bias ``shift``."""
     out: Tensor = norm_relu_pool(
         stacked_conv(x, kernel, None, stride, padding, dilation, groups), shift, *norm
     )
@@ -157,13 +156,13 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 @_operation("unit_rows(Tensor x) -> Tensor")
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length one, in full precision."""
+    """Return the rows scaled to length one, in full precision."""
     return F.normalize(x.float(), dim=1)
 
 
 @_operation("cross_entropy(Tensor logits, Tensor labels, Tensor? weights=None) -> Tensor")
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over rows, in full precision; with ``weights`` one for each, and none for a label of -1."""
+    """Return the mean over rows, in full precision; ``weights`` has one per row, and a label of -1 counts 0."""
     if weights is None:
         return F.cross_entropy(logits.float(), labels)
     losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
@@ -232,12 +231,12 @@ def sgd_step(
     l2: float = 0.0,
     l1: float = 0.0,
 ) -> None:
-    """One SGD step of full-precision weights [rows, size]; ``work`` is their copy in another type.
+    """Take one SGD step of full-precision weights [rows, size]; ``work`` is their copy in another type.
 
-    The rows of the three lie equally far from each other, those of ``gradient`` one after the
-    other. ``teacher``: weights laid out alike that follow, their working copy, and their decay.
-    ``scale``: what the gradient is multiplied with, as where its norm is limited. ``base``: what
-    ``work`` has more than ``master``; l2 |master - base|^2 + l1 |master|_1 is then descended too.
+    The three have the same stride between rows; ``gradient`` is contiguous. ``teacher``: weights of
+    the same layout that follow as a moving average, their working copy, and their decay. ``scale``:
+    a factor of the gradient, for example to limit its norm. ``base``: the difference of ``work`` and
+    ``master``; the step then also descends l2 |master - base|^2 + l1 |master|_1.
     """
     gradient = gradient.view_as(master).float()
     gradient = gradient if scale is None else scale * gradient

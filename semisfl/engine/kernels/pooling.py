@@ -14,9 +14,9 @@ from torch import Tensor
 
 from semisfl.engine.kernels.partial_sums import MOST_PARTS, added_up
 
-# A program of the pooling kernels sees so many pixels of so many channels at a time.
+# Pixels and channels per tile of the pooling kernels.
 TILE = {"PIXELS": 32, "CHANNELS": 64}
-# `which` of an element whose ReLU is closed: nothing flows back.
+# `which` of an element whose ReLU is closed: its gradient is zero.
 CLOSED = tl.constexpr(4)
 
 
@@ -33,7 +33,7 @@ def _tile(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Offsets of a tile in the pooled and in the unpooled image, which of it exists, its channels."""
+    """Return a tile's offsets in the pooled and the unpooled image, the mask of valid ones, its channels."""
     pixel = block * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
@@ -110,7 +110,7 @@ def unpool(
     bias_dtype: torch.dtype,
     clients: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient before ReLU and pooling, [*shape], and of the bias, [clients, channels]."""
+    """Return the gradients before ReLU and pooling, [*shape], and of the bias, [clients, channels]."""
     _, channels, height, width = shape
     out = torch.empty(
         shape, device=grad.device, dtype=grad.dtype, memory_format=torch.channels_last
@@ -130,7 +130,7 @@ def unpool(
 
 
 def check_size(*tensors: Tensor) -> None:
-    """The kernels count with 32 bits."""
+    """Refuse tensors that the kernels' 32-bit offsets cannot address."""
     if any(tensor.numel() >= 2**31 for tensor in tensors):
         raise ValueError(
             f"a layer's {max(t.numel() for t in tensors):,} values are more than the fused kernels "
@@ -166,5 +166,5 @@ class _BiasRelu(torch.autograd.Function):
 
 
 def bias_relu(x: Tensor, bias: Tensor, pool: int) -> Tensor:
-    """relu(max_pool2d(x, pool) + bias), pool 1 or 2, for ``x`` on a GPU; the result is channels-last."""
+    """Return relu(max_pool2d(x, pool) + bias), pool 1 or 2, channels-last, for ``x`` on a GPU."""
     return _BiasRelu.apply(x.contiguous(memory_format=torch.channels_last), bias, pool)

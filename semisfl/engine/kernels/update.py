@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""One pass over memory for a step, or a moving average, of a whole model and its working copy."""
+"""SGD step or moving average of a whole model and its working copy, in one pass over memory."""
 
 import triton
 import triton.language as tl
@@ -58,7 +58,7 @@ def fused_sgd(
     l2: float = 0.0,
     l1: float = 0.0,
 ) -> None:
-    """`sgd_step`; what is not given is not read: anything may stand in its place."""
+    """Take the step of `sgd_step`; the kernel does not read arguments that are absent."""
     rows, size = master.shape
     followed = teacher is not None
     _sgd[(triton.cdiv(size, BLOCK), rows)](
