@@ -261,7 +261,7 @@ class RoundMetrics(MethodMetrics):
         missing="no round was repeated yet",
     )
     seconds: float | None = _cost(
-        "the whole round: saving its start, waiting for clients, training, test",
+        "the whole round: saving its start, training, test; not the wait for devices before it",
         unit="seconds",
         panel=SECONDS,
         gauge="last_round_seconds",

@@ -9,7 +9,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from semisfl.cli import console
@@ -28,6 +27,19 @@ def progress(title: str, quiet: bool) -> list[Sink]:
     return [ProgressBar(title) if console.err.is_terminal else ProgressLines(title)]
 
 
+class _TimeLeft:
+    """Estimates the time left from the rounds so far, which do not count waits for devices."""
+
+    def __init__(self, run: RunInfo) -> None:
+        self._first, self._rounds, self._spent = run.first, run.config.rounds, 0.0
+
+    def after(self, metrics: RoundMetrics) -> float:
+        """Count one more round and return the seconds that the others will take."""
+        self._spent += metrics.seconds or 0.0
+        done = metrics.round + 1
+        return self._spent / (done - self._first) * (self._rounds - done)
+
+
 class ProgressBar:
     """One bar for a run, with its latest accuracy and the time left."""
 
@@ -39,23 +51,25 @@ class ProgressBar:
             MofNCompleteColumn(),
             TextColumn("{task.fields[accuracy]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("left {task.fields[left]}"),
         )
         self._title = title
-        self._bar = Progress(*columns, console=console.err, speed_estimate_period=600, expand=True)
+        self._bar = Progress(*columns, console=console.err, expand=True)
 
     def start(self, run: RunInfo) -> None:
+        self._left = _TimeLeft(run)
         self._bar.start()
         self._task = self._bar.add_task(
             self._title,
             total=run.config.rounds,
             completed=run.first,
             accuracy=_accuracy_text(None),
+            left="–",
         )
 
     def write(self, metrics: RoundMetrics) -> None:
-        self._bar.update(self._task, completed=metrics.round + 1)
+        left = console.clock(self._left.after(metrics))
+        self._bar.update(self._task, completed=metrics.round + 1, left=left)
         if metrics.accuracy is not None:
             self._bar.update(self._task, accuracy=_accuracy_text(metrics.accuracy))
 
@@ -68,20 +82,16 @@ class ProgressLines:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._spent = 0.0
         self._accuracy: float | None = None
 
     def start(self, run: RunInfo) -> None:
-        self._first, self._rounds = run.first, run.config.rounds
+        self._left, self._rounds = _TimeLeft(run), run.config.rounds
 
     def write(self, metrics: RoundMetrics) -> None:
-        seconds = metrics.seconds or 0.0
-        self._spent += seconds
+        seconds, left = metrics.seconds or 0.0, self._left.after(metrics)
         self._accuracy = self._accuracy if metrics.accuracy is None else metrics.accuracy
-        done = metrics.round + 1
-        left = self._spent / (done - self._first) * (self._rounds - done)
         console.say(
-            f"{self._title}: round {done}/{self._rounds}  {_accuracy_text(self._accuracy)}  "
+            f"{self._title}: round {metrics.round + 1}/{self._rounds}  {_accuracy_text(self._accuracy)}  "
             f"{seconds:.1f} s  left {console.clock(left)}"
         )
         console.err.file.flush()

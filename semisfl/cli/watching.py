@@ -116,6 +116,8 @@ def exported(
             gate = Gate(
                 present=lambda: len(fleet.present()),
                 enrolled=lambda: len(fleet.roster.index),
+                needed=fleet.config.network.quorum,
+                waiting=lambda: fleet.waiting.state is not None,
                 events=lambda: fleet.device_log.events,
             )
             exporter = Exporter(gate)

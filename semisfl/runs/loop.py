@@ -92,7 +92,7 @@ def run_rounds(
                 tell_checkpoints(callbacks, rounds.save_now())
                 log.info("stopped by a callback after round %d", rounds.next - 1)
                 return rounds.result(stopped=True)
-        rounds.tell_limit()
+        rounds.tell_end()
     return rounds.result(stopped=False)
 
 
@@ -126,10 +126,11 @@ class _Rounds:
         """Return the key of ``stop`` that is met after the rounds so far, or None."""
         return met(self._experiment.config.stop, self._standing)
 
-    def tell_limit(self) -> None:
+    def tell_end(self) -> None:
         if self.limit is not None:
             why = reason(self._experiment.config.stop, self.limit, self._standing)
             log.info("ended after round %d: %s", self.next - 1, why)
+        log.info("finished: %d rounds are done", self.next)
 
     def attempt(self) -> RoundMetrics | None:
         """Run a round and return its metrics; None if it was undone and must be repeated. May raise `Stopped`."""
@@ -139,9 +140,11 @@ class _Rounds:
         self._before = checkpoint.snapshot(self._state())
         self._counted = Counter(fleet.traffic.counts)
         try:
-            # 2. Train.
+            # 2. Train. Waiting for clients is not part of the round's time.
+            saved = time.perf_counter()
             fleet.wait_ready()
             begun = time.perf_counter()
+            started += begun - saved
             reported = experiment.method.round(self.next)
         except RoundAborted as aborted:
             self._undo(f"round {self.next} is repeated: {aborted}")

@@ -28,6 +28,8 @@ class Gate:
 
     present: Callable[[], int]
     enrolled: Callable[[], int]
+    needed: int
+    waiting: Callable[[], bool]
     events: Callable[[], Mapping[str, int]]
     """How often devices came (``here``), went (``gone``), were ``left_out`` or ``refused``."""
 
@@ -80,6 +82,8 @@ class Exporter:
         )
         yield _gauge("semisfl_clients_present", "devices that are here", self._gate.present())
         yield _gauge("semisfl_clients_enrolled", "devices that have a place", self._gate.enrolled())
+        yield _gauge("semisfl_clients_needed", "network.quorum", self._gate.needed)
+        yield _gauge("semisfl_waiting", "1 while no round can begin", self._gate.waiting())
         for event, name, what in (
             ("refused", "semisfl_refusals", "devices not let in, or shown the door"),
             ("left_out", "semisfl_left_out", "times that a device was left out of a round"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from semisfl.files import stamp
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, met
@@ -38,6 +39,8 @@ class Followed:
         """How often the metrics file was started again, as happens when a run is resumed."""
         self.lock = threading.Lock()
         self._config_read: tuple[int, int] | None = None
+        self._fleet_read: tuple[object, ...] = ()
+        self._fleet_waits = ""
         self._metrics = Lines(path / "metrics.jsonl")
         self._events = Lines(path / "fleet.jsonl")
         self._forget_rows()
@@ -118,12 +121,19 @@ class Followed:
         return self.columns["round"][-1] + 1 if self.columns["round"] else 0
 
     def state(self) -> tuple[str, str]:
-        """Return finished, running, stopped, crashed or unfinished, and a line about it."""
+        """Return the state in one word, and a line about it.
+
+        It is finished, running, waiting, paused, stopped, crashed or unfinished.
+        """
         if self.done and self.done >= self.rounds > 0:
             return "finished", f"all {self.rounds} rounds are done"
         if (limit := self._limit()) is not None:
             return "finished", f"stop.{limit} = {self.config['stop'][limit]} is met"
         holder, held = self._lock_holder()
+        if held and (waiting := self._waiting()):
+            return waiting.partition(" ")[
+                0
+            ], f"{waiting}; {self.done} of {self.rounds} rounds are done"
         if held:
             return "running", f"round {self.done + 1} of {self.rounds}, {holder}"
         if holder is None:
@@ -134,6 +144,14 @@ class Followed:
             "crashed",
             f"{holder} ended without saying why in round {self.done + 1}; --resume goes on",
         )
+
+    def _waiting(self) -> str:
+        """Return what a server waits for; an empty text if it trains."""
+        changed = stamp(self.path / "fleet.json")
+        if changed != self._fleet_read:
+            self._fleet_read = changed
+            self._fleet_waits = str(self.read_json("fleet.json").get("waiting", ""))
+        return self._fleet_waits
 
     def _limit(self) -> str | None:
         try:

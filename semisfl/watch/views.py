@@ -126,7 +126,7 @@ class Runs:
             state, _ = followed.state()
             return {
                 "time": standing.get("time"),
-                "running": state == "running",
+                "running": state in ("running", "waiting", "paused"),
                 "places": followed.config.get("clients", {}).get("total"),
                 "devices": devices,
                 "events": list(followed.events)[::-1],

@@ -19,7 +19,7 @@ from PIL import Image
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from tests.net.harness import tiny
+from tests.net.harness import tiny, until
 from tests.processes import Forked
 
 TINY = ["--set", "rounds=2", "clients.total=1", "clients.active=1", "clients.batch=4"]
@@ -172,9 +172,16 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
         assert server.stderr is not None
         found = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", server.stderr.readline())
         assert found is not None
-        with urlopen(found[1] + "api/runs", timeout=60) as answer:
-            (told,) = json.load(answer)["runs"]
-        assert (told["name"], told["state"], told["done"]) == ("out", "running", 1)
+        page = found[1]
+
+        def told() -> dict[str, Any]:
+            with urlopen(page + "api/runs", timeout=60) as answer:
+                (run,) = json.load(answer)["runs"]
+            return dict(run)
+
+        until(lambda: told()["state"] == "waiting")
+        assert (told()["name"], told()["done"]) == ("out", 1)
+        assert told()["note"].startswith("waiting for devices (0 here, 1 needed")
         found = re.fullmatch(
             r"metrics on (http://127.0.0.1:\d+/metrics)\n", server.stderr.readline()
         )

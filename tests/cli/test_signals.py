@@ -149,7 +149,7 @@ def test_while_loading(images: Path) -> None:
 def test_while_waiting_for_the_first_clients(images: Path) -> None:
     process = start(*COMMANDS["serve"](images))
     assert process.stdout is not None
-    while "paused: 0 of the" not in (line := process.stdout.readline()):
+    while "waiting for devices (0 here, 1 needed" not in (line := process.stdout.readline()):
         assert line, "the server ended"
     assert "continue with: semisfl serve --resume out" in stopped_by(process, signal.SIGTERM)
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 0

@@ -234,7 +234,7 @@ def net(request: pytest.FixtureRequest) -> Iterator[Network]:
         for honest in (0, 2):
             net.join(honest)
         assert net.fleet.wait_for(2, 20)
-        net.fleet._settled = True  # nobody else comes who would be waited for
+        net.fleet.waiting._settled = True  # nobody else comes who would be waited for
         yield net
 
 

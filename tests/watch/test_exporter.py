@@ -22,7 +22,7 @@ EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
 def exporter(first: int = 0) -> Exporter:
-    made = Exporter(Gate(lambda: 3, lambda: 4, lambda: EVENTS))
+    made = Exporter(Gate(lambda: 3, lambda: 4, 5, lambda: True, lambda: EVENTS))
     made.start(RunInfo(toy.values("semisfl", "rounds=9"), first, None))
     return made
 
@@ -68,6 +68,7 @@ FULL = RoundMetrics(
 def test_before_the_first_round_only_the_fleet_is_known() -> None:
     values = told(exporter())
     assert values["semisfl_clients_present"] == {(): 3}
+    assert values["semisfl_clients_needed"] == {(): 5} and values["semisfl_waiting"] == {(): 1}
     assert values["semisfl_refusals_total"] == {(): 2}
     assert values["semisfl_rounds_done"] == {(): 0} and values["semisfl_rounds_planned"] == {(): 9}
     assert "semisfl_accuracy_ratio" not in values

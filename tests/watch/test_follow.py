@@ -69,6 +69,11 @@ def test_every_state_is_told(tmp_path: Path) -> None:
         return followed.state()
 
     assert state()[0] == "running" and state()[1].startswith("round 2 of 4, process ")
+    waits = "waiting for devices (1 here, 2 needed)"
+    (directory.path / "fleet.json").write_text(json.dumps({"waiting": waits, "clients": []}))
+    assert state() == ("waiting", f"{waits}; 1 of 4 rounds are done")
+    (directory.path / "fleet.json").write_text(json.dumps({"clients": []}))
+    assert state()[0] == "running"
     directory.unlock()
     assert state()[0] == "crashed" and "ended without saying why in round 2" in state()[1]
     (directory.path / "run.log").write_text("2026 INFO stopped before round 1 was complete\n")

@@ -76,13 +76,21 @@ class DeviceLog:
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._failed = False
-        self._ended = threading.Event()
+        self._ended, self._renew = threading.Event(), threading.Event()
         self._writer: threading.Thread | None = None
 
-    def open(self, directory: Path, standing: Callable[[], Sequence[DeviceStatus]]) -> None:
-        """Write events from now on, and every few seconds the status that ``standing`` returns."""
+    def open(
+        self,
+        directory: Path,
+        standing: Callable[[], Sequence[DeviceStatus]],
+        waiting: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Write events from now on, and every few seconds the status.
+
+        ``standing`` returns the status of each device, ``waiting`` what the run waits for.
+        """
         self._directory = directory
-        self._writer = threading.Thread(target=self._keep, args=(standing,), daemon=True)
+        self._writer = threading.Thread(target=self._keep, args=(standing, waiting), daemon=True)
         self._writer.start()
 
     def close(self) -> None:
@@ -90,9 +98,14 @@ class DeviceLog:
         self._refusals.sum_up()
         if self._writer is not None:
             self._ended.set()
+            self._renew.set()
             self._writer.join()
             self._writer = None
             self._directory = None
+
+    def renew(self) -> None:
+        """Write the status soon, without waiting for the disk here."""
+        self._renew.set()
 
     def here(self, name: str, client: int, images: int) -> None:
         self._note("here", name, client=client, images=images)
@@ -129,16 +142,25 @@ class DeviceLog:
             with self._lock:
                 self._write(lambda: append_whole(directory / "fleet.jsonl", line))
 
-    def _keep(self, standing: Callable[[], Sequence[DeviceStatus]]) -> None:
+    def _keep(
+        self,
+        standing: Callable[[], Sequence[DeviceStatus]],
+        waiting: Callable[[], str | None],
+    ) -> None:
         ended = False
         while not ended:
-            ended = self._ended.wait(SNAPSHOT_SECONDS)
-            self._snapshot(standing())
+            self._renew.wait(SNAPSHOT_SECONDS)
+            self._renew.clear()
+            ended = self._ended.is_set()
+            self._snapshot(standing(), None if ended else waiting())
 
-    def _snapshot(self, devices: Sequence[DeviceStatus]) -> None:
+    def _snapshot(self, devices: Sequence[DeviceStatus], waiting: str | None) -> None:
         assert self._directory is not None
         path = self._directory / "fleet.json"
-        content = {"time": timestamp(), "clients": [device.as_dict() for device in devices]}
+        content: dict[str, Any] = {"time": timestamp()}
+        if waiting is not None:
+            content["waiting"] = waiting
+        content["clients"] = [device.as_dict() for device in devices]
         self._write(lambda: write_whole(path, json.dumps(content).encode()))
 
     def _write(self, write: Callable[[], None]) -> None:

@@ -6,7 +6,6 @@ that did answer.
 """
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,10 @@ from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.value_checks import ranges, sizes
+from semisfl.net.server.waiting import Waiting
 from semisfl.settings.config import ConfigError
 
 log = logging.getLogger(__name__)
-
-REMIND_SECONDS = 30.0
 
 
 class NetworkFleet:
@@ -78,7 +76,6 @@ class NetworkFleet:
         self._shapes = Schemas.of(setup.config, setup.model)
         self._on_trial: list[int] = []
         """Left out of the round that is being repeated, to see whether it is good without them."""
-        self._settled = False
         terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
         context = ServerContext(
             terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
@@ -88,13 +85,14 @@ class NetworkFleet:
             context, setup.network, handshake_seconds=handshake_seconds, thread=thread
         )
         self._questions = Questions(context, self._listener)
+        self.waiting = Waiting(context, self._listener, self.present)
         self.port = self._listener.port
 
     def open(self, directory: Path | None) -> None:
         if directory is not None:
             self.roster.keep_in(directory / "roster.json")
             self._seen, self._moved = remembered(directory), self.traffic.by_client()
-            self.device_log.open(directory, self.devices)
+            self.device_log.open(directory, self.devices, lambda: self.waiting.state)
         self._listener.start()
 
     # --- who is there ----------------------------------------------------------------------------
@@ -129,58 +127,11 @@ class NetworkFleet:
         return statuses
 
     def wait_ready(self) -> None:
-        """Wait until a round can be started, i.e. until a quorum is there.
-
-        After a start or restart everyone who is enrolled, and as many as a round draws, get one
-        deadline to arrive, so that a restarted run goes on with the same clients.
-        """
-        network, clients = self.config.network, self.config.clients
-        if not self._settled:
-            self._wait(max(clients.active, len(self.roster.index)), network.deadline)
-            self._settled = True
-        while True:
-            self._wait(network.quorum, None)
-            # After waiting, which may have taken days.
-            self._listener.check_certificates()
-            if len(self.present()) >= network.quorum:
-                return
+        self.waiting.until_ready()
 
     def wait_for(self, count: int, seconds: float | None = None) -> bool:
         """Wait for ``count`` clients or ``seconds``; return whether the clients are there."""
-        return self._wait(count, seconds)
-
-    def _wait(self, count: int, seconds: float | None) -> bool:
-        started = reminded = time.monotonic()
-        warned = False
-        while True:
-            with self._listener.changed:
-                there = len(self._listener.sessions.keys() - set(self._on_trial))
-                if there >= count:
-                    break
-                self._listener.changed.wait(0.2)
-            now = time.monotonic()
-            self._stop.check()
-            if seconds is not None and now - started > seconds:
-                return False
-            if now - started > 1 and (not warned or now - reminded > REMIND_SECONDS):
-                warned, reminded = True, now
-                log.warning(
-                    "paused: %d of the %d clients needed are here; missing: %s",
-                    there,
-                    count,
-                    self._missing(),
-                )
-        if warned:
-            log.warning("going on: %d clients are here", there)
-        return True
-
-    def _missing(self) -> str:
-        there = set(self.present())
-        absent = [name for name, index in self.roster.index.items() if index not in there]
-        unknown = self.roster.total - len(self.roster.index)
-        if unknown:
-            absent.append(f"{unknown} that never came")
-        return ", ".join(absent) or "nobody"
+        return self.waiting.wait(count, seconds)
 
     # --- a split round ---------------------------------------------------------------------------
 
@@ -289,7 +240,7 @@ class NetworkFleet:
         if answered < quorum:
             self._questions.give_up()
             raise RoundAborted(
-                f"{answered} clients answered, network.quorum = {quorum} are needed; missing: {self._missing()}"
+                f"{answered} clients answered, network.quorum = {quorum} are needed; missing: {self.waiting.missing()}"
             )
 
     # --- lasting and ending ----------------------------------------------------------------------

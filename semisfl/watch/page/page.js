@@ -53,7 +53,7 @@
 
   function pick() {
     const runs = data.listing.runs;
-    const run = runs.find((one) => one.id === state.run) || runs.find((one) => one.state === "running") || runs[0];
+    const run = runs.find((one) => one.id === state.run) || runs.find((one) => ["running", "waiting", "paused"].includes(one.state)) || runs[0];
     picker.hidden = !state.view.one || !run;
     const key = JSON.stringify(runs.map((one) => [one.id, one.name]));
     if (chosen.dataset.key !== key) {

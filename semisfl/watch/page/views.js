@@ -102,6 +102,7 @@ Watch.severalRuns = (() => {
       const best = all.filter((run) => run.best != null).sort((one, other) => other.best - one.best)[0];
       const count = (state) => all.filter((run) => run.state === state).length;
       const pairs = [["Runs", String(all.length)], ["Running", String(count("running"))], ["Finished", String(count("finished"))]];
+      if (count("waiting")) pairs.push(["Waiting", String(count("waiting"))]);
       if (count("crashed")) pairs.push(["Crashed", String(count("crashed"))]);
       if (best) pairs.push(["Best accuracy", words.percent(best.best), best.name]);
       pairs.push(["Sent", words.bytes(all.reduce((sum, run) => sum + run.bytes, 0))]);
@@ -117,7 +118,7 @@ Watch.severalRuns = (() => {
         ["Sent", words.bytes(run.bytes)],
         ["Time", words.time(run.seconds)],
       ];
-      if (run.state === "running" && run.done) {
+      if (["running", "waiting", "paused"].includes(run.state) && run.done) {
         pairs.push(["Left, at most", words.time((run.seconds / run.done) * (run.rounds - run.done))]);
       }
       return pairs;

@@ -1,0 +1,91 @@
+"""Wait until a round can begin, and say what the run waits for."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from semisfl.net.server.context import ServerContext
+from semisfl.net.server.listener import Listener
+
+log = logging.getLogger(__name__)
+
+REMIND_SECONDS = 30.0
+MOST_NAMES = 10
+"""Most absent devices that a log line names."""
+
+
+class Waiting:
+    """Hold what a run waits for between two rounds. The thread that trains waits here."""
+
+    def __init__(
+        self, context: ServerContext, listener: Listener, present: Callable[[], Sequence[int]]
+    ) -> None:
+        """Take ``present``, which returns the clients that may take part now."""
+        self.state: str | None = None
+        """What the run waits for, in one line; None while it trains. Any thread may read it."""
+        self._context, self._listener, self._present = context, listener, present
+        self._settled = False
+
+    def until_ready(self) -> None:
+        """Return once a quorum is there.
+
+        After a start or restart everyone who is enrolled, and as many as a round draws, get one
+        deadline to arrive, so that a restarted run goes on with the same clients.
+        """
+        network, clients = self._context.config.network, self._context.config.clients
+        started = time.monotonic()
+        if not self._settled:
+            everyone = max(clients.active, len(self._context.roster.index))
+            self.wait(everyone, network.deadline)
+            self._settled = True
+        while True:
+            self.wait(network.quorum)
+            # After waiting, which may have taken days.
+            self._listener.check_certificates()
+            if len(self._present()) >= network.quorum:
+                break
+        if self.state is not None:
+            self._tell(None)
+            waited = time.monotonic() - started
+            log.warning("going on after %.0f s: %d devices are here", waited, len(self._present()))
+
+    def wait(self, count: int, seconds: float | None = None) -> bool:
+        """Wait for ``count`` clients or ``seconds``; return whether the clients are there."""
+        started = time.monotonic()
+        reminded: float | None = None
+        while True:
+            with self._listener.changed:
+                there = len(self._present())
+                if there >= count:
+                    return True
+                self._tell(self._describe(there, count, seconds))
+                self._listener.changed.wait(0.2)
+            now = time.monotonic()
+            self._context.stop.check()
+            if seconds is not None and now - started > seconds:
+                return False
+            if now - started > 1 and (reminded is None or now - reminded > REMIND_SECONDS):
+                reminded = now
+                log.warning("%s; missing: %s", self.state, self.missing())
+
+    def _describe(self, there: int, count: int, seconds: float | None) -> str:
+        quorum = self._context.config.network.quorum
+        longer = f"; {seconds:g} s for all {count} to come" if seconds and count > quorum else ""
+        return f"waiting for devices ({there} here, {quorum} needed{longer})"
+
+    def _tell(self, state: str | None) -> None:
+        if state != self.state:
+            self.state = state
+            self._context.device_log.renew()
+
+    def missing(self) -> str:
+        """Return the names of the enrolled devices that are absent, and how many never came."""
+        roster, there = self._context.roster, set(self._present())
+        absent = [name for name, index in roster.index.items() if index not in there]
+        unknown, more = roster.total - len(roster.index), len(absent) - MOST_NAMES
+        absent = absent[:MOST_NAMES]
+        if more > 0:
+            absent.append(f"{more} more")
+        if unknown:
+            absent.append(f"{unknown} that never came")
+        return ", ".join(absent) or "nobody"

@@ -1,0 +1,83 @@
+"""What a server says while it waits for devices, and that the wait is not training."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from semisfl.runs import loop
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import assemble
+from semisfl.runs.loop import run_rounds
+from tests.net.harness import network, tiny, toy_data, until
+
+
+@pytest.fixture(autouse=True)
+def _logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    caplog.set_level(logging.INFO, "semisfl")
+
+
+def waits(path: Path) -> str | None:
+    """What the status file says that the run waits for."""
+    file = path / "fleet.json"
+    return json.loads(file.read_text()).get("waiting") if file.exists() else None
+
+
+def test_the_start_waits_for_a_quorum_then_one_deadline_for_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny(3, rounds=1, network={"quorum": 2, "deadline": 1.5})
+    directory = RunDirectory.create(tmp_path / "run", config)
+    with network(config) as net:
+        net.fleet.device_log.open(
+            directory.path, net.fleet.devices, lambda: net.fleet.waiting.state
+        )
+        trained = threading.Thread(target=run_rounds, args=(net.experiment, directory), daemon=True)
+        trained.start()
+        until(lambda: "(0 here, 2 needed); missing: plaintext:client-0, " in caplog.text)
+        until(lambda: waits(directory.path) == "waiting for devices (0 here, 2 needed)")
+        net.join(0)
+        until(lambda: net.fleet.waiting.state == "waiting for devices (1 here, 2 needed)")
+        net.join(1)
+        trained.join(30)
+        assert not trained.is_alive(), "the third is not needed"
+        until(lambda: waits(directory.path) is None)
+        assert net.fleet.waiting.state is None
+    log = (directory.path / "run.log").read_text()
+    assert "waiting for devices (0 here, 2 needed; 1.5 s for all 3 to come); missing" in log
+    assert "s: 2 devices are here" in log, "the end of the wait is logged"
+    assert log.splitlines()[-1].endswith("INFO finished: 1 rounds are done")
+
+
+def test_a_thousand_absent_devices_are_counted_not_named() -> None:
+    with network(tiny(1000)) as net:
+        net.fleet.roster.index = {f"camera-{number}": number for number in range(990)}
+        missing = net.fleet.waiting.missing()
+    assert missing.startswith("camera-0, camera-1, ")
+    assert missing.endswith("camera-9, 980 more, 10 that never came")
+
+
+def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So stop.hours and estimates follow from training alone."""
+    clock = SimpleNamespace(now=0.0)
+
+    def perf_counter() -> float:
+        clock.now += 1
+        return float(clock.now)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=perf_counter))
+    config = tiny(2, rounds=2, stop={"hours": 1.0})
+    experiment = assemble(config, *toy_data(2), device="cpu")
+
+    def wait_ready() -> None:
+        clock.now += 7200
+
+    experiment.fleet.wait_ready = wait_ready  # type: ignore[method-assign]
+    result = run_rounds(experiment)
+    assert len(result.rounds) == 2 and result.stopped_by is None
+    for metrics in result.rounds:
+        assert metrics["seconds_training"] < metrics["seconds"] < 60
