@@ -20,7 +20,7 @@ LINES = re.findall(r"^\| `(\S+)` \|(.*)\|$", ROUNDS, re.MULTILINE)
 CELLS = {key: [cell.strip() for cell in rest.split("|")] for key, rest in LINES}
 
 
-def test_what_is_none_is_not_in_the_file_and_comes_back_as_none() -> None:
+def test_absent_metrics_are_not_written_and_are_read_as_none() -> None:
     row = RoundMetrics(
         round=3,
         learning_rate=0.02,

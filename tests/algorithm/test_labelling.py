@@ -43,7 +43,7 @@ def corrected_for(client: int, mix: Tensor, rows: list[list[float]]) -> Tensor:
     return normalised(torch.tensor(rows)[place : place + 2] * (0.9 * mix + 0.1 * PRIOR) / PRIOR)
 
 
-def test_without_settings_it_is_the_papers_rule() -> None:
+def test_the_default_labelling_is_the_papers_rule() -> None:
     plain = labelling(0.6)
     labels, confident = label(plain, ROWS)
     expected, reached = pseudo_label(torch.tensor(ROWS).log(), 0.6)
@@ -51,7 +51,7 @@ def test_without_settings_it_is_the_papers_rule() -> None:
     assert plain.state_dict() == {}
 
 
-def test_predictions_are_corrected_for_what_a_client_holds() -> None:
+def test_predictions_are_corrected_by_the_clients_class_mix() -> None:
     """q' ~ q pi_i / pi_s; pi_i is the moving mean of q', and starts as pi_s."""
     by = labelling(0.7, align="client")
     first, _ = label(by, SURE)
@@ -101,7 +101,7 @@ def test_predictions_are_aligned_with_the_labelled_images() -> None:
 
 
 @pytest.mark.parametrize(("rule", "reached"), [(">=", True), (">", False)])
-def test_the_rule_says_whether_tau_itself_is_enough(rule: str, reached: bool) -> None:
+def test_the_setting_decides_if_a_confidence_equal_to_tau_counts(rule: str, reached: bool) -> None:
     even = torch.full((4,), 0.25)
     by = labelling(0.25, rule, even, align="client")
     assert by.label(torch.zeros(2, 4), ACTIVE, ACTIVE)[1].tolist() == [reached] * 2

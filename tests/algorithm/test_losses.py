@@ -83,7 +83,7 @@ def test_contrastive_is_the_double_loop(number: int, hide: bool) -> None:
     )
 
 
-def test_own_key_counts_and_can_be_hidden() -> None:
+def test_an_anchors_own_key_counts_unless_it_is_masked() -> None:
     rng = seeds.generator(0, "own key")
     z, keys = unit(rng, 4), unit(rng, 4)
     labels = torch.tensor([0, 1, 2, 3])
@@ -179,7 +179,7 @@ def test_pseudo_label_at_the_threshold() -> None:
     assert pseudo_label(logits, confidence, ">")[1].tolist() == [False, True, False]
 
 
-def test_clustering_reaches_bottom_and_projector_but_never_the_top() -> None:
+def test_the_clustering_loss_trains_bottom_and_projector_but_not_the_top() -> None:
     model = models.build("cnn", (1, 16, 16), 3, seed=1)
     rng = seeds.generator(0, "reach")
     images = torch.from_numpy(rng.normal(size=(6, 1, 16, 16))).float()

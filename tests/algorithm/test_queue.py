@@ -79,7 +79,7 @@ def test_two_level_empty_slots_are_no_references() -> None:
     assert seen(queue.push_labeled(keys(2), ints(0))) == [(2, 0, True)]
 
 
-def test_two_level_labelled_keys_are_always_positives_and_never_pushed_out() -> None:
+def test_two_level_unlabelled_keys_never_replace_labelled_ones() -> None:
     queue = TwoLevelQueue(2, WIDTH, CPU)
     queue.push_labeled(keys(1, 2), ints(0, 1))
     for number in range(10, 15):
@@ -120,7 +120,7 @@ def test_single_labelled_keys_are_positives_in_the_supervised_phase_only() -> No
     assert (10, 0, True) in seen(queue.push_pseudo(keys(11), ints(0), flags(0)))
 
 
-def test_single_is_one_ring_in_which_unlabelled_keys_push_out_labelled_ones() -> None:
+def test_single_unlabelled_keys_replace_labelled_ones() -> None:
     queue = SingleQueue(3, WIDTH, CPU)
     queue.push_labeled(keys(1, 2, 3), ints(0, 1, 2))
     queue.push_pseudo(keys(10, 11), ints(0, 1), flags(1, 1))
@@ -150,7 +150,7 @@ def test_single_cleared_slots_count_one_each_in_the_denominator() -> None:
     )
 
 
-def test_single_cleared_slots_are_nobodys_positives() -> None:
+def test_single_cleared_slots_are_never_positives() -> None:
     """In the next supervised phase every slot of an anchor's label is one: cleared ones have none."""
     queue = SingleQueue(3, WIDTH, CPU)
     queue.push_pseudo(keys(1, 2), ints(0, 1), flags(1, 1))
@@ -208,7 +208,7 @@ def test_in_turn_the_last_client_sees_those_served_before_it() -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_state_round_trip_goes_on_where_it_was(kind: str) -> None:
+def test_a_restored_queue_continues_where_it_was(kind: str) -> None:
     queue, other = (QUEUES[kind](3, WIDTH, CPU, seed) for seed in (1, 2))
     queue.push_labeled(keys(1, 2), ints(0, 1))
     queue.push_pseudo(keys(3, 4), ints(0, 1), flags(1, 0))

@@ -122,7 +122,7 @@ def test_state_round_trip_keeps_the_warm_up_going() -> None:
     assert weight(teacher) == weight(other) == pytest.approx(2 / 3 * 1 / 2 + 1 / 3)
 
 
-def test_a_student_whose_weights_were_moved_is_noticed() -> None:
+def test_a_teacher_notices_that_the_students_weights_were_moved() -> None:
     student = Number(0.0)
     teacher = Teacher(student, 0.99)
     Weights(student)

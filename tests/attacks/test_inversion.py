@@ -145,7 +145,7 @@ def test_the_layers_of_a_model_give_its_outputs_at_any_cut(scene: Scene) -> None
     assert [name for name, _ in meter.layers_of(early)] == [name for name, _ in rows]
 
 
-def test_likeness() -> None:
+def test_ssim_psnr_and_identification_by_hand() -> None:
     images = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(ssim(images, images), torch.ones(6))
     assert ssim(images, 1 - images).max() < 0

@@ -39,7 +39,7 @@ def semisfl(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
     return status, " ".join((said.out + said.err).split())
 
 
-def test_revoking_on_the_server(
+def test_a_certificate_is_revoked_on_the_server(
     deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, server = deployed
@@ -72,7 +72,7 @@ def test_revoking_on_the_server(
     assert (server / "revoked.txt").read_text() == before
 
 
-def test_a_list_that_is_lost_is_not_begun_anew(
+def test_a_lost_revocation_list_is_not_created_again(
     deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With one line it would let in all who were revoked before."""
@@ -148,7 +148,7 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
         certs.renew_server(home)
 
 
-def test_a_certificate_that_ends_with_its_authority_says_so(
+def test_a_certificate_shortened_to_its_authoritys_end_is_announced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     certs.make_authority(tmp_path, valid_until=NOW + timedelta(days=20))
@@ -156,7 +156,7 @@ def test_a_certificate_that_ends_with_its_authority_says_so(
     assert status == 0 and "the authority expires then too" in said
 
 
-def test_the_list_shows_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certs_list_shows_the_days_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certs.make_authority(tmp_path, valid_from=NOW - timedelta(days=30))
     certs.make_client(
         tmp_path, "old", valid_from=NOW - timedelta(days=9), valid_until=NOW - timedelta(days=1)
@@ -175,7 +175,7 @@ def test_the_list_shows_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("closed", ["file", "folder"])
-def test_a_file_that_may_not_be_read_is_told_with_its_owner_and_ours(closed: str) -> None:
+def test_an_unreadable_file_is_reported_with_its_owner_and_our_user(closed: str) -> None:
     """As nobody, since root may read everything; without root, in a folder closed to oneself."""
     root = os.geteuid() == 0
     user = pwd.getpwuid(65534 if root else os.geteuid()).pw_name

@@ -136,7 +136,7 @@ def test_resume_of_a_finished_run_changes_nothing(
     assert checkpoint.digest(checkpoint.read(Path("r/latest.safetensors"))) == digest
 
 
-def test_a_run_says_which_limit_ended_it_and_goes_on_beyond_it(
+def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = train_arguments(images, "stop.patience=9", "stop.hours=1e-9", "method=supervised")
@@ -158,7 +158,7 @@ def test_a_run_says_which_limit_ended_it_and_goes_on_beyond_it(
     assert kept["stop"] == {"patience": 9}
 
 
-def test_compare_ends_runs_at_a_limit_and_goes_on_with_another(
+def test_compare_stops_runs_at_a_limit_and_continues_them_with_a_later_one(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["compare", "--methods", "supervised", "--seeds", "1", "--out", "table"]
@@ -223,7 +223,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*presets.PRESETS, "cifar10+as_published_code"])
-def test_what_show_prints_is_a_file_that_run_takes(
+def test_run_accepts_the_output_of_show_as_a_file(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", name]) == 0
@@ -324,7 +324,7 @@ def test_a_bare_machine_says_what_its_commands_need(images: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_told_in_one_line(
+def test_each_mistake_is_one_line(
     words: list[str], pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused(capsys, ["run", *words], pattern)
@@ -361,7 +361,9 @@ def test_a_picture_that_cannot_be_written(images: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"]], ids=str)
-def test_help_is_one_word_away(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_can_be_asked_for_in_several_ways(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "Usage: semisfl" in printed.out and "demo-network" in printed.out and not printed.err
@@ -387,7 +389,7 @@ def test_a_folder_with_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[s
     )
 
 
-def test_images_of_different_sizes_are_resized_and_it_is_said(
+def test_images_of_different_sizes_are_resized_with_a_message(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_images(images / "train" / "dark", 5, np.random.default_rng(1), side=20)

@@ -33,7 +33,7 @@ def speak() -> None:
     lines.write(RoundMetrics(round=0, seconds=1.0))
 
 
-def test_a_full_disk_under_stderr_loses_lines_and_nothing_else(
+def test_a_full_disk_for_stderr_loses_only_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = Full()
@@ -65,7 +65,7 @@ def test_another_broken_pipe_is_a_failure(
     assert "error: [Errno 32] Broken pipe" in capfd.readouterr().err
 
 
-def test_a_reader_who_leaves_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_if_nobody_reads_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     with open(write, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)

@@ -43,7 +43,7 @@ def loaded(*commands: str) -> tuple[list[str], set[str]]:
     return printed, modules
 
 
-def test_answers_without_anything_heavy() -> None:
+def test_quick_commands_do_not_import_torch() -> None:
     commands = ("show digits", "list", "reproduce --list", "--help", "run --help", "--version")
     assert not HEAVY & loaded(*commands)[1]
 

@@ -27,7 +27,7 @@ from semisfl.cli.options import spread_settings
     ],
     ids=lambda value: " ".join(value),
 )
-def test_rows_of_settings(written: list[str], read: list[str]) -> None:
+def test_several_settings_can_follow_one_option(written: list[str], read: list[str]) -> None:
     assert spread_settings(written) == read
     assert spread_settings(read) == read, "a second time changes nothing"
 
@@ -48,14 +48,18 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     ],
     ids=" ".join,
 )
-def test_every_way_gives_the_same(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_can_be_written_in_several_ways(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     values = shown(capsys, *words)
     plain = shown(capsys, "cifar10")
     assert values == plain | {"rounds": 7, "data": plain["data"] | {"name": "my folder/a=b"}}
 
 
 @pytest.mark.parametrize("words", [["--set"], ["--set", "rounds"], ["--set", "digits", "rounds=3"]])
-def test_what_is_no_setting(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_words_are_not_taken_as_settings(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", *words]) == 2
     printed = capsys.readouterr()
     assert "--set" in printed.err and printed.err.count("\n") == 1 and not printed.out

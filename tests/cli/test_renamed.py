@@ -28,7 +28,7 @@ from semisfl.cli.renamed import COMMANDS, today
         ),
     ],
 )
-def test_old_words_become_those_of_today(old: str, new: str) -> None:
+def test_old_names_are_replaced_by_new_ones(old: str, new: str) -> None:
     assert " ".join(today(old.split())) == new
     assert today(new.split()) == new.split(), "nothing is translated twice"
 

@@ -53,7 +53,7 @@ def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
 
 
 @pytest.mark.slow
-def test_a_ray_runs_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ray_runs_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for name, where in (("ray", ["--engine", "ray"]), ("here", [])):
         words = ["reproduce", "digits", *TWO_ROUNDS, *where, "--out", str(tmp_path / name)]
@@ -65,7 +65,7 @@ def test_a_ray_runs_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert process != os.getpid(), "a worker of Ray held it"
 
 
-def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_cell_is_continued(tmp_path: Path) -> None:
     cells = chosen(EXHIBITS["digits"].cells, ["supervised"])
     (left,) = missing(cells, RunIndex(tmp_path), rounds=2)
 
@@ -85,7 +85,7 @@ def test_an_interrupted_cell_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert rows_of(left.path)[0] == first[0] and len(rows_of(left.path)) == 2
 
 
-def test_a_cell_that_another_process_works_on_is_left_to_it(
+def test_a_cell_that_another_process_trains_is_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pools of processes have their own tests of it."""

@@ -122,7 +122,9 @@ USUAL = (("run", 0), ("join", 0), ("compare", 0))
         for command, seed in [case]
     ],
 )
-def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images: Path) -> None:
+def test_a_signal_at_any_moment_of_the_start_ends_the_command_cleanly(
+    command: str, seed: int, images: Path
+) -> None:
     """Loading, starting, waiting for clients or training: wherever it is by then."""
     rng = random.Random(f"{command}{seed}")
     process = start(*COMMANDS[command](images))
@@ -138,7 +140,7 @@ def test_at_a_random_moment_of_the_first_seconds(command: str, seed: int, images
         assert not run.exists() or checkpoint.read(run / "latest.safetensors")["round"] >= 0
 
 
-def test_while_loading(images: Path) -> None:
+def test_a_signal_during_loading_ends_the_command_cleanly(images: Path) -> None:
     """In ``python`` itself: the signal comes while torch is imported."""
     process = start(*COMMANDS["serve"](images), program=subprocess.Popen)
     wait_for(process, lambda: catches(process))
@@ -146,7 +148,7 @@ def test_while_loading(images: Path) -> None:
     assert not Path("out").exists()
 
 
-def test_while_waiting_for_the_first_clients(images: Path) -> None:
+def test_a_signal_while_waiting_for_clients_ends_the_server(images: Path) -> None:
     process = start(*COMMANDS["serve"](images))
     assert process.stdout is not None
     while "waiting for devices (0 here, 1 needed" not in (line := process.stdout.readline()):
@@ -174,7 +176,7 @@ def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None
 # --- in one process ------------------------------------------------------------------------------
 
 
-def test_in_a_test_pass_it_is_noticed_between_two_batches() -> None:
+def test_a_signal_during_evaluation_is_noticed_between_two_batches() -> None:
     """And the model is left in the mode it was in."""
     experiment = assemble("supervised", "rounds=1")
     experiment.test_images = experiment.test_images.repeat(20, 1, 1, 1)
@@ -205,7 +207,9 @@ def test_large_images_are_tested_a_few_at_a_time_on_a_cpu() -> None:
     assert sizes == [500, 500, 100]
 
 
-def test_a_stop_is_not_taken_for_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_is_not_reported_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may come while a module is imported, which may fail in any way."""
     (tmp_path / "stopped_here.py").write_text("from semisfl.stopping import Stopped; raise Stopped")
     monkeypatch.syspath_prepend(tmp_path)
@@ -227,7 +231,7 @@ def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_after_the_last_round_a_signal_cuts_nothing_short() -> None:
+def test_a_signal_after_the_last_round_loses_nothing() -> None:
     with StopSignals() as signals:
         with signals.running():
             pass
@@ -242,7 +246,7 @@ def test_before_the_first_round_a_signal_ends_the_command() -> None:
         assert signals.flag.requested, "also if somebody swallowed the exception"
 
 
-def test_the_time_left_counts_from_the_round_a_run_went_on_with(
+def test_the_time_left_counts_from_the_first_round_after_resuming(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = progress.ProgressLines("semisfl")

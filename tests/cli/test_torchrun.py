@@ -145,7 +145,7 @@ def test_a_rank_that_fails_ends_all(images: Path) -> None:
     assert complained.startswith("error: another rank is gone; torchrun --max-restarts N")
 
 
-def test_a_restarted_run_goes_on_only_where_it_was_begun(tmp_path: Path) -> None:
+def test_a_restarted_run_continues_only_in_its_own_directory(tmp_path: Path) -> None:
     config, out = parse({**SETTINGS, "rounds": 2}), tmp_path / "out"
     again = Launch(0, 0, 2, max_restarts=3)
     with pytest.raises(ConfigError, match="--max-restarts needs --out DIR"):

@@ -30,7 +30,7 @@ def test_a_measured_profile_is_one_that_plans_take(
     assert semisfl["computing"] == pytest.approx(10 * told["seconds_an_iteration"], rel=1e-3)
 
 
-def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_names_what_it_cannot_measure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "moon", "--client"]) == 2
     assert "moon" in capsys.readouterr().err
     assert main(["bench", "--client", "--out", "mine.txt"]) == 2

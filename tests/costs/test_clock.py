@@ -66,7 +66,7 @@ def test_an_iteration_ends_with_its_slowest_client() -> None:
     assert told.clients[0] == ClientTime(9.0, 10.5, pytest.approx(44 - 19.5))
 
 
-def test_each_is_the_slowest_once() -> None:
+def test_two_clients_that_are_each_slowest_in_one_phase() -> None:
     """One has the longer download, the other the longer steps: both are waited for.
 
     client 0: first features at 20 + 2 + 2 = 24, then 0.5 + 1 + 2 + 2 = 5.5, at last 0.5 + 1 + 1
@@ -77,7 +77,7 @@ def test_each_is_the_slowest_once() -> None:
     assert told.seconds == pytest.approx(24 + 2 * 11 + 5 + 3 * 1.0)
 
 
-def test_one_who_breaks_off_is_waited_for_no_longer() -> None:
+def test_a_client_that_left_delays_no_later_iteration() -> None:
     """Client 1 answers one step of three: the other two are client 0's alone, and the server's."""
     told = time_round(0, RoundWork(0, [[split(0), split(1, steps=1, up=0)]]), fixed())
     assert told.seconds == pytest.approx(12 + 2 * 5.5 + 2.5 + (1.0 + 0.5 + 0.5))
@@ -101,7 +101,7 @@ def test_whole_models_end_with_the_slowest_client_of_each_phase() -> None:
     assert told.clients[1] == ClientTime(2.0, 6.0, pytest.approx(2.0))
 
 
-def test_a_round_without_clients_is_the_servers() -> None:
+def test_a_round_without_clients_takes_the_servers_time() -> None:
     told = time_round(3, RoundWork(20 * G), fixed())
     assert (told.round, told.seconds, told.server, told.clients) == (3, 2.0, 2.0, {})
 
@@ -129,7 +129,7 @@ def test_devices_are_drawn_by_their_shares() -> None:
     assert [profile.pick(at).name for at in (0, 0.749, 0.75, 0.999)] == ["a", "a", "b", "b"]
 
 
-def test_one_speed_and_what_is_no_speed() -> None:
+def test_a_single_speed_is_accepted_and_wrong_ones_are_refused() -> None:
     assert Range.parse("4", "--uplink") == Range(4, 4)
     assert Range.parse("0.8-8", "--uplink") == Range(0.8, 8)
     for wrong in ("fast", "8-0.8", "0", "-3", "nan", "1-inf"):

@@ -106,7 +106,7 @@ def test_recoding_gives_what_a_run_with_these_codecs_sends(fleet: str, method: s
 
 @every_run
 @pytest.mark.parametrize("known", ["kinds", "totals"])
-def test_of_older_files_it_is_worked_out(fleet: str, method: str, known: str) -> None:
+def test_counts_missing_from_older_files_are_computed(fleet: str, method: str, known: str) -> None:
     """All clients do alike here, so that what is worked out can be held against what was recorded."""
     rows, _, priced = finished(fleet, method, "fp32")
     kinds = known == "kinds"
@@ -116,7 +116,7 @@ def test_of_older_files_it_is_worked_out(fleet: str, method: str, known: str) ->
         assert one.exact is not bool(one.clients)
 
 
-def test_what_is_no_whole_number_of_things_stays_and_is_said(tmp_path: Path) -> None:
+def test_bytes_that_are_no_whole_number_of_tensors_are_kept_and_reported(tmp_path: Path) -> None:
     rows, _, was = finished("local", "fedmatch", "fp32")
     now = replace(was, config=settings("fedmatch", "codecs"))
     odd = replace(rows[0], bytes_by_client=[{"clients": [0], "model_up": was.sizes.full + 3}])

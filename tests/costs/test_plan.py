@@ -130,7 +130,7 @@ def test_what_is_known_of_images_is_used() -> None:
     assert many - few == (50 * 64 - 100) * row
 
 
-def test_images_set_aside_are_nobodys() -> None:
+def test_validation_images_belong_to_no_client() -> None:
     options = config.override(presets.values_of("digits"), ["data.validation=0.2"])
     assert planned(config.parse(options)).mean == (5000 - 1000 - 40) / 10
 
@@ -147,7 +147,7 @@ def test_a_full_model_method_is_shown_with_semisfls_cuts() -> None:
     assert len(made.methods) == len(METHODS)
 
 
-def test_nothing_of_the_picture_is_cut_off() -> None:
+def test_the_picture_shows_all_its_text() -> None:
     for preset in ("digits", "stl10"):
         assert cut_off(plan_picture(plan(preset))) < 0.01
 

@@ -105,7 +105,7 @@ def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
     assert replayed.config.wire.models == codec
 
 
-def test_rows_whose_number_was_not_recorded_stay_and_models_do_not(tmp_path: Path) -> None:
+def test_without_a_recorded_number_of_rows_only_models_are_recoded(tmp_path: Path) -> None:
     settings = digits(rounds=1, wire={"teacher_once": True})
     train(settings, out=tmp_path / "run", device="cpu")
     run = read_run(tmp_path / "run")
@@ -210,7 +210,7 @@ def test_runs_are_grouped_and_judged_as_recorded(
     assert "no run is finished" in by_run["run2"]["remark"]
 
 
-def test_of_an_unfinished_run_everything_is_told_up_to_the_same_round(
+def test_an_unfinished_run_is_reported_up_to_one_common_round(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "run"
@@ -227,7 +227,7 @@ def test_of_an_unfinished_run_everything_is_told_up_to_the_same_round(
     assert sum(told["traffic"].values()) == told["bytes"]
 
 
-def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:
+def test_replay_reports_an_unknown_number_of_images(recorded: Path, tmp_path: Path) -> None:
     """A directory without its checkpoint, of data that nobody knows by name."""
     place = tmp_path / "run"
     shutil.copytree(recorded / "semisfl-0", place)
@@ -237,7 +237,7 @@ def test_unknown_images_are_said(recorded: Path, tmp_path: Path) -> None:
         replay(read_run(place), WORLD)
 
 
-def test_nothing_of_the_picture_is_cut_off() -> None:
+def test_the_picture_shows_all_its_text() -> None:
     runs = grouping.find_runs(
         sorted((RESULTS / "few-labels").glob("*labeled-40-seed[012].run.json"))
     )

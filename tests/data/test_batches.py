@@ -71,7 +71,7 @@ def test_batches_come_in_an_order_of_their_own() -> None:
     assert len(orders) == 4 and np.arange(30).tobytes() not in orders
 
 
-def test_what_was_made_ahead_is_used_for_its_own_round_only() -> None:
+def test_prefetched_batches_are_used_only_in_their_own_round() -> None:
     batches = RoundBatches(images(), AUGMENTATION, NORMALIZER, torch.float32, whole=True)
     made: list[int] = []
 
@@ -111,7 +111,7 @@ def test_views_share_their_images_and_stay_in_the_shard() -> None:
     assert not torch.equal(weak, strong)
 
 
-def test_purposes_draw_apart() -> None:
+def test_draws_for_different_purposes_are_independent() -> None:
     indices = np.zeros((3, 8), dtype=np.int64)
     one, same_purpose, other = (
         make_view(images(), draw_view(AUGMENTATION, "weak", indices, SIZE, 0, purpose, 1))
@@ -120,7 +120,7 @@ def test_purposes_draw_apart() -> None:
     assert torch.equal(one, same_purpose) and not torch.equal(one, other)
 
 
-def test_the_two_views_of_an_image_are_cropped_and_flipped_apart() -> None:
+def test_the_two_views_of_an_image_are_cropped_and_flipped_independently() -> None:
     strong, weak = (views()[name].draws for name in ("strong", "weak"))
     for part in ("flip", "shift_y", "shift_x"):
         assert not np.array_equal(getattr(strong, part), getattr(weak, part)), part

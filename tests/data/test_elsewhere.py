@@ -84,9 +84,7 @@ def test_a_plan_counts_the_other_places_images(place: Path) -> None:
     assert about_images.planned(config_of(place, "packed.npz")).mean == pytest.approx(7 / 3)
 
 
-def test_a_skew_that_cannot_be_kept_to_is_said(
-    place: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreachable_skew_is_reported(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_data(config_of(place, "loose", "data.partition.kind=dirichlet"))
     assert "loose has other classes than labeled: its images are dealt evenly" in caplog.text
 
@@ -135,7 +133,7 @@ def test_a_resumed_run_goes_on_with_the_same_images(place: Path, tmp_path: Path)
         assert [row[key] for row in kept] == [row[key] for row in whole]
 
 
-def test_what_cannot_be_done_is_said(place: Path) -> None:
+def test_unsupported_settings_are_refused_with_the_reason(place: Path) -> None:
     with pytest.raises(ValueError, match=r"clients = 3 exceeds the 2 images left"):
         split(np.arange(6) % 2, labeled=2, clients=3, kind="iid", seed=0, classes=2, served=4)
     with pytest.raises(ValueError, match=r"'nowhere' is neither a known set"):

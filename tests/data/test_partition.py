@@ -134,7 +134,7 @@ def test_dirichlet_sizes_vary():
     assert 2700 < largest < 3900  # §6: typically 3.3k
 
 
-def test_a_class_that_nobody_wants_is_dealt_all_the_same():
+def test_a_class_without_a_share_is_still_dealt_to_clients():
     # At this alpha most of the draws are exactly 0.
     labels = np.repeat(np.arange(50), 20)
     found = cut(labels, labeled=50, clients=3, kind="dirichlet", alpha=1e-4, classes=50)
@@ -227,7 +227,7 @@ def test_draw_writes_a_picture(tmp_path):
 
 @pytest.mark.parametrize("clients", [2, 10, 30, 100])
 @pytest.mark.parametrize("word", ["", " of an unusually long class name"])
-def test_no_words_of_a_picture_are_cut_off(clients, word):
+def test_the_picture_shows_all_its_text(clients, word):
     labels = np.concatenate([CIFAR, np.full(100, -1)])
     names = [f"class {number}{word}" for number in range(10)]
     figure = picture(cut(labels, clients=clients), labels, names)

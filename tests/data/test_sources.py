@@ -380,7 +380,7 @@ def same(one: Dataset, other: Dataset) -> bool:
     )
 
 
-def test_decoded_once(tmp_path, monkeypatch):
+def test_images_are_decoded_once_and_cached(tmp_path, monkeypatch):
     root = class_folder(tmp_path / "pets", each=20)
     (root / "train" / "cat" / "0.png").write_bytes(b"")
     save(root / "clients" / "ann" / "1.png", noise(1, (9, 9, 3)))
@@ -478,7 +478,7 @@ def test_without_the_extra_one_line_says_what_to_do(monkeypatch):
     refuses(r"pip install 'semisfl\[datasets\]', or point SEMISFL_DATA at", "stl10")
 
 
-def test_no_network_is_one_line(monkeypatch):
+def test_a_missing_network_is_one_line(monkeypatch):
     class Offline:
         @staticmethod
         def load_dataset(*args):

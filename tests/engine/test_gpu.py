@@ -244,7 +244,7 @@ def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
     assert "cannot be captured" not in caplog.text
 
 
-def test_what_is_seldom_needed_lies_in_the_hosts_memory() -> None:
+def test_seldom_used_states_are_in_host_memory() -> None:
     shelf, there = HostShelf(torch.device("cuda")), torch.randn(1000, device="cuda")
     shelf.put("one", {"weight": there})
     shelf.put("two", {"weight": 2 * there})

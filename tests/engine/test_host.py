@@ -4,7 +4,7 @@ from semisfl.engine.host import HostShelf
 from semisfl.runs import checkpoint
 
 
-def test_what_is_put_aside_no_longer_follows_its_source() -> None:
+def test_a_stored_state_does_not_follow_its_source() -> None:
     shelf, source = HostShelf(torch.device("cpu")), torch.ones(3)
     shelf.put("one", {"weight": source})
     before = checkpoint.snapshot(shelf.state_dict())

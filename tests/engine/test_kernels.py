@@ -255,7 +255,7 @@ def test_batchnorm_of_one_value_is_refused() -> None:
         fused_norm(random(2, 3), None, *rows, True, 0.1, 1e-5, True, 1)
 
 
-def test_what_cannot_be_counted_is_refused() -> None:
+def test_tensors_beyond_32_bit_offsets_are_refused() -> None:
     from semisfl.engine.kernels.pooling import check_size
 
     check_size(torch.empty(1).expand(2**31 - 1))

@@ -26,7 +26,9 @@ def model() -> nn.Sequential:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [model, bn_model, residual_network])
-def test_states_speak_of_full_precision(make: type[nn.Sequential], dtype: torch.dtype) -> None:
+def test_state_dicts_hold_full_precision_weights(
+    make: type[nn.Sequential], dtype: torch.dtype
+) -> None:
     plain = make()
     module = copy.deepcopy(plain)
     weights = Weights(module, dtype)
@@ -111,7 +113,7 @@ def test_a_part_of_the_weights_can_be_stepped_alone() -> None:
     assert changed == {"3.weight", "3.bias", "4.weight", "4.bias"}
 
 
-def test_parameters_that_do_not_lie_together_are_refused() -> None:
+def test_parameters_that_are_not_contiguous_are_refused() -> None:
     module = model()
     Weights(module, torch.bfloat16)
     with pytest.raises(AssertionError, match="side by side"):

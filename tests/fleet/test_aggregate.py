@@ -67,15 +67,15 @@ def test_krum_leaves_out_the_farthest() -> None:
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_one_client_cannot_move_the_result_far(name: str) -> None:
-    spoilt = torch.cat([HONEST, torch.full((1, 40), 1e5)])
+    poisoned = torch.cat([HONEST, torch.full((1, 40), 1e5)])
     honest = result(name, HONEST)
-    assert (result(name, spoilt) - honest).norm() < 2.0 < (spoilt.mean(0) - honest).norm()
-    held = rule_named(name)(spoilt, settings(name).of_rule).held_back
+    assert (result(name, poisoned) - honest).norm() < 2.0 < (poisoned.mean(0) - honest).norm()
+    held = rule_named(name)(poisoned, settings(name).of_rule).held_back
     assert 9 in held, "it is named"
     assert name == "krum" or list(held) == [9], "and nobody else is; krum leaves out a fixed share"
 
 
-def states(spoilt: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:
+def states(poisoned: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     made = {}
     for client in (2, 4, 5, 7, 8):
@@ -84,7 +84,7 @@ def states(spoilt: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:
             "bn.running_var": torch.rand(3, generator=generator),
             "bn.num_batches_tracked": torch.tensor(client),
         }
-    made[4]["conv.weight"] *= spoilt
+    made[4]["conv.weight"] *= poisoned
     return made
 
 
@@ -97,11 +97,11 @@ def test_the_mean_is_the_plain_one_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_states_keep_their_form_and_who_is_held_back_is_said(
+def test_aggregated_states_keep_their_form_and_clients_held_back_are_named(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "semisfl")
-    given, held = states(spoilt=1e4), HeldBack()
+    given, held = states(poisoned=1e4), HeldBack()
     reference = mean_state(list(states().values()))
     found = combine(settings(name), given, reference, held)
     for key, value in given[2].items():
@@ -123,7 +123,7 @@ def test_updates_to_a_negative_variance_leave_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_what_nobody_changed_stays(name: str) -> None:
+def test_unchanged_weights_stay_as_they_are(name: str) -> None:
     reference = states()[2]
     found = combine(
         settings(name), {1: reference, 3: reference, 6: reference}, reference, HeldBack()
@@ -156,7 +156,7 @@ def test_every_fleet_aggregates_alike(method: str, name: str) -> None:
     assert any(not torch.equal(value, mean[key]) for key, value in local.items()), "it is used"
 
 
-def test_an_unknown_rule_is_said_with_those_there_are() -> None:
+def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"robust\.aggregate = 'vote' is not known; use one of mean"
     ):

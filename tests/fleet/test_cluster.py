@@ -27,7 +27,7 @@ def test_blocks_are_equal_and_the_server_has_the_smallest() -> None:
     assert blocks_of((), 2) == [(), ()]
 
 
-def test_states_travel_as_they_lie() -> None:
+def test_states_arrive_with_their_values_and_layout() -> None:
     state = {
         "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
         "count": torch.tensor(7),

@@ -178,7 +178,7 @@ def test_fleets_agree_on_full_model_rounds(make: Make) -> None:
 
 
 @every_fleet
-def test_who_fails_to_answer_is_not_in_what_comes_back(make: Make) -> None:
+def test_clients_that_fail_to_answer_are_not_in_the_results(make: Make) -> None:
     """Features name those who answered, and the mean of the bottoms is theirs."""
     config = tiny(3)
     with make(config) as fixture:

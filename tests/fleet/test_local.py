@@ -129,7 +129,7 @@ def test_a_round_is_what_separate_clients_would_do(
     assert largest_difference(mean, model.bottom.state_dict()) > 1e-3
 
 
-def test_features_say_whose_they_are_and_what_they_show() -> None:
+def test_features_name_their_clients_and_their_images() -> None:
     model = split_model("cnn")
     fleet = make_fleet(model, settings())
     start(fleet, model)

@@ -22,7 +22,7 @@ def method_of(experiment: Experiment) -> SemiSFL:
     return method
 
 
-def test_nothing_of_it_is_on_in_a_preset_or_in_a_checkpoint() -> None:
+def test_extensions_are_off_in_presets_and_leave_no_state() -> None:
     for name in (*presets.PRESETS, "cifar10+as_in_paper", "cifar10+as_published_code"):
         config = presets.preset(name)
         assert config.semisfl.align == "none"
@@ -41,7 +41,7 @@ def test_the_frontier_is_semisfl_with_settings_of_its_own_and_cheaper_codecs() -
 
 
 @pytest.mark.parametrize("changed", (*PARTS, "semisfl.align=global"))
-def test_each_of_them_changes_what_is_learnt(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_extension_changes_the_losses(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a setting that is read by nothing is found."""
     monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 0)
     common = "semisfl.confidence_threshold=0.3"

@@ -133,7 +133,7 @@ def test_the_student_labels_where_its_predictions_are_uneven() -> None:
     assert experiment.fleet.traffic.by_kind()["teacher_down"] - before == size
 
 
-def test_a_state_that_is_fetched_twice_is_counted_once() -> None:
+def test_a_state_fetched_twice_is_counted_once() -> None:
     class Twice(FedSwitchWork):
         def start(self, client: ClientRuntime) -> bool:
             client.fetch("teacher")

@@ -48,7 +48,7 @@ class ByHand:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_those_who_answer_are_treated_as_if_they_were_alone(missing: int) -> None:
+def test_missing_clients_do_not_affect_those_that_answer(missing: int) -> None:
     """Each gets the gradient of its own mean under its own labeller, whoever is missing."""
     method = make("fedswitch.confidence_threshold=0.3")
     method.round(0)
@@ -69,7 +69,7 @@ def test_those_who_answer_are_treated_as_if_they_were_alone(missing: int) -> Non
     assert method.skew[missing] == before[missing], "nothing was heard of it"
 
 
-def test_of_a_client_that_never_answered_nothing_is_remembered() -> None:
+def test_a_client_that_never_answered_leaves_no_state() -> None:
     method = make()
     leave(method.setup.fleet, {1})
     method.round(0)

@@ -149,7 +149,7 @@ def test_aggregation_is_weighted_and_has_momentum() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), w[name], rtol=1e-4, atol=1e-5)
 
 
-def test_it_starts_from_its_labels() -> None:
+def test_fl2_pretrains_on_its_labels() -> None:
     """Ten rounds' worth of supervised steps before the first clients, once."""
     _, method = make("clients.steps=1")
     taken: list[int] = []

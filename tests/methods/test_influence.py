@@ -29,7 +29,7 @@ def logits_of(labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.one_hot(labels, toy.CLASSES).float()
 
 
-def test_off_gives_back_what_it_is_given() -> None:
+def test_without_limits_vectors_are_unchanged() -> None:
     limit = influence()
     given = features(torch.randn(6, 5))
     labels, confident = torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.bool)
@@ -39,7 +39,7 @@ def test_off_gives_back_what_it_is_given() -> None:
     assert limit.as_positives(given, labels, confident) is confident
 
 
-def test_vectors_are_at_most_so_long_and_others_as_they_were() -> None:
+def test_long_vectors_are_shortened_to_the_limit_and_others_unchanged() -> None:
     limit, rows = limited(), torch.ones(6, 4)
     rows[4:] *= torch.tensor([[50.0], [1.5]])
     found = limit.limited(features(rows.clone()), ACTIVE)
@@ -50,7 +50,7 @@ def test_vectors_are_at_most_so_long_and_others_as_they_were() -> None:
     assert found.student.is_leaf and found.student.requires_grad
 
 
-def test_who_presents_one_class_as_another_is_not_used_and_is_named() -> None:
+def test_a_client_that_swaps_classes_is_excluded_and_named() -> None:
     limit, held = limited(), HeldBack()
     given = features(torch.ones(12, 4))
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0])
@@ -107,7 +107,7 @@ def test_a_class_has_keys_of_several_clients() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
-def test_the_median_is_of_those_who_are_there(count: int) -> None:
+def test_the_median_is_taken_over_the_clients_present(count: int) -> None:
     values = torch.randn(6)
     there = torch.arange(6) < count
     assert float(_median(values, there)) == pytest.approx(

@@ -254,7 +254,7 @@ def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_those_who_answer_get_the_gradient_of_their_own_mean(missing: int) -> None:
+def test_clients_that_answer_get_the_gradient_of_their_own_mean(missing: int) -> None:
     """Whoever is missing: means, gradient scale and statistics follow from who answered."""
     experiment, method, _ = pieces(small("semisfl.clustering=false"), own=False)
     wanted: list[torch.Tensor] = []

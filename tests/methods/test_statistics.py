@@ -102,7 +102,7 @@ def test_a_full_model_round_by_hand() -> None:
     )
 
 
-def test_nobody_contributed() -> None:
+def test_a_round_to_which_no_client_contributed() -> None:
     assert full_model.report([ClientResult(3, {}, {})]) == {"contributing": 0}
 
 
@@ -188,7 +188,7 @@ def test_a_client_without_true_labels_says_nothing_by_class(method: str) -> None
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("supervised", "fl2")])
-def test_everything_is_kept_where_no_confidence_is_asked_for(method: str) -> None:
+def test_all_labels_are_kept_with_a_threshold_of_zero(method: str) -> None:
     section = {"fedswitch-sl": "fedswitch"}.get(method, method)
     row = toy.assemble(
         method, f"{section}.confidence_threshold=0", "clients.active=3"
@@ -202,7 +202,9 @@ def test_everything_is_kept_where_no_confidence_is_asked_for(method: str) -> Non
 @pytest.mark.parametrize(
     "method", ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
 )
-def test_parts_of_the_loss_are_parts_of_it(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reported_parts_add_up_to_the_loss(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 1)
     section = {"fedswitch-sl": "fedswitch"}.get(method, method)
     parts = toy.assemble(method, f"{section}.confidence_threshold=0.2").method

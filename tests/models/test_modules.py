@@ -167,7 +167,7 @@ def test_own_sequential_as_a_table() -> None:
         (Residual(nn.Sequential(nn.GELU())), "layer '1' (Residual) layer '0' is a GELU"),
     ],
 )
-def test_what_no_row_describes_is_said(layer: nn.Module, said: str) -> None:
+def test_layers_that_a_table_cannot_describe_are_named(layer: nn.Module, said: str) -> None:
     with pytest.raises(ValueError) as error:
         layers_of(nn.Sequential(nn.ReLU(), layer))
     assert said in str(error.value) and "\n" not in str(error.value)
@@ -199,7 +199,7 @@ def test_names_that_every_module_has() -> None:
             modules_of(table, SHAPE, CLASSES)
 
 
-def test_both_ways_of_a_block_read_the_same_input() -> None:
+def test_body_and_shortcut_read_the_same_input() -> None:
     block = Residual(nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(2, 2, 1, bias=False)))
     x = torch.randn(3, 2, 4, 4)
     expected = x + nn.functional.conv2d(x.relu(), block.body[1].weight)

@@ -72,7 +72,7 @@ def test_dropout_draws_once_for_all_batches() -> None:
     assert not torch.allclose(one, model.eval()(batch))
 
 
-def test_what_follows_the_layers_in_common_may_work_in_place() -> None:
+def test_layers_after_the_shared_ones_may_work_in_place() -> None:
     model = nn.Sequential(
         nn.Sequential(nn.Flatten(), nn.Linear(432, 6)),
         nn.Sequential(nn.ReLU(inplace=True), Dropout(0.5), nn.Linear(6, 2)),

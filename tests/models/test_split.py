@@ -195,7 +195,7 @@ def test_cut_outside_the_model(cut: int | str, said: str) -> None:
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_cut_that_leaves_a_side_nothing_to_learn() -> None:
+def test_a_cut_that_leaves_one_side_without_parameters_is_refused() -> None:
     own = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(16, 3), nn.Softmax(1))
     with pytest.raises(ValueError, match=r"model.cut = 2 leaves the clients no parameters"):
         split(own, (1, 4, 4), 2)
@@ -205,7 +205,7 @@ def test_cut_that_leaves_a_side_nothing_to_learn() -> None:
         split(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU()), (1, 4, 4))
 
 
-def test_a_cut_that_is_not_given_and_would_train_nothing_is_said_so() -> None:
+def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3))
     with pytest.raises(ValueError, match=r"model.cut is not given, .* from '1' on"):
         split(own, (1, 4, 4))
@@ -227,7 +227,7 @@ def test_a_cut_that_is_not_given_and_would_train_nothing_is_said_so() -> None:
     ],
     ids=["no layers", "empty", "outputs", "channels"],
 )
-def test_what_is_wrong_with_a_model_of_ones_own_is_said(own: nn.Sequential, said: str) -> None:
+def test_mistakes_in_a_users_own_model_are_named(own: nn.Sequential, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         models.build_model(presets.preset("digits"), (1, 4, 4), 3, own)
 

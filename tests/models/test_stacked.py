@@ -114,7 +114,7 @@ def test_slots_together_do_what_each_does_alone(case: str, training: bool) -> No
     alike(CASES[case](), (2, 9, 9), training)
 
 
-def test_a_single_slot_too() -> None:
+def test_a_single_slot_computes_the_same() -> None:
     alike(residual(), (2, 9, 9), training=True, slots=1)
 
 

@@ -46,7 +46,7 @@ def roster(*names: str) -> Roster:
 
 
 @pytest.mark.parametrize("run", ["", TERMS.run])
-def test_whoever_fits_comes_in(run: str) -> None:
+def test_clients_that_fit_are_admitted(run: str) -> None:
     check_hello(hello(run=run), "ann", TERMS, roster())
     check_hello(hello(run=run), "ann", TERMS, roster("bob"))
     check_ready(ready(), SCHEMAS)
@@ -70,7 +70,7 @@ def test_whoever_fits_comes_in(run: str) -> None:
         ({"policy": {"codec": "int-8"}}, "policy: codec = 'int-8' is not known; use one of fp32"),
     ],
 )
-def test_whoever_cannot_take_part_is_told_why(change: dict[str, Any], said: str) -> None:
+def test_clients_that_do_not_fit_get_the_reason(change: dict[str, Any], said: str) -> None:
     with pytest.raises(Refused, match=said):
         check_hello(hello(**change), "ann", TERMS, roster())
 

@@ -276,7 +276,7 @@ def test_the_run_goes_on(net: Network, moment: int, change: str, seed: int) -> N
 @pytest.mark.timeout(3600)
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(moment=st.integers(0, max(MOMENTS.values()) - 1), **LIES)
-def test_the_run_goes_on_whatever_is_said(
+def test_a_run_survives_any_valid_frame_of_a_client(
     net: Network, moment: int, change: str, seed: int
 ) -> None:
     goes_on(net, Lie(moment % MOMENTS[net.config.method], change, seed))

@@ -351,7 +351,7 @@ def test_a_half_open_connection_is_noticed_on_both_sides(
         proxy.close()
 
 
-def test_of_two_with_one_identity_the_newer_counts() -> None:
+def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
     """The older is fenced off in the middle of a round and never applied again."""
     config = tiny(2, rounds=2)
     entered: list[Client] = []
@@ -418,7 +418,7 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
     assert all("identity=plaintext:client-0" in line for line in refusals())
 
 
-def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: int = 1) -> None:
+def poisoning(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: int = 1) -> None:
     """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
     original, left = Device.answer, [times]
 
@@ -441,7 +441,7 @@ def spoiling(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: in
 def test_impossible_values_are_dropped_before_they_are_used(
     kind: str, value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spoiling(monkeypatch, kind, value)
+    poisoning(monkeypatch, kind, value)
     config = tiny(3)
     with network(config) as net:
         net.join_all()
@@ -452,7 +452,7 @@ def test_impossible_values_are_dropped_before_they_are_used(
 
 
 def test_impossible_values_of_a_full_model_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiling(monkeypatch, "states", float("nan"), times=5)
+    poisoning(monkeypatch, "states", float("nan"), times=5)
     with network(tiny(3, method="fedswitch")) as net:
         net.join_all()
         run_rounds(net.experiment)

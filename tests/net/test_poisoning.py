@@ -146,7 +146,7 @@ def test_whole_models_are_held_against_each_other_too(
         assert strikes(net) == {"plaintext:client-1": 2}
 
 
-def test_what_follows_from_what_the_server_sent_is_no_strike(
+def test_values_caused_by_the_server_are_no_strike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server's own gradients are absurd once; nobody stands out, nobody is punished."""

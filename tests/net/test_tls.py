@@ -297,9 +297,9 @@ def cut_short(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [remove, damage, cut_short])
+@pytest.mark.parametrize("damage_list", [remove, damage, cut_short])
 def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
-    spoil: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage_list: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = authority(tmp_path)
     path = place / "revoked.txt"
@@ -307,7 +307,7 @@ def test_a_list_that_cannot_be_read_stops_newcomers_and_nobody_else(
     with network(tiny(2, network=BRIEF), certificates=place) as net:
         net.join(0)
         assert net.fleet.wait_for(1, 10)
-        spoil(path)
+        damage_list(path)
         for _ in range(3):
             net.fleet.wait_ready()
         newcomer = net.join(1)
@@ -337,12 +337,12 @@ def test_the_last_good_list_holds_while_there_is_none(
     assert lines(caplog, "identity=client-1 reason=the certificate of client-1 is revoked")
 
 
-@pytest.mark.parametrize("spoil", [remove, damage, cut_short])
+@pytest.mark.parametrize("damage_list", [remove, damage, cut_short])
 def test_a_server_does_not_start_without_its_list(
-    spoil: Callable[[Path], None], tmp_path: Path
+    damage_list: Callable[[Path], None], tmp_path: Path
 ) -> None:
     place = authority(tmp_path)
-    spoil(place / "revoked.txt")
+    damage_list(place / "revoked.txt")
     with pytest.raises(CertError, match=r"revoked\.txt"), network(tiny(1), certificates=place):
         pass
 

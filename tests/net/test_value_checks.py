@@ -15,7 +15,7 @@ def unbelievable(tensors: dict[str, torch.Tensor]) -> str | None:
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, 1.1e6, -1.1e6], ids=lambda value: f"{value:g}"
 )
-def test_one_impossible_number_spoils_a_tensor(value: float) -> None:
+def test_one_impossible_number_makes_a_tensor_unusable(value: float) -> None:
     tensors = {"weight": torch.ones(3, 4), "bias": torch.zeros(5)}
     assert unbelievable(tensors) is None
     tensors["bias"][3] = value

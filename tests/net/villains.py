@@ -90,22 +90,22 @@ def wrong_message(answer: Answer, rng: random.Random) -> None:
     )
 
 
-def _spoil(answer: Answer, value: float) -> None:
+def _poison(answer: Answer, value: float) -> None:
     if not answer.tensors:
-        return answer.say(b"nothing to spoil")
+        return answer.say(b"nothing to poison")
     floating = {k: t for k, t in answer.tensors.items() if t.is_floating_point()}
-    spoilt = {k: torch.full_like(tensor, value) for k, tensor in floating.items()}
-    parts = encode(answer.kind, answer.fields, {**answer.tensors, **spoilt}, answer.codecs)
+    poisoned = {k: torch.full_like(tensor, value) for k, tensor in floating.items()}
+    parts = encode(answer.kind, answer.fields, {**answer.tensors, **poisoned}, answer.codecs)
     return answer.say(b"".join(parts))
 
 
 def impossible_values(answer: Answer, rng: random.Random) -> None:
-    _spoil(answer, rng.choice([float("nan"), float("inf"), -1e30]))
+    _poison(answer, rng.choice([float("nan"), float("inf"), -1e30]))
 
 
 def poison(answer: Answer, rng: random.Random) -> None:
     """Believable one by one; only the others' values show that these cannot be."""
-    _spoil(answer, 0.9 * ABSURD)
+    _poison(answer, 0.9 * ABSURD)
 
 
 def claim(answer: Answer, rng: random.Random) -> None:

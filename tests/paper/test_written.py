@@ -164,7 +164,7 @@ def test_holders_have_the_class_counts_of_a_run_on_the_data() -> None:
 
 
 @pytest.mark.parametrize("name", ["table1", "fig5", "fig9", "vgg"])
-def test_no_text_of_a_picture_is_cut_off(name: str) -> None:
+def test_the_picture_shows_all_its_text(name: str) -> None:
     one = EXHIBITS[name]
     index = RunIndex(Path("nowhere"), [RESULTS])
     parts = [(part, written.measured(part, index)) for part in one.parts]

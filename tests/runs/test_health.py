@@ -19,7 +19,7 @@ def experiment(**changes: object) -> Experiment:
     return assemble(tiny(2, method="supervised", **changes), data, partition, device="cpu")
 
 
-def spoil(model: torch.nn.Module, factor: float) -> None:
+def scale_weights(model: torch.nn.Module, factor: float) -> None:
     with torch.no_grad():
         for parameter in model.bottom.parameters():
             parameter.mul_(factor)
@@ -30,7 +30,7 @@ def test_weights_that_jump_are_a_fault(factor: float) -> None:
     method = experiment().method
     health = Health(method)
     assert health.fault(MethodMetrics(loss_supervised=2.0)) is None
-    spoil(method.tested()["student"], factor)
+    scale_weights(method.tested()["student"], factor)
     assert "student bottom" in (health.fault(MethodMetrics(loss_supervised=2.0)) or "")
 
 
@@ -44,7 +44,7 @@ def test_losses_that_jump_are_a_fault() -> None:
     assert "loss_semi is inf" in (health.fault(MethodMetrics(loss_semi=math.inf)) or "")
 
 
-def run_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:
+def run_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:
     """A run whose weights go wrong in round ``bad``, in its own process: nobody else is to blame."""
     data, partition = toy_data(2)
     config = tiny(2, method="supervised", rounds=rounds)
@@ -54,13 +54,13 @@ def run_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds
         method = run.experiment.method
         original = method.round
 
-        def spoilt(index: int) -> MethodMetrics:
+        def damaged_round(index: int) -> MethodMetrics:
             row = original(index)
             if index == bad:
-                spoil(method.tested()["student"], math.nan)
+                scale_weights(method.tested()["student"], math.nan)
             return row
 
-        monkeypatch.setattr(method, "round", spoilt)
+        monkeypatch.setattr(method, "round", damaged_round)
         run.go()
     return tmp_path / "run"
 
@@ -68,7 +68,7 @@ def run_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds
 def test_a_bad_round_writes_no_checkpoint_and_a_resumed_run_says_where_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = run_spoilt(tmp_path, monkeypatch, bad=3, rounds=5)
+    path = run_damaged(tmp_path, monkeypatch, bad=3, rounds=5)
     assert checkpoint.read(path / "latest.safetensors")["round"] == 3
     assert checkpoint.read(path / "previous.safetensors")["round"] == 2
     data, partition = toy_data(2)
@@ -84,7 +84,7 @@ def test_a_bad_round_writes_no_checkpoint_and_a_resumed_run_says_where_it_goes_o
 def test_where_the_latest_cannot_be_used_the_one_before_it_is(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = run_spoilt(tmp_path, monkeypatch, bad=99, rounds=3)
+    path = run_damaged(tmp_path, monkeypatch, bad=99, rounds=3)
     latest = path / "latest.safetensors"
     if how == "poisoned":
         state = checkpoint.read(latest)

@@ -59,13 +59,13 @@ def rows(*accuracies: float | None) -> list[RoundMetrics]:
         ({"patience": 1, "hours": 1}, [50.0, 49.0], "patience"),
     ],
 )
-def test_when_a_limit_is_met(
+def test_a_limit_is_met_at_its_value(
     stop: dict[str, float], accuracies: list[float | None], expected: str | None
 ) -> None:
     assert met(StopConfig(**stop), Standing.after(rows(*accuracies))) == expected
 
 
-def test_what_is_said_of_a_limit() -> None:
+def test_a_limit_is_described_in_words() -> None:
     standing = Standing.after(rows(50.5, 49.0))
     stop = StopConfig(target=40, patience=1, hours=0.5, gigabytes=3.5)
     assert [reason(stop, key, standing) for key in StopConfig.model_fields] == [
@@ -103,7 +103,7 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
     assert RunDirectory.open(path).config().stop == StopConfig()
 
 
-def test_what_else_is_set_cannot_be_changed_on_the_way(tmp_path: Path) -> None:
+def test_other_settings_cannot_be_changed_when_resuming(tmp_path: Path) -> None:
     train(toy.values("supervised", "stop.hours=1e-9"), out=tmp_path / "run", **own())
     before = (tmp_path / "run" / "config.toml").read_bytes()
     for setting, said in (

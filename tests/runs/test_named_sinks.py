@@ -66,7 +66,7 @@ def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
         ("json:Sink", "json has no 'Sink'"),
     ],
 )
-def test_what_is_no_sink_is_found_before_anything_begins(
+def test_a_wrong_sink_is_refused_before_the_run_begins(
     name: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):

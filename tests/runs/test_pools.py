@@ -140,7 +140,7 @@ class Here:
     def stop(self) -> None: ...
 
 
-def test_finished_runs_are_not_repeated_and_failed_ones_keep_nobody_from_it(
+def test_finished_runs_are_not_repeated_and_failures_stop_no_other_run(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
     first, second = jobs_in(tmp_path, values | {"rounds": 1})
@@ -175,7 +175,7 @@ def test_a_run_that_another_finished_meanwhile_is_not_started(
 
 
 @pytest.mark.parametrize("make", POOLS)
-def test_what_another_process_works_on_is_left_to_it_where_that_is_meant(
+def test_runs_of_another_process_are_skipped_if_sharing_is_on(
     make: Callable[[], AbstractContextManager[Pool]], values: dict[str, Any], tmp_path: Path
 ) -> None:
     taken, free = jobs_in(tmp_path, values | {"rounds": 1})
@@ -209,7 +209,7 @@ def test_a_run_that_another_began_first_is_left_to_it(
     assert isinstance(ended[job.path], Taken)
 
 
-def test_what_a_failing_process_said_is_told(values: dict[str, Any], tmp_path: Path) -> None:
+def test_the_output_of_a_failed_process_is_reported(values: dict[str, Any], tmp_path: Path) -> None:
     bad = jobs_in(tmp_path, values | {"data": {"labeled": 8, "name": "./nowhere"}})[0]
     with pytest.raises(OSError, match=r"1 of 1 runs failed; .*supervised-seed0: error: .*nowhere"):
         run_in_pool([bad], Processes(1, "cpu"), StopFlag(), lambda *done: None)

@@ -120,7 +120,7 @@ def test_reproduce_finds_a_record_and_never_continues_it(tmp_path: Path) -> None
     assert left.config.seed == 1 and left.path.suffix != ".json"
 
 
-def test_what_a_round_does_not_have_is_left_out(tmp_path: Path) -> None:
+def test_absent_metrics_are_left_out_of_a_record(tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {"impurity": [None, 0.123456789]}
     run = leave_run(tmp_path / "run", digits_cell().config(), [10.0, 20.0], **columns)
     rows = reading.read_rounds(written(tmp_path, run), dict)

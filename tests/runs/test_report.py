@@ -67,7 +67,7 @@ def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None
     assert never == report.ToTarget(0, None, None, None)
 
 
-def test_groups_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+def test_groups_are_named_by_the_settings_that_differ(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [50.0], labeled=10)
     write_run(tmp_path / "b", [50.0], labeled=20)
     write_run(tmp_path / "c", [50.0], method="supervised", labeled=20)
@@ -84,7 +84,7 @@ def test_groups_are_told_apart_by_what_differs(tmp_path: Path) -> None:
 # --- unfinished runs -----------------------------------------------------------------------------
 
 
-def test_an_unfinished_seed_is_left_out_of_the_mean_and_that_is_said(tmp_path: Path) -> None:
+def test_an_unfinished_seed_is_left_out_of_the_mean_with_a_note(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [50.0, 80.0, 90.0])
     write_run(tmp_path / "b", [50.0, 70.0, 80.0], seed=1)
     late = write_run(tmp_path / "c", [10.0, 20.0], rounds=3, seed=2)
@@ -113,7 +113,7 @@ def test_unfinished_seeds_are_compared_after_the_last_round_that_all_were_tested
     assert plots._legend(group) == "SemiSFL (2 seeds, unfinished)"
 
 
-def test_a_group_without_a_tested_round_is_said(
+def test_a_group_without_a_tested_round_is_noted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
@@ -143,7 +143,7 @@ def test_the_command_prints_what_is_unfinished(
 # --- files -----------------------------------------------------------------------------------------
 
 
-def test_what_an_older_file_does_not_say_is_unknown(
+def test_settings_missing_from_an_older_file_are_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = write_run(tmp_path / "runs" / "old", [60.0, 70.0])
@@ -184,7 +184,7 @@ def test_committed_results_can_be_reported(
 
 
 @pytest.mark.parametrize("name", ["codecs", "h200/compare", "h200", "h200/svhn-ablation"])
-def test_no_words_of_a_picture_are_cut_off(name: str) -> None:
+def test_the_picture_shows_all_its_text(name: str) -> None:
     groups = grouping.group_runs(grouping.find_runs([RESULTS / name]))
     assert cut_off(plots.picture(groups)) == 0
 
@@ -246,7 +246,7 @@ def test_a_configuration_that_is_no_runs_is_said(tmp_path: Path) -> None:
         grouping.find_runs([path])
 
 
-def test_no_runs_and_no_tested_round_are_said(tmp_path: Path) -> None:
+def test_missing_runs_and_missing_tests_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         grouping.find_runs([tmp_path])
     with pytest.raises(ValueError, match="no round was tested yet"):

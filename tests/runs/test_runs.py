@@ -292,7 +292,7 @@ def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         RunDirectory.create(tmp_path / "run", small())
 
 
-def test_resume_wants_a_run(tmp_path: Path) -> None:
+def test_resume_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no run"):
         resume(tmp_path)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*other.safetensors"):
@@ -444,7 +444,7 @@ def test_checkpoint_that_did_not_fit_leaves_the_previous_one(
     ],
     ids=["no newline", "zeros", "no row"],
 )
-def test_metrics_that_a_crash_left_are_mended(
+def test_metrics_cut_off_by_a_crash_are_repaired(
     damage: Any, left: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(small("rounds=3"), data=DATA, device="cpu", out=tmp_path / "run")
@@ -519,7 +519,7 @@ def test_images_without_a_test_and_with_strange_channels_are_refused() -> None:
         (["data.partition.kind=folders"], "has no client folders"),
     ],
 )
-def test_mistakes_are_said_in_one_line(assignments: list[str], said: str) -> None:
+def test_each_mistake_is_one_line(assignments: list[str], said: str) -> None:
     with pytest.raises(ValueError) as error:
         train(small(*assignments), data=DATA, device="cpu")
     assert said in str(error.value) and "\n" not in str(error.value)

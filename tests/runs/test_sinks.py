@@ -103,7 +103,7 @@ def test_a_sink_is_closed_when_the_run_fails() -> None:
 
 
 @pytest.mark.parametrize("failing", ["start", "write 1", "close"])
-def test_a_failing_sink_is_said_once_and_the_run_goes_on(
+def test_a_failing_sink_is_reported_once_and_the_run_continues(
     failing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)

@@ -55,7 +55,9 @@ def test_two_sweeps_are_a_grid(tmp_path: Path) -> None:
         (["data.labeled=10,10.0"], "would be the same run"),
     ],
 )
-def test_what_cannot_be_swept_is_said(words: list[str], said: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_swept_are_refused(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=said):
         compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [Sweep.parse(word) for word in words])
 

@@ -51,7 +51,7 @@ def test_runs_that_differ_in_labels_and_clients_are_judged_on_the_same() -> None
     assert not np.array_equal(divide(config("seed=1"), data).validation, chosen)
 
 
-def test_without_it_nothing_is_set_aside() -> None:
+def test_without_validation_no_images_are_set_aside() -> None:
     assert divide(config("data.validation=none"), toy.dataset()).validation.size == 0
 
 
@@ -81,7 +81,7 @@ def test_a_share_below_one_image_per_class_still_takes_one_of_each() -> None:
     assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
 
 
-def test_what_leaves_nothing_to_train_on_is_refused() -> None:
+def test_validation_that_leaves_no_training_images_is_refused() -> None:
     data = toy.dataset()
     few = replace(
         data,

@@ -101,7 +101,7 @@ def test_overrides_leave_their_input_alone_and_the_last_one_counts() -> None:
 
 
 @pytest.mark.parametrize("assignment", ["rounds", "=3", " = 3", "rounds.deep=3"])
-def test_overrides_that_are_none(assignment: str) -> None:
+def test_wrong_overrides_are_refused(assignment: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         config.override({"rounds": 4}, [assignment])
 

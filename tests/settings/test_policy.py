@@ -27,12 +27,12 @@ def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
         ({"hijacking": "maybe"}, "hijacking: "),
     ],
 )
-def test_what_makes_no_sense_is_said_in_a_line(values: dict, said: str) -> None:
+def test_a_contradictory_policy_is_one_line(values: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_policy(values)
 
 
-def test_the_stricter_of_both_in_every_line() -> None:
+def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
     own = Policy(codec="int8", clip=4.0, noise=0.5, rounds=10, hijacking="warn", full_models=False)
     asked = Policy(
         clip=2.0, noise=0.1, rounds=20, hijacking="ignore", update_noise=0.3, update_clip=1.0

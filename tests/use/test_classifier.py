@@ -26,7 +26,9 @@ DATA = toy.dataset()
 
 
 @pytest.mark.parametrize("method", catalog.METHODS)
-def test_a_file_alone_answers_as_its_run(method: str, trained: Trained, tmp_path: Path) -> None:
+def test_a_model_file_gives_the_answers_of_its_run(
+    method: str, trained: Trained, tmp_path: Path
+) -> None:
     run, result = trained(method)
     alone = tmp_path / "model.safetensors"
     shutil.copy(run / "latest.safetensors", alone)
@@ -116,7 +118,7 @@ def test_top_is_sorted_and_adds_up(trained: Trained) -> None:
         assert sum(p for _, p in row) == pytest.approx(1)
 
 
-def test_what_cannot_be_read_is_named_with_a_reason(trained: Trained, tmp_path: Path) -> None:
+def test_unreadable_images_are_listed_with_the_reason(trained: Trained, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 20), np.uint8)).save(tmp_path / "grey.png")
     (tmp_path / "text.png").write_text("no image")

@@ -17,7 +17,7 @@ from tests.pictures import cut_off
 from tests.use.trained import Trained
 
 
-def test_the_numbers() -> None:
+def test_accuracy_precision_and_recall_by_hand() -> None:
     rows = [(0, [0.9, 0.1, 0.0]), (0, [0.2, 0.8, 0.0]), (1, [0.3, 0.7, 0.0]), (1, [0.0, 1.0, 0.0])]
     labels = torch.tensor([label for label, _ in rows])
     found = judge(("a", "b", "c"), torch.tensor([row for _, row in rows]), labels)
@@ -30,7 +30,7 @@ def test_the_numbers() -> None:
     assert sum(bin.count for bin in found.bins) == 4
 
 
-def test_calibration_takes_stretches_together() -> None:
+def test_the_calibration_error_averages_over_intervals() -> None:
     """Half of them right at 50 % is well calibrated, whatever each of them is."""
     probabilities = torch.tensor([[0.5, 0.3, 0.2]]).repeat(10, 1)
     labels = torch.tensor([0, 1] * 5)
@@ -48,7 +48,7 @@ def test_the_picture_holds_everything(count: int) -> None:
     assert cut_off(picture(found)) < 0.02
 
 
-def test_evaluate_tells_what_predict_finds(
+def test_evaluate_agrees_with_predict(
     trained: Trained,
     images: Path,
     tmp_path: Path,

@@ -66,9 +66,7 @@ def others_are_answered(server: ModelServer, model: Classifier, authority: Path)
     torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
-def test_a_device_has_so_many_calls_and_no_more(
-    model: Classifier, authority: Path, silent: Silent
-) -> None:
+def test_calls_per_device_are_limited(model: Classifier, authority: Path, silent: Silent) -> None:
     with (
         served(model, authority, calls_each=5, silence_seconds=PATIENCE) as server,
         connect(f"localhost:{server.port}", authority, "stolen") as client,
@@ -130,7 +128,7 @@ def test_a_connection_that_is_lost_leaves_no_call(
         wait_until(lambda: not server._places.taken)
 
 
-def test_a_server_has_so_many_calls_and_no_more() -> None:
+def test_calls_per_server_are_limited() -> None:
     places = Places(most=3, each=2)
     with contextlib.ExitStack() as held:
         for name in ("a", "a", "b"):
@@ -205,7 +203,7 @@ def test_silence_and_drops_are_not_waited_for(sends: list[tuple[float, int]]) ->
     assert refusal.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_a_request_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(said, "LARGEST_CALL", 100)
     assert received([(0.0, 60), (0.0, 40)]) == 100
     with pytest.raises(Refused, match="a call of over 100 bytes") as refusal:

@@ -41,7 +41,7 @@ def address(model: Classifier, authority: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("codec", "close"), [("fp32", 1e-6), ("fp16", 1e-3), ("int8", 0.02)])
-def test_it_answers_as_the_whole_model(
+def test_split_inference_gives_the_answers_of_the_whole_model(
     codec: str, close: float, model: Classifier, address: str, authority: Path
 ) -> None:
     expected = model.predict(PIXELS)
@@ -152,7 +152,9 @@ def test_halves_of_two_models_are_told_apart(
             client.probabilities(PIXELS)
 
 
-def test_strangers_and_the_revoked_stay_out(address: str, authority: Path, tmp_path: Path) -> None:
+def test_unknown_and_revoked_devices_are_refused(
+    address: str, authority: Path, tmp_path: Path
+) -> None:
     with connect(address, authority, "stolen") as client:
         certs.revoke(authority, "stolen")
         with pytest.raises(ValueError, match="the certificate of stolen is revoked"):
@@ -167,7 +169,7 @@ def test_strangers_and_the_revoked_stay_out(address: str, authority: Path, tmp_p
         ModelClient("localhost:1", None)
 
 
-def test_nobody_there_is_one_line(authority: Path) -> None:
+def test_a_missing_server_is_one_line(authority: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         with pytest.raises(OSError, match=r"no answer from localhost:\d+: ") as error:
@@ -175,14 +177,14 @@ def test_nobody_there_is_one_line(authority: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_nonsense_is_refused_and_the_server_goes_on(
+def test_invalid_requests_are_refused_and_the_server_continues(
     model: Classifier, address: str, authority: Path
 ) -> None:
     features = model.features(PIXELS)
     with connect(address, authority) as client:
         named = {"identity": client.identity}
         honest = b"".join(encode("features", named, {"features": features}))
-        spoilt = b"".join(encode("features", named, {"features": features * float("nan")}))
+        not_finite = b"".join(encode("features", named, {"features": features * float("nan")}))
 
         def call(data: bytes, rows: str = "30", codec: str = "fp32") -> None:
             stub = client._channel.unary_unary(said.method("Features"))
@@ -197,7 +199,7 @@ def test_nonsense_is_refused_and_the_server_goes_on(
             ((honest, "-1"), "a call has 1 to 256 images"),
             ((honest, "30", "fp99"), "codec 'fp99' is not known"),
             ((honest, "30", "fp16"), "where"),
-            ((spoilt,), "NaN or Inf"),
+            ((not_finite,), "NaN or Inf"),
             ((honest[:-16],), "needs"),
         ):
             with pytest.raises(grpc.RpcError) as error:

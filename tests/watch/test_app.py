@@ -93,7 +93,7 @@ def test_everything_is_there_strictly_read_only_and_needs_nobody_else(run: Path)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
-def test_a_browser_led_here_under_another_name_is_turned_away(run: Path) -> None:
+def test_a_request_under_another_host_name_is_refused(run: Path) -> None:
     with page(run) as url:
         assert ask(url, host="evil.example")[0] == 403
         assert ask(url, "/api/runs", host="evil.example:8780")[0] == 403
@@ -101,7 +101,7 @@ def test_a_browser_led_here_under_another_name_is_turned_away(run: Path) -> None
             assert ask(url, host=host)[0] == 200, host
 
 
-def test_with_a_token_nobody_comes_in_without_it(run: Path) -> None:
+def test_with_a_token_requests_need_it(run: Path) -> None:
     with page(run, Address("127.0.0.1", 0, TOKEN)) as url:
         for path in ("/", "/api/runs", "/page.js", "/?token=wrong", f"/api/runs?token={TOKEN}"):
             status, text, _ = ask(url, path)

@@ -81,7 +81,7 @@ def shown(url: str, host: str = "127.0.0.1") -> str:
 
 
 @pytest.mark.parametrize("said", [b"", b"G", REQUEST[:-2]])
-def test_who_sends_no_whole_request_is_not_waited_for(said: bytes) -> None:
+def test_incomplete_requests_are_closed_after_a_while(said: bytes) -> None:
     with (
         served(Limits(request_seconds=0.2, idle_seconds=PATIENT)) as url,
         connect(url) as link,
@@ -91,7 +91,7 @@ def test_who_sends_no_whole_request_is_not_waited_for(said: bytes) -> None:
         assert answer(url) == (200, "hello"), "others are answered"
 
 
-def test_neither_is_who_stops_after_an_answer_or_in_the_next_request() -> None:
+def test_idle_connections_are_closed_after_an_answer() -> None:
     with (
         served(Limits(request_seconds=PATIENT, idle_seconds=0.2)) as url,
         connect(url) as link,
@@ -104,7 +104,7 @@ def test_neither_is_who_stops_after_an_answer_or_in_the_next_request() -> None:
         assert until_closed(link) == b""
 
 
-def test_nor_who_begins_no_tls_or_says_nothing_in_it(folder: Path) -> None:
+def test_connections_without_a_tls_handshake_are_closed(folder: Path) -> None:
     with (
         served(Limits(request_seconds=1.0), folder) as url,
         connect(url) as silent,
@@ -130,7 +130,7 @@ def test_an_answer_may_take_longer_than_a_request_may() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_whom_there_is_no_room_for_is_turned_away_at_once(
+def test_connections_beyond_the_limit_are_closed_at_once(
     folder: Path, caplog: pytest.LogCaptureFixture, tls: bool
 ) -> None:
     limits = Limits(2, PATIENT, PATIENT)
@@ -151,7 +151,7 @@ def test_most_files_are_left_to_training(monkeypatch: pytest.MonkeyPatch) -> Non
         assert until_closed(third) == b""
 
 
-def test_without_a_file_left_nobody_is_taken_and_it_is_said_once(
+def test_without_free_files_connections_are_refused_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(self: socket.socket) -> None:
@@ -166,7 +166,7 @@ def test_without_a_file_left_nobody_is_taken_and_it_is_said_once(
     assert "no connection can be taken: Too many open files" in record.getMessage()
 
 
-def test_who_may_not_come_in_keeps_no_connection() -> None:
+def test_refused_requests_keep_no_connection() -> None:
     with serving(hello, Address("127.0.0.1", 0, TOKEN)) as url, connect(url) as link:
         link.sendall(REQUEST + REQUEST)
         assert until_closed(link).count(b" 401 ") == 1

@@ -88,7 +88,7 @@ def test_a_resumed_run_to_which_nobody_returns_is_found_stalled(
     assert told(made)["semisfl_last_round_timestamp_seconds"] == {(): 2000.0}
 
 
-def test_after_rounds_the_latest_numbers_are_told() -> None:
+def test_after_a_round_the_exporter_has_its_numbers() -> None:
     made = exporter()
     made.write(FULL)
     made.write(RoundMetrics(round=1, loss_supervised=1.0, bytes={"model_down": 200}, seconds=3.0))
@@ -102,7 +102,7 @@ def test_after_rounds_the_latest_numbers_are_told() -> None:
     assert values["semisfl_left_out_total"] == {(): 1}
 
 
-def test_a_token_is_asked_for_as_of_the_page() -> None:
+def test_the_exporter_needs_the_pages_token() -> None:
     with serving(exporter().app, Address("127.0.0.1", 0, TOKEN)) as url:
         assert ask(url, "/metrics")[0] == 401
         assert ask(url, "/metrics", authorization=f"Bearer {TOKEN}")[0] == 200

@@ -60,7 +60,7 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
     assert followed.problem is not None and "metrics.jsonl is damaged" in followed.problem
 
 
-def test_every_state_is_told(tmp_path: Path) -> None:
+def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
     directory = begun(tmp_path / "run")
     followed = Followed(directory.path)
 
@@ -147,6 +147,6 @@ def test_coverage_is_the_mean_over_a_columns_rounds(tmp_path: Path) -> None:
     assert (clients[2].missed, clients[0].last_round) == (4, 4)
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere is no folder; give run directories"):
         Runs([tmp_path / "nowhere"])

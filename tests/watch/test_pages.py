@@ -135,7 +135,7 @@ def test_an_empty_folder_says_what_it_waits_for(
         page.until("document.body.innerText.includes('crashed')")
 
 
-def test_a_thousand_clients_on_a_phone_in_the_dark_without_a_mouse(
+def test_a_thousand_clients_on_a_phone_in_dark_mode_by_keyboard(
     chromium: Browser, tmp_path: Path
 ) -> None:
     directories.crowd(tmp_path / "crowd")
