@@ -32,7 +32,7 @@ LAYERS: list[dict[str, Any]] = [
     *({"kind": "relu"}, {"kind": "flatten"}, {"kind": "linear", "features": 64}),
     *({"kind": "relu"}, {"kind": "linear"}),
 ]
-WARMUP, VICTIMS, SCALE = 300, 300, 20.0
+WARMUP, VICTIMS, SCALE, CLIP = 300, 300, 20.0, 1.0
 
 
 def victim() -> tuple[Experiment, SemiSFL, Public, torch.Tensor]:
@@ -65,12 +65,17 @@ def victim() -> tuple[Experiment, SemiSFL, Public, torch.Tensor]:
 
 def planted(noise: float) -> dict[str, Any]:
     experiment, method, public, held = victim()
-    outgoing = Outgoing(Policy(noise=noise))
+    policy = Policy(clip=CLIP, noise=noise, update_clip=1.0, update_noise=0.01)
+    outgoing = Outgoing(policy if noise else Policy())
     outgoing.draw_from(experiment.config, [torch.Generator().manual_seed(1)])
     torch.manual_seed(0)
     student = method.student
     state, decoder = plant(
-        student.bottom, student.features, public, lambda x: outgoing.guarded(x, 1)
+        student.bottom,
+        student.features,
+        public,
+        # The gradient goes through the clip; a sum on a grid has none.
+        lambda x: outgoing.clipped(x) + (outgoing.guarded(x, 1) - outgoing.clipped(x)).detach(),
     )
     bottom = clone(student.bottom)
     bottom.load_state_dict(state)

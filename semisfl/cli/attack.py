@@ -27,9 +27,9 @@ def leakage(
     defence: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE,...",
-            help="A policy to try: noise=0.14; none; or random (features without content). May be "
-            "repeated. Default: none, and the run's own policy.",
+            metavar="FILE.toml",
+            help="A policy to try: a file, or KEY=VALUE,...; none; or random (features without "
+            "content). May be repeated. Default: none, and the run's own policy.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to train a preset first.")] = 3,
@@ -93,7 +93,7 @@ def _defences(asked: list[str] | None, own: "Policy") -> dict[str, "Policy | str
     """Return the policies to try by their name in the table."""
     from semisfl.attacks.meter import RANDOM
     from semisfl.settings.config import override
-    from semisfl.settings.policy import Policy, parse_policy
+    from semisfl.settings.policy import Policy, parse_policy, read_policy
 
     if not asked:
         usual: dict[str, Policy | str] = {"none": Policy()}
@@ -104,6 +104,8 @@ def _defences(asked: list[str] | None, own: "Policy") -> dict[str, "Policy | str
             chosen[text] = RANDOM
         elif text == "none":
             chosen[text] = Policy()
+        elif "=" not in text:
+            chosen[Path(text).stem] = read_policy(Path(text))
         else:
             values: dict[str, Any] = override({}, text.split(","))
             chosen[text] = parse_policy(values, f"--defence {text}")

@@ -17,6 +17,7 @@ from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.byte_counts import Traffic
+from semisfl.fleet.caps import Held
 from semisfl.fleet.codec import codec_named, roundtrip_state, state_bytes
 from semisfl.fleet.counting import count_steps
 from semisfl.fleet.local_full import FullModelClients
@@ -76,6 +77,7 @@ class ClientBlock:
         self._students: Stack | None = None
         self._teachers: Stack | None = None
         self._features = model.features
+        self.held = Held.of(model, config.clients.batch, len(setup.images))
         self._full = FullModelClients(setup, self.shards, self.batches, self.traffic)
 
     # --- a split round ---------------------------------------------------------------------------

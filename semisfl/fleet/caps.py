@@ -1,8 +1,11 @@
 """Count how much of its policy's caps a client has used up."""
 
 from dataclasses import dataclass
+from math import inf
 
-from semisfl.settings.policy import Policy
+from semisfl.models.split import SplitModel
+from semisfl.settings.bits import round_bits
+from semisfl.settings.policy import Policy, PolicyBreach
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:
@@ -12,29 +15,84 @@ def most_uses(steps: int, batch: int, count: int) -> int:
     return -(-steps * batch // max(count, 1))
 
 
-@dataclass
+@dataclass(frozen=True)
+class Held:
+    """Sizes that decide what a round of a client costs."""
+
+    images: int
+    batch: int
+    features: int
+    """Values of one row."""
+    weights: int
+    """Values of a bottom that are no counters: weights, and BatchNorm's statistics."""
+
+    @classmethod
+    def of(cls, model: SplitModel, batch: int, images: int) -> "Held":
+        state = model.bottom.state_dict().values()
+        weights = sum(tensor.numel() for tensor in state if tensor.is_floating_point())
+        return cls(images, batch, model.features, weights)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a round takes of the caps."""
+
+    images: int
+    uses: int = 0
+    """Most uses of one image's features."""
+    bits: float = inf
+    """Most bits that all of it carries; whole models have no bound."""
+
+    @classmethod
+    def of_split(cls, policy: Policy, steps: int, held: Held) -> "Price":
+        """Return the price of a whole split round, also of one that ends early."""
+        bits = round_bits(policy, steps * held.batch, held.features, held.weights)
+        return cls(held.images, most_uses(steps, held.batch, held.images), bits)
+
+
+@dataclass(frozen=True)
 class Spent:
+    """What a client has used up; it only grows."""
+
     rounds: int = 0
     uses: int = 0
     """No image was used more often than this."""
+    bits: float = 0.0
+    """All that was sent carries no more than this about all images together."""
 
-    def refusal(self, policy: Policy, uses: int) -> str | None:
-        """Return why one more round with so many ``uses`` of an image is too much, or None."""
-        rounds, uses = self.rounds + 1, self.uses + uses
-        if policy.rounds is not None and rounds > policy.rounds:
+    def plus(self, price: Price) -> "Spent":
+        """Return the sum; raise `PolicyBreach` if it is not more."""
+        if not (price.uses >= 0 and price.bits >= 0):
+            raise PolicyBreach(f"a round of {price.uses} uses would give back what was spent")
+        return Spent(self.rounds + 1, self.uses + price.uses, self.bits + price.bits)
+
+    def refusal(self, policy: Policy, price: Price) -> str | None:
+        """Return why one more round at this price is too much, or None."""
+        after = self.plus(price)
+        if policy.rounds is not None and after.rounds > policy.rounds:
+            return f"round {after.rounds} of this client would exceed the policy's rounds = {policy.rounds}"
+        if policy.uses_per_image is not None and after.uses > policy.uses_per_image:
             return (
-                f"round {rounds} of this client would exceed the policy's rounds = {policy.rounds}"
-            )
-        if policy.uses_per_image is not None and uses > policy.uses_per_image:
-            return (
-                f"an image would be used {uses} times, the policy has "
+                f"an image would be used {after.uses} times, the policy has "
                 f"uses_per_image = {policy.uses_per_image}"
+            )
+        per_image = after.bits / max(price.images, 1)
+        if policy.bits_per_image is not None and not per_image <= policy.bits_per_image:
+            return (
+                f"all that was sent would carry {per_image:,.1f} bits per image, the policy has "
+                f"bits_per_image = {policy.bits_per_image:g}"
             )
         return None
 
-    def take(self, uses: int) -> None:
-        """Add a round; what is spent never decreases."""
-        if uses < 0:
-            raise ValueError(f"a round uses an image {uses} times; 0 is the least")
-        self.rounds += 1
-        self.uses += uses
+    def words(self, policy: Policy, images: int) -> str:
+        """Return a line for the log of a device that holds ``images``."""
+        if self.bits == inf:
+            return (
+                "what this device sends has no bound in bits: its policy has no noise on all of it"
+            )
+        limit = policy.bits_per_image
+        cap = "" if limit is None else f"; the policy ends this device's part at {limit:g}"
+        return (
+            f"all that this device sent by the end of this round carries at most {self.bits:,.0f} bits "
+            f"about its {images:,} images, {self.bits / max(images, 1):,.1f} per image on average{cap}"
+        )

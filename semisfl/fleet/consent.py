@@ -28,11 +28,12 @@ def _about_methods(policy: Policy, method: str) -> list[str]:
             f"method = {method!r} sends whole models, the policy has full_models = false; "
             "choose a split method"
         ]
-    if policy.update_clip is not None:
-        return [
-            f"method = {method!r} sends whole models, the policy's update_clip is for split methods "
-            "only; choose one, or leave update_clip out"
-        ]
+    for name in ("update_clip", "clip", "bits_per_image"):
+        if getattr(policy, name) is not None:
+            return [
+                f"method = {method!r} sends whole models, the policy's {name} is for split methods "
+                f"only; choose one, or leave {name} out"
+            ]
     return []
 
 

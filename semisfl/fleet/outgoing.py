@@ -5,7 +5,6 @@ as the codec leaves them. On a device it also makes every frame that is sent, th
 included. A frame takes tensors only as `Cleared`, and only the policy makes that type.
 """
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named, roundtrip_state
 from semisfl.fleet.consent import objections
+from semisfl.fleet.noise import noised, secret_normal
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy, PolicyBreach, stricter
 
@@ -63,19 +63,19 @@ class Cleared:
 
 @dataclass(frozen=True)
 class Guarded:
-    """Hold a client's own features, and the same after clipping and noise."""
+    """Hold a client's own features, and the same after clipping. Noise does not change gradients."""
 
     own: Tensor
-    shaped: Tensor
+    clipped: Tensor
 
     def gradient(self, received: Tensor) -> Tensor:
-        """Back-propagate the received gradient through clipping and noise.
+        """Back-propagate the received gradient through clipping.
 
         Without it, a clipped row would grow for ever: the loss cannot see its length.
         """
-        if not self.shaped.requires_grad:
+        if not self.clipped.requires_grad:
             return received
-        (gradient,) = torch.autograd.grad(self.shaped, self.own, received)
+        (gradient,) = torch.autograd.grad(self.clipped, self.own, received)
         return gradient
 
 
@@ -83,7 +83,7 @@ class Outgoing:
     """Apply the policy to all that a client sends.
 
     ``encode`` makes frames on a device; it is None in a simulation. With ``unpredictable``, noise is
-    seeded by the operating system and not by the run's seed, which the server knows.
+    made of the operating system's random bytes and not of the run's seed, which the server knows.
     """
 
     def __init__(
@@ -116,49 +116,54 @@ class Outgoing:
     # --- what a round sends ----------------------------------------------------------------------
 
     def start_round(self, index: int, clients: Sequence[int], hardware: Hardware) -> None:
-        """Seed the generators of this round's noise."""
-        if not self.policy.noise and not self.policy.update_noise:
+        """Seed the generators of a simulated round's noise."""
+        if self._unpredictable or not (self.policy.noise or self.policy.update_noise):
             return
         while len(self._generators) < len(clients):
             self._generators.append(hardware.graphs.generator(0))
         for generator, client in zip(self._generators, clients, strict=False):
-            own = seeds.derive(self._config.seed, "policy", index, client)
-            generator.manual_seed(secrets.randbits(63) if self._unpredictable else own)
+            generator.manual_seed(seeds.derive(self._config.seed, "policy", index, client))
 
     def features(self, student: Tensor, teacher: Tensor, clients: int) -> tuple[Cleared, Guarded]:
         """Clear both views' features, as the server will hold them; rows of ``clients`` side by side.
 
         Also return what the student's gradients go back through.
         """
-        wire, shapes = self._config.wire, self.policy.shapes_features
-        with torch.set_grad_enabled(shapes):
-            own = student.detach().requires_grad_(shapes)
-            guarded = Guarded(own, self.guarded(own, clients))
+        wire, clips = self._config.wire, self.policy.clip is not None
+        with torch.set_grad_enabled(clips):
+            own = student.detach().requires_grad_(clips)
+            guarded = Guarded(own, self.clipped(own))
         with torch.no_grad():
-            student = codec_named(wire.student_features).roundtrip(guarded.shaped.detach())
+            student = self._noisy(guarded.clipped.detach(), clients)
+            student = codec_named(wire.student_features).roundtrip(student)
             teacher = codec_named(wire.teacher_features).roundtrip(self.guarded(teacher, clients))
         both = {"student": student, "teacher": teacher}
         return Cleared(_POLICY, "features", self.policy, both), guarded
 
     def guarded(self, rows: Tensor, clients: int) -> Tensor:
         """Return clipped rows with noise, which every client draws from its own generator."""
-        if not self.policy.shapes_features:
-            return rows
-        norms = rows.norm(dim=1, keepdim=True)
-        unit = norms
-        if (clip := self.policy.clip) is not None:
-            rows = rows * (clip / norms.clamp(min=clip))
-            unit = torch.full_like(norms, clip)
-        if not self.policy.noise:
-            return rows
-        return rows + self.policy.noise * unit * self._draw(rows, clients)
+        return self._noisy(self.clipped(rows), clients)
 
-    def _draw(self, rows: Tensor, clients: int) -> Tensor:
-        draws = [
-            torch.randn(share.shape, generator=generator, device=rows.device, dtype=rows.dtype)
-            for share, generator in zip(rows.chunk(clients), self._generators, strict=False)
-        ]
-        return torch.cat(draws)
+    def clipped(self, rows: Tensor) -> Tensor:
+        """Return rows with the policy's largest norm; NaN and Inf, which would show through, become 0."""
+        if (clip := self.policy.clip) is None:
+            return rows
+        rows = rows.nan_to_num(0.0, 0.0, 0.0)
+        return rows * (clip / rows.norm(dim=1, keepdim=True).clamp(min=clip))
+
+    def _noisy(self, rows: Tensor, clients: int) -> Tensor:
+        if not (self.policy.noise and self.policy.clip):
+            return rows
+        shares = rows.chunk(clients)
+        drawn = [self._normal(share, slot) for slot, share in enumerate(shares)]
+        return noised(rows, self.policy.noise * self.policy.clip, torch.cat(drawn))
+
+    def _normal(self, like: Tensor, slot: int) -> Tensor:
+        """Return standard normal values of the shape of ``like`` for client ``slot``."""
+        if self._unpredictable:
+            return secret_normal(like.shape, like.device)
+        generator = self._generators[slot]
+        return torch.randn(like.shape, generator=generator, device=like.device)
 
     @torch.no_grad()
     def bottom(self, sent: State, trained: State, slot: int = 0) -> Cleared:
@@ -172,14 +177,17 @@ class Outgoing:
         if clip is None:
             return trained
         names = [name for name, tensor in trained.items() if tensor.is_floating_point()]
-        moves = {name: trained[name].float() - sent[name].float() for name in names}
+        moves = {
+            name: (trained[name].float() - sent[name].float()).nan_to_num(0.0, 0.0, 0.0)
+            for name in names
+        }
         norm = torch.stack([move.norm() for move in moves.values()]).norm()
         share, limited = clip / norm.clamp(min=clip), dict(trained)
         for name, move in moves.items():
-            noise = torch.zeros_like(move)
+            move = move * share
             if self.policy.update_noise:
-                noise.normal_(0, self.policy.update_noise * clip, generator=self._generators[slot])
-            value = sent[name].float() + move * share + noise
+                move = noised(move, self.policy.update_noise * clip, self._normal(move, slot))
+            value = sent[name].float() + move
             # Noise can make a variance negative, which every server refuses.
             value = value.clamp(min=0) if name.endswith("running_var") else value
             limited[name] = value.to(trained[name].dtype)

@@ -1,12 +1,13 @@
 """Simulated clients: each takes part until its policy's caps are used up."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from semisfl.fleet.base import State
 from semisfl.fleet.block import ClientBlock
-from semisfl.fleet.caps import Spent, most_uses
+from semisfl.fleet.caps import Price, Spent
 from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.outgoing import Cleared
 
@@ -38,7 +39,10 @@ class Simulation:
         """Return what clients have used up of their caps; draws follow from the round's number."""
         if not self._policy.capped:
             return {}
-        return {"spent": [[spent.rounds, spent.uses] for spent in self._spent]}
+        bits = self._policy.bits_per_image is not None  # else it may be infinite
+        return {
+            "spent": [[one.rounds, one.uses, *([one.bits] if bits else [])] for one in self._spent]
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert state.keys() <= {"spent"}, "the state of another kind of fleet"
@@ -63,11 +67,11 @@ class Simulation:
     def spend(self, clients: Sequence[int]) -> None:
         """Take one round from these clients' caps."""
         for client in clients if self._policy.capped else ():
-            self._spent[client].take(self._uses(client))
+            self._spent[client] = self._spent[client].plus(self._price(client))
 
-    def _uses(self, client: int) -> int:
-        clients = self.config.clients
-        return most_uses(clients.steps, clients.batch, len(self.block.shards[client]))
+    def _price(self, client: int) -> Price:
+        held = replace(self.block.held, images=len(self.block.shards[client]))
+        return Price.of_split(self._policy, self.config.clients.steps, held)
 
     def _refusal(self, client: int) -> str | None:
-        return self._spent[client].refusal(self._policy, self._uses(client))
+        return self._spent[client].refusal(self._policy, self._price(client))

@@ -19,6 +19,9 @@ Answer = Literal["ignore", "warn", "refuse"]
 ANSWERS: tuple[Answer, ...] = ("ignore", "warn", "refuse")
 
 
+_UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
+
+
 class PolicyBreach(ValueError):
     """The policy forbids something that would leave this device. The message says what, and the limit."""
 
@@ -38,13 +41,20 @@ class Policy(Section):
     noise: float = Field(
         0.0,
         ge=0,
-        description="Gaussian noise on features, in units of clip; without clip, of their own norm",
+        description="deviation of the Gaussian noise on each value of features, in units of clip",
     )
     update_clip: float | None = Field(
         None, gt=0, description="largest norm of a bottom's change in a round; none: no limit"
     )
     update_noise: float = Field(
-        0.0, ge=0, description="Gaussian noise on the bottom sent, in units of update_clip"
+        0.0,
+        ge=0,
+        description="the same for each weight of the bottom sent, in units of update_clip",
+    )
+    bits_per_image: float | None = Field(
+        None,
+        gt=0,
+        description="most bits that all that is sent may carry, over images held; none: no limit",
     )
     uses_per_image: int | None = Field(
         None, ge=1, description="how often the features of one image may be sent; none: no limit"
@@ -60,16 +70,33 @@ class Policy(Section):
             raise ValueError(
                 f"policy.update_noise = {self.update_noise:g} is in units of policy.update_clip; set it too"
             )
+        if self.noise and self.clip is None:
+            raise ValueError(
+                f"policy.noise = {self.noise:g} is in units of policy.clip; set it too, about the median "
+                "norm of features that `semisfl leakage` prints"
+            )
+        if self.shapes_features and not self.update_noise:
+            raise ValueError(
+                "policy.clip and policy.noise do not protect images that the bottom sent back still "
+                f"shows; {_UPDATES}, or leave clip and noise out"
+            )
+        if self.bits_per_image is not None and not (self.noise and self.update_noise):
+            raise ValueError(
+                f"policy.bits_per_image = {self.bits_per_image:g} needs noise on all that is sent; "
+                f"set policy.clip and policy.noise, and {_UPDATES}"
+            )
         return self
 
     @property
     def shapes_features(self) -> bool:
-        """Return whether features are clipped or get noise before they leave."""
-        return self.clip is not None or self.noise > 0
+        """Return whether features are clipped, and may get noise, before they leave."""
+        return self.clip is not None
 
     @property
     def capped(self) -> bool:
-        return any(limit is not None for limit in (self.uses_per_image, self.rounds))
+        return any(
+            limit is not None for limit in (self.bits_per_image, self.uses_per_image, self.rounds)
+        )
 
     def summary(self) -> str:
         """Return its demands in one line."""
@@ -116,7 +143,7 @@ def _strongest(one: Answer, other: Answer) -> Answer:
 _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("codec", "layers"), lambda own, asked: asked if own is None else own),
     "full_models": lambda one, other: one and other,
-    **dict.fromkeys(("clip", "update_clip", "uses_per_image", "rounds"), _least),
+    **dict.fromkeys(("clip", "update_clip", "bits_per_image", "uses_per_image", "rounds"), _least),
     **dict.fromkeys(("noise", "update_noise"), max),
     "hijacking": _strongest,
 }

@@ -90,8 +90,9 @@ def test_class_mix_and_membership_against_chance(
 
 
 def test_noise_hinders_a_decoder_and_many_uses_help_it(scene: Scene, undefended: Measured) -> None:
-    noisy = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True)
-    often = meter.measure(scene, EARLY, "noise", Policy(noise=0.1), quick=True, uses=16)
+    policy = Policy(clip=2.0, noise=0.1, update_clip=1.0, update_noise=0.01)
+    noisy = meter.measure(scene, EARLY, "noise", policy, quick=True)
+    often = meter.measure(scene, EARLY, "noise", policy, quick=True, uses=16)
     clear, once, mean = (one.numbers["decoder"]["ssim"] for one in (undefended, noisy, often))
     assert once < clear - 0.1 and once + 0.05 < mean < clear
     assert (noisy.numbers["uses"], often.numbers["uses"]) == (1, 16)

@@ -9,6 +9,7 @@ from PIL import Image
 from semisfl.attacks import meter
 from semisfl.cli.main import main
 
+NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.01"
 SMALL = ["clients.steps=1", "clients.active=1", "server.steps=2", "model.projector=linear"]
 
 
@@ -19,11 +20,11 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     monkeypatch.setattr(meter, "VICTIMS", 32)
     out = tmp_path / "leakage"
     asked = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu"]
-    defences = ["--defence", "none", "--defence", "noise=0.1,clip=20"]
+    defences = ["--defence", "none", "--defence", NOISY]
     assert main([*asked, *defences, "--out", str(out), "-q", "--set", *SMALL]) == 0
     results = json.loads((out / "leakage.json").read_text())
     assert results["command"].startswith("semisfl ")
-    assert [row["defence"] for row in results["features"]] == ["none", "noise=0.1,clip=20"]
+    assert [row["defence"] for row in results["features"]] == ["none", NOISY]
     for row in results["features"]:
         assert row["cut"] == "flatten" and row["bytes_per_image"] == 4 * 1024
         assert 0 < row["mean_image"]["ssim"] < 1 and row["chance_identified"]["decoder"] == 1 / 32

@@ -17,6 +17,12 @@ from semisfl.runs.experiment import Experiment, assemble
 from semisfl.settings.policy import Policy, PolicyBreach
 from tests.net.harness import network, tiny, toy_data
 
+UPDATES = {"update_clip": 1e-3, "update_noise": 1e-3}
+"""What a policy that clips features has to have as well."""
+
+
+NOISY = Policy(clip=2.0, noise=0.1, update_clip=1e-3, update_noise=1e-3)
+
 
 def simulated(**changes: Any) -> Experiment:
     config = tiny(3, **changes)
@@ -37,7 +43,7 @@ def first_features(experiment: Experiment) -> tuple[torch.Tensor, torch.Tensor]:
 def test_features_are_clipped_to_the_norm_the_policy_names() -> None:
     plain, _ = first_features(simulated())
     limit = float(plain.norm(dim=1).median())
-    clipped, _ = first_features(simulated(policy={"clip": limit}))
+    clipped, _ = first_features(simulated(policy={"clip": limit, **UPDATES}))
     short = plain.norm(dim=1) <= limit
     assert short.any() and not short.all()
     assert torch.allclose(clipped[short], plain[short], rtol=1e-5)
@@ -46,21 +52,18 @@ def test_features_are_clipped_to_the_norm_the_policy_names() -> None:
 
 def test_noise_has_the_deviation_the_policy_names_and_is_drawn_anew_for_every_row() -> None:
     plain, plain_teacher = first_features(simulated())
-    noisy, noisy_teacher = first_features(simulated(policy={"clip": 1e6, "noise": 3e-6}))
+    noisy, noisy_teacher = first_features(simulated(policy={"clip": 1e6, "noise": 3e-6, **UPDATES}))
     for noise in (noisy - plain, noisy_teacher - plain_teacher):
         assert noise.std().item() == pytest.approx(3.0, rel=0.1)
         similarity = torch.corrcoef(noise).fill_diagonal_(0).abs().max()
         assert similarity < 0.5
-    relative, _ = first_features(simulated(policy={"noise": 0.5}))
-    share = (relative - plain).std(dim=1) / plain.norm(dim=1)
-    assert share.mean().item() == pytest.approx(0.5, rel=0.1)
 
 
 def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
-    one, _ = first_features(simulated(policy={"noise": 0.5}))
-    two, _ = first_features(simulated(policy={"noise": 0.5}))
+    one, _ = first_features(simulated(policy={"clip": 2.0, "noise": 0.5, **UPDATES}))
+    two, _ = first_features(simulated(policy={"clip": 2.0, "noise": 0.5, **UPDATES}))
     assert torch.equal(one, two)
-    config = tiny(1, policy={"noise": 0.5})
+    config = tiny(1, policy={"clip": 2.0, "noise": 0.5, **UPDATES})
     drawn = []
     for _ in range(2):
         outgoing = Outgoing(unpredictable=True)
@@ -71,9 +74,9 @@ def test_noise_of_a_simulation_repeats_and_a_devices_does_not() -> None:
 
 
 def test_gradients_go_back_through_the_clip_and_the_noise() -> None:
-    """Held against autograd on the same draws: also a longer row adds more noise to itself."""
+    """Held against the derivative by hand: noise is the same whatever the row."""
     outgoing = Outgoing()
-    outgoing.agree(tiny(1, policy={"noise": 0.3, "clip": 2.0}))
+    outgoing.agree(tiny(1, policy={"noise": 0.3, "clip": 2.0, **UPDATES}))
     outgoing.start_round(0, (0,), simulated().hardware)
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 5
     given = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
@@ -82,13 +85,6 @@ def test_gradients_go_back_through_the_clip_and_the_noise() -> None:
     unit = rows / rows.norm(dim=1, keepdim=True)
     across = given - (given * unit).sum(1, keepdim=True) * unit
     assert torch.allclose(ours, across * 2.0 / rows.norm(dim=1, keepdim=True), atol=1e-5)
-    relative = Outgoing()
-    relative.agree(tiny(1, policy={"noise": 0.3}))
-    relative.start_round(0, (0,), simulated().hardware)
-    cleared, guarded = relative.features(rows, rows, 1)
-    noise = (cleared.tensors["student"] - rows) / rows.norm(dim=1, keepdim=True)
-    by_hand = given + (noise * given).sum(1, keepdim=True) * unit
-    assert torch.allclose(guarded.gradient(given), by_hand, atol=1e-5)
 
 
 def test_a_bottoms_change_is_limited_and_noised() -> None:
@@ -175,7 +171,7 @@ def test_every_byte_that_a_device_writes_was_made_in_one_place(
 
     monkeypatch.setattr(Outgoing, "frame", frame)
     monkeypatch.setattr(Connection, "_send", send)
-    with network(tiny(2, rounds=1, policy={"noise": 0.1})) as net:
+    with network(tiny(2, rounds=1, policy=NOISY.model_dump(exclude_defaults=True))) as net:
         net.join_all()
         net.experiment.method.round(0)
     assert len(made) == 2
@@ -219,7 +215,7 @@ def device(policy: Policy, frames: list[tuple[str, set[str]]]) -> Outgoing:
     return outgoing
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(noise=0.1)])
+@pytest.mark.parametrize("policy", [Policy(), NOISY])
 def test_a_frame_takes_only_tensors_that_a_policy_cleared(policy: Policy) -> None:
     frames: list[tuple[str, set[str]]] = []
     outgoing, raw = device(policy, frames), torch.rand(4, 8)
@@ -239,7 +235,7 @@ def test_only_a_policy_makes_cleared_tensors() -> None:
 
 def test_cleared_tensors_leave_once_in_their_own_kind_and_under_their_own_policy() -> None:
     frames: list[tuple[str, set[str]]] = []
-    outgoing, raw = device(Policy(noise=0.1), frames), torch.rand(4, 8)
+    outgoing, raw = device(NOISY, frames), torch.rand(4, 8)
     lax, _ = device(Policy(), []).features(raw, raw, 1)
     cleared, _ = outgoing.features(raw, raw, 1)
     for kind, wrong in (("features", lax), ("bottom", cleared)):

@@ -115,7 +115,7 @@ def test_a_resumed_run_is_the_same(wire: str) -> None:
 
 
 def test_features_pass_through_the_policy_before_rows_are_left_out() -> None:
-    policy = {"clip": 1.0, "noise": 0.1, "update_clip": 1.0}
+    policy = {"clip": 1.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 1e-3}
     with network(settings("once, int8", rounds=2, policy=policy)) as net:
         net.join_all()
         rows = run_rounds(net.experiment).rounds

@@ -51,15 +51,14 @@ def plan_of(net: Network, **changes: Any) -> SplitRound:
     ],
 )
 def test_a_split_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -> None:
-    spent = Spent(rounds=1, uses=4)
     allowance = Allowance()
-    allowance.spent = spent
+    allowance.spent = Spent(rounds=1, uses=4)
     with network(tiny(1)) as net:
         net.join(0, policy=Policy(uses_per_image=10), allowance=allowance)
         assert net.fleet.wait_for(1, 10)
         net.fleet.start_round(plan_of(net, **changes))
         assert f"the server sends {reason}" in refusal(net)
-    assert vars(spent) == {"rounds": 1, "uses": 4}
+    assert allowance.spent == Spent(rounds=1, uses=4)
 
 
 def test_a_teacher_that_follows_has_the_agreed_decay() -> None:
@@ -130,13 +129,6 @@ def test_numbers_of_the_terms_have_ranges(path: str, value: Any, reason: str) ->
     with pytest.raises(WireError, match="the server's terms cannot be read") as error:
         Terms.from_json(json.dumps(plain), ["semisfl"])
     assert reason in str(error.value)
-
-
-def test_what_is_spent_never_decreases() -> None:
-    spent = Spent(2, 9)
-    with pytest.raises(ValueError, match="-64 times; 0 is the least"):
-        spent.take(-64)
-    assert vars(spent) == {"rounds": 2, "uses": 9}
 
 
 def test_an_honest_run_is_within_its_terms_to_its_last_round() -> None:

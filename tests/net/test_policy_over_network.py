@@ -18,6 +18,7 @@ from semisfl.settings.policy import Policy
 from tests.net.harness import Network, network, tiny, until
 
 LISTENER = "semisfl.net.server.listener"
+UPDATES: dict[str, Any] = {"update_clip": 1.0, "update_noise": 1e-3}
 
 
 def lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
@@ -70,16 +71,18 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     caplog.set_level(logging.INFO, "semisfl")
     config = tiny(2, wire={"student_features": "int8", "teacher_features": "int8"})
     with network(config) as net:
-        net.join_all(policy=Policy(codec="int8", layers="flatten", noise=0.1, rounds=1))
+        net.join_all(
+            policy=Policy(codec="int8", layers="flatten", clip=2.0, noise=0.1, rounds=1, **UPDATES)
+        )
         net.experiment.method.round(0)
     said = "\n".join(lines(caplog, LISTENER))
-    assert "codec = int8, layers = flatten, noise = 0.1, rounds = 1" in said
+    assert "codec = int8, layers = flatten, clip = 2.0, noise = 0.1, update_clip" in said
     assert "takes part in 1 rounds at most, the run has 2" in said
 
 
 def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    with network(tiny(1, policy={"clip": 0.01})) as net:
+    with network(tiny(1, policy={"clip": 0.01, **UPDATES})) as net:
         net.join_all()
         honest = net.fleet.forward
 

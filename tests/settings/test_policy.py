@@ -1,20 +1,22 @@
 """Policies of devices: which are valid, which of two is stricter, and when a cap is reached."""
 
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from semisfl.fleet.caps import Spent, most_uses
+from semisfl.fleet.caps import Held, Price, Spent, most_uses
 from semisfl.fleet.consent import objections
+from semisfl.settings.bits import row_bits
 from semisfl.settings.config import ConfigError, parse
-from semisfl.settings.policy import Policy, parse_policy, read_policy, stricter
+from semisfl.settings.policy import Policy, PolicyBreach, parse_policy, read_policy, stricter
 
 
 def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
-    for text in ('codec = "int8"\nnoise = 0.1\n', '[policy]\ncodec = "int8"\nnoise = 0.1\n'):
+    for text in ('codec = "int8"\nrounds = 3\n', '[policy]\ncodec = "int8"\nrounds = 3\n'):
         file.write_text(text)
-        assert read_policy(file) == Policy(codec="int8", noise=0.1)
+        assert read_policy(file) == Policy(codec="int8", rounds=3)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,21 @@ def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
         ({"nose": 1}, "nose: .*known: codec"),
         ({"noise": -1}, "noise: .*greater than or equal to 0"),
         ({"update_noise": 1.0}, "update_noise = 1 is in units of policy.update_clip"),
+        (
+            {"noise": 0.14, "update_clip": 1, "update_noise": 1},
+            r"noise = 0\.14 is in units of policy\.clip",
+        ),
+        ({"clip": 40}, r"set policy\.update_clip and policy\.update_noise"),
+        ({"clip": 40, "noise": 0.14}, r"set policy\.update_clip and policy\.update_noise"),
+        (
+            {"clip": 40, "noise": 0.14, "update_clip": 1},
+            "set policy.update_clip and policy.update_no",
+        ),
+        ({"bits_per_image": 50}, r"bits_per_image = 50 needs noise on all .* set policy\.clip and"),
+        (
+            {"bits_per_image": 50, "update_clip": 1, "update_noise": 0.1, "clip": 1},
+            "bits_per_image = 50 needs noise on all",
+        ),
         ({"epsilon": 2.0}, r"policy\.epsilon = 2\.0 is a setting that only version 0\.1\.0 has"),
         ({"hijacking": "maybe"}, "hijacking: "),
     ],
@@ -33,13 +50,24 @@ def test_a_contradictory_policy_is_one_line(values: dict, said: str) -> None:
 
 
 def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
-    own = Policy(codec="int8", clip=4.0, noise=0.5, rounds=10, hijacking="warn", full_models=False)
+    own = Policy(
+        codec="int8",
+        clip=4.0,
+        noise=0.5,
+        rounds=10,
+        hijacking="warn",
+        full_models=False,
+        update_noise=0.1,
+        update_clip=1.0,
+        bits_per_image=70,
+    )
     asked = Policy(
         clip=2.0, noise=0.1, rounds=20, hijacking="ignore", update_noise=0.3, update_clip=1.0
     )
     both = stricter(own, asked)
     assert both.codec == "int8" and not both.full_models
     assert (both.clip, both.rounds, both.update_noise) == (2.0, 10, 0.3)
+    assert both.bits_per_image == 70
     assert both.hijacking == "warn"
     # 0.5 of a clip of 4 is an amount of 2, which a smaller clip must not make less.
     assert both.noise * both.clip == pytest.approx(2.0)
@@ -67,9 +95,47 @@ def test_terms_are_held_against_the_policy() -> None:
 def test_caps_end_a_clients_part() -> None:
     assert most_uses(steps=10, batch=32, count=100) == 4
     policy = Policy(rounds=5, uses_per_image=8)
-    spent = Spent()
+    spent, price = Spent(), Price(images=100, uses=4)
     for _ in range(2):
-        assert spent.refusal(policy, 4) is None
-        spent.take(4)
-    assert "used 12 times, the policy has uses_per_image = 8" in (spent.refusal(policy, 4) or "")
-    assert "rounds = 2" in (spent.refusal(Policy(rounds=2), 0) or "")
+        assert spent.refusal(policy, price) is None
+        spent = spent.plus(price)
+    assert "used 12 times, the policy has uses_per_image = 8" in (
+        spent.refusal(policy, price) or ""
+    )
+    assert "rounds = 2" in (spent.refusal(Policy(rounds=2), Price(100)) or "")
+
+
+NOISY = Policy(clip=1.0, noise=0.14, update_clip=1.0, update_noise=0.01, bits_per_image=100.0)
+HELD = Held(images=320, batch=32, features=512, weights=52_096)
+
+
+def test_a_round_costs_the_capacity_of_every_row_and_of_the_upload() -> None:
+    assert row_bits(512, 0.14) == pytest.approx(35.1, abs=0.1)
+    assert row_bits(512, 0.05) == pytest.approx(213, abs=0.5)
+    assert row_bits(10**9, 0.14) == pytest.approx(0.7213 / 0.14**2, rel=1e-3)
+    assert row_bits(1, 1.0) == pytest.approx(0.5)
+    assert row_bits(512, 0.0) == inf
+    price = Price.of_split(NOISY, 10, HELD)
+    assert price.uses == 1
+    # Both views of 320 rows, and all weights as one row.
+    assert price.bits == pytest.approx(640 * row_bits(512, 0.14) + row_bits(52_096, 0.01))
+    unbounded = Policy(update_clip=1.0, update_noise=0.01)
+    assert Price.of_split(unbounded, 10, HELD).bits == inf
+
+
+def test_the_cap_on_bits_is_of_all_images_together_and_ends_a_clients_part() -> None:
+    price = Price.of_split(NOISY, 10, HELD)
+    per_image = price.bits / 320
+    spent = Spent().plus(price)
+    cap = NOISY.model_copy(update={"bits_per_image": 2 * per_image + 1e-6})
+    assert spent.refusal(cap, price) is None
+    after = spent.plus(price).refusal(cap, price) or ""
+    assert f"{3 * per_image:,.1f} bits per image, the policy has bits_per_image" in after
+    assert "inf bits per image" in (spent.refusal(cap, Price(320)) or "")
+
+
+@pytest.mark.parametrize(("uses", "bits"), [(-1, 1.0), (1, -1.0), (0, nan)])
+def test_nothing_is_given_back(uses: int, bits: float) -> None:
+    """A server that asks for -1000 steps gets no uses for it."""
+    with pytest.raises(PolicyBreach, match="would give back what was spent"):
+        Spent(3, 4, 5.0).plus(Price(10, uses, bits))

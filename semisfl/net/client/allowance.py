@@ -1,10 +1,15 @@
 """Keep what a device has spent of its caps on disk: a restart must not lift them."""
 
+import contextlib
+import fcntl
 import json
+import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from semisfl.files import write_whole
-from semisfl.fleet.caps import Spent
+from semisfl.fleet.caps import Price, Spent
 from semisfl.settings.policy import Policy, PolicyBreach
 from semisfl.settings.sections import ConfigError
 
@@ -23,7 +28,12 @@ class Allowance:
         """Return what was spent; raise `ConfigError` if that is unknown, never start from 0."""
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
-            return Spent(int(plain["rounds"]), int(plain["uses"]))
+            rounds, uses = int(plain["rounds"]), int(plain["uses"])
+            # An earlier version did not count bits.
+            bits = float(plain.get("bits", math.inf if rounds else 0.0))
+            if min(rounds, uses, bits) < 0 or math.isnan(bits):
+                raise ValueError(f"nobody spends {plain}")
+            return Spent(rounds, uses, bits)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{file} cannot be read: {error}; it counts what this device has sent: restore it, or "
@@ -42,21 +52,40 @@ class Allowance:
                 ) from error
 
     def _write(self, file: Path) -> None:
+        """Write the count; it is on the disk, under its name, when this returns."""
         write_whole(file, json.dumps(vars(self.spent)).encode(), private=True)
+        with _opened(file.parent, os.O_RDONLY) as folder:
+            os.fsync(folder)
 
-    def check(self, policy: Policy, uses: int) -> None:
-        """Raise `PolicyBreach` if one more round with ``uses`` of an image exceeds the caps."""
-        if (reason := self.spent.refusal(policy, uses)) is not None:
+    def check(self, policy: Policy, price: Price) -> None:
+        """Raise `PolicyBreach` if one more round at this price exceeds the caps."""
+        if (reason := self.spent.refusal(policy, price)) is not None:
             raise PolicyBreach(reason)
 
-    def take(self, policy: Policy, uses: int) -> None:
+    def take(self, policy: Policy, price: Price) -> None:
         """Spend one round, on disk before anything is sent; raise `PolicyBreach` beyond the caps."""
-        if not policy.capped:
+        if self._file is None or not policy.capped:
+            self.check(policy, price)
+            self.spent = self.spent.plus(price)
             return
-        self.check(policy, uses)
-        self.spent.take(uses)
-        if self._file is not None:
+        # Another process may count in the same file.
+        lock = self._file.with_suffix(".lock")
+        with _opened(lock, os.O_RDWR | os.O_CREAT) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if self._file.exists():
+                self.spent = self._read(self._file)
+            self.check(policy, price)
+            self.spent = self.spent.plus(price)
             self._write(self._file)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    handle = os.open(path, flags, 0o600)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def beside(policy: Path) -> Path:

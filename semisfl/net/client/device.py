@@ -5,6 +5,7 @@ so a run over the network and a simulated one do the same arithmetic.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
-from semisfl.fleet.caps import most_uses
+from semisfl.fleet.caps import Price
 from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import separated
@@ -165,7 +166,7 @@ class Device:
             self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
             self._connection.run = self._member.run
         member = self.member
-        self._allowance.check(self.outgoing.policy, self._next_uses())
+        self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))
         self._expect({"enrolled": messages.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
         received.stream.assembler.limit = member.schemas.split.limit
@@ -176,10 +177,19 @@ class Device:
         }
         self.answer(received, "ready", ready)
 
-    def _next_uses(self) -> int:
-        """Return how often the next round uses an image at most, by the terms."""
-        clients, count = self.member.config.clients, len(self.member.images)
-        return 0 if self._works else most_uses(clients.steps, clients.batch, count)
+    def _price(self, steps: int) -> Price:
+        """Return what a round of ``steps`` takes of the caps."""
+        if self._works:  # no features leave, but each round's model is made of every image
+            return Price(len(self.member.images))
+        return Price.of_split(self.outgoing.policy, steps, self.member.held)
+
+    def _take(self, steps: int) -> None:
+        """Spend a round of the caps before anything of it is sent, and log what is spent."""
+        price = self._price(steps)
+        self._allowance.take(self.outgoing.policy, price)
+        spent = self._allowance.spent
+        if self.rounds == 0 or math.isfinite(spent.bits):
+            log.info("%s", spent.words(self.outgoing.policy, price.images))
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         ranges.check("client", frame.fields["client"], ranges.CLIENTS)
@@ -194,8 +204,7 @@ class Device:
     def _split(self, received: Received, frame: Frame) -> None:
         member, fields = self.member, frame.fields
         agreement.check_split(member.config, fields, with_teacher=frame.kind == "split")
-        uses = most_uses(fields["steps"], member.config.clients.batch, len(member.images))
-        self._allowance.take(self.outgoing.policy, uses)
+        self._take(fields["steps"])
         states = separated(frame.tensors, ["bottom", "teacher"])
         member.plan = SplitRound(
             fields["round"],
@@ -266,8 +275,7 @@ class Device:
             )
             return
         agreement.check_full(self.member.config, fields)
-        # No features leave in it, but each round's model is made of every image.
-        self._allowance.take(self.outgoing.policy, uses=0)
+        self._take(fields["steps"])
         full_round = ClientFullRound(self, received, fields["round"])
         states = full_round.download("accept", {}, fields["states"])
         plan = FullRound(

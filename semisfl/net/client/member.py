@@ -10,6 +10,7 @@ from torch import Tensor
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.block import ClientBlock
+from semisfl.fleet.caps import Held
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models.split import Shape, build_model
@@ -57,6 +58,11 @@ class Member:
             batch / 1e6,
             torch.get_num_threads(),
         )
+
+    @property
+    def held(self) -> Held:
+        """Return the sizes that decide what a round costs."""
+        return Held.of(self.model, self.config.clients.batch, len(self.images))
 
     def hold_whole_model(self) -> None:
         """Make room for the top, whose weights come with the round."""

@@ -1,0 +1,33 @@
+"""Bound how many bits about a device's images can be in what it sends. Loads no torch.
+
+A row of d values, clipped to norm 1, with independent Gaussian noise of deviation s on each value is a
+Gaussian channel. It carries at most d/2 log2(1 + 1/(d s^2)) bits (Shannon 1949), whatever computed the
+row. What a server learned before does not raise this (Shannon 1956), so the bits of all rows add up. The
+sum bounds the mutual information between all images of a device together and all that it sent.
+"""
+
+from math import inf, log, log1p
+
+from semisfl.settings.policy import Policy
+
+
+def row_bits(values: int, noise: float) -> float:
+    """Return the most bits that a row of ``values`` carries, with ``noise`` in units of its largest norm."""
+    if noise <= 0:
+        return inf
+    return values / 2 * log1p(1 / (values * noise**2)) / log(2)
+
+
+def feature_bits(policy: Policy, features: int) -> float:
+    """Return the most bits that one row of ``features`` values carries under a policy."""
+    return row_bits(features, policy.noise if policy.clip is not None else 0.0)
+
+
+def upload_bits(policy: Policy, weights: int) -> float:
+    """Return the most bits that a bottom of ``weights`` values carries: all of them are one row."""
+    return row_bits(weights, policy.update_noise if policy.update_clip is not None else 0.0)
+
+
+def round_bits(policy: Policy, rows: int, features: int, weights: int) -> float:
+    """Return the most bits of a split round: ``rows`` of the student, as many of the teacher, one upload."""
+    return 2 * rows * feature_bits(policy, features) + upload_bits(policy, weights)
