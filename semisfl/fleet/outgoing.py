@@ -93,7 +93,8 @@ class Outgoing:
         *,
         unpredictable: bool = False,
     ) -> None:
-        self.own = policy or Policy()
+        own = policy or Policy()
+        self.own = own if encode is None else own.of_device()
         """This client's own policy."""
         self.policy = self.own
         """The policy in force: the stricter of its own and the run's in each line."""
@@ -195,7 +196,7 @@ class Outgoing:
 
     def models(self, tensors: Mapping[str, Tensor]) -> Cleared:
         """Clear whole models; raise `PolicyBreach` if the policy keeps them on the device."""
-        if not self.policy.full_models:
+        if self.policy.full_models is False:
             raise PolicyBreach("'states' holds whole models, the policy has full_models = false")
         return Cleared(_POLICY, "states", self.policy, tensors)
 

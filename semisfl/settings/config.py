@@ -55,7 +55,11 @@ def with_known_codec(policy: Policy, where: str) -> Policy:
     return policy
 
 
-def _known_codec(policy: Policy) -> Policy:
+def _for_a_run(policy: Policy) -> Policy:
+    if policy.model:
+        raise ConfigError("policy.model is for the policy of a device; leave it out of a run")
+    if policy.full_models:  # only the owner of a device can allow it
+        policy = policy.model_copy(update={"full_models": None})
     return with_known_codec(policy, "policy.codec")
 
 
@@ -94,7 +98,7 @@ class Config(Section):
     robust: RobustConfig = RobustConfig()
     fleet: FleetConfig = FleetConfig()
     network: NetworkConfig = NetworkConfig()
-    policy: Annotated[Policy, AfterValidator(_known_codec)] = Policy()
+    policy: Annotated[Policy, AfterValidator(_for_a_run)] = Policy()
     stop: StopConfig = StopConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

@@ -8,18 +8,23 @@ server can ask its devices for more protection, never for less.
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from semisfl.settings.retired import modernised, refuse_retired
 from semisfl.settings.sections import ConfigError, Section
 
 Answer = Literal["ignore", "warn", "refuse"]
 ANSWERS: tuple[Answer, ...] = ("ignore", "warn", "refuse")
-
-
 _UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
+DIGEST = r"^sha256:[0-9a-f]{64}$"
+Digest = Annotated[str, Field(pattern=DIGEST)]
+
+
+def _listed(value: Any) -> Any:
+    """Return a single digest as a list."""
+    return [value] if isinstance(value, str) else value
 
 
 class PolicyBreach(ValueError):
@@ -30,11 +35,13 @@ class Policy(Section):
     codec: str | None = Field(
         None, description="features are sent in this codec or one with fewer bytes; none: any"
     )
-    layers: int | str | None = Field(
-        None,
-        description="the device holds at least so many layers, or all up to this one; none: any cut",
+    model: Annotated[tuple[Digest, ...], BeforeValidator(_listed)] = Field(
+        (), description="digests of the terms that a device accepts; only in a device's own policy"
     )
-    full_models: bool = Field(True, description="take part in methods that send whole models")
+    full_models: bool | None = Field(
+        None,
+        description="take part in methods that send whole models; none: a device does not, a simulation does",
+    )
     clip: float | None = Field(
         None, gt=0, description="largest norm of an image's features; none: no limit"
     )
@@ -98,11 +105,28 @@ class Policy(Section):
             limit is not None for limit in (self.bits_per_image, self.uses_per_image, self.rounds)
         )
 
+    @property
+    def for_features(self) -> list[str]:
+        """Return the lines that protect what a split method sends and do nothing for whole models."""
+        default = Policy()
+        names = [name for name in FOR_FEATURES if getattr(self, name) != getattr(default, name)]
+        return [*names, *(["hijacking"] if self.hijacking == "refuse" else [])]
+
+    def of_device(self) -> "Policy":
+        """Return the policy as a device holds it: whole models stay there unless the owner says true."""
+        return self.model_copy(update={"full_models": bool(self.full_models)})
+
     def summary(self) -> str:
         """Return its demands in one line."""
         default = Policy()
         demands = [f"{name} = {value}" for name, value in self if value != getattr(default, name)]
         return ", ".join(demands) or "no demands"
+
+
+FOR_FEATURES = (
+    *("codec", "clip", "noise", "update_clip", "update_noise"),
+    *("bits_per_image", "uses_per_image"),
+)
 
 
 def read_policy(path: Path) -> Policy:
@@ -141,8 +165,9 @@ def _strongest(one: Answer, other: Answer) -> Answer:
 
 
 _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("codec", "layers"), lambda own, asked: asked if own is None else own),
-    "full_models": lambda one, other: one and other,
+    "codec": lambda own, asked: asked if own is None else own,
+    "model": lambda own, asked: own,
+    "full_models": lambda own, asked: own if asked is None else asked and own is not False,
     **dict.fromkeys(("clip", "update_clip", "bits_per_image", "uses_per_image", "rounds"), _least),
     **dict.fromkeys(("noise", "update_noise"), max),
     "hijacking": _strongest,
@@ -152,8 +177,8 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
 def stricter(own: Policy, asked: Policy) -> Policy:
     """Return the stricter of both in every line.
 
-    ``codec`` and ``layers`` are the device's ``own`` if it has any: the settings of a run are checked
-    against both policies.
+    ``codec`` is the device's ``own`` if it has any: the settings of a run are checked against both
+    policies.
     """
     chosen = {
         name: choose(getattr(own, name), getattr(asked, name)) for name, choose in _STRICTER.items()

@@ -40,6 +40,7 @@ RETIRED: dict[str, Any] = {
     "policy.delta": 1e-5,
     "policy.distance_correlation": 0,
     "policy.epsilon": "none",
+    "policy.layers": "none",
     "robust.agreement": 0.5,
     "robust.length": 2.0,
     "runtime.capture": True,
@@ -64,6 +65,11 @@ RETIRED: dict[str, Any] = {
     "wire.updates": "none",
 }
 """Each key with the one value that today's code follows: it meant "off", or is a constant now."""
+
+INSTEAD = {
+    "policy.layers": 'write model = "sha256:..." instead, the digest that `semisfl inspect HOST:PORT` prints'
+}
+"""Retired keys with what replaces them."""
 
 MOVED = {
     "teacher.client": ("semisfl.client_teacher",),
@@ -97,9 +103,9 @@ def refuse_retired(values: Mapping[str, Any], where: str = "") -> None:
     for path, value in _leaves(values):
         key = ".".join(path)
         if (key in RETIRED and not _off(key, value)) or (key, value) in RETIRED_VALUES:
+            fix = INSTEAD.get(key, f"remove it, or use semisfl {LAST_VERSION}")
             raise ConfigError(
-                f"{where}{key} = {value!r} is a setting that only version {LAST_VERSION} has; "
-                f"remove it, or use semisfl {LAST_VERSION}"
+                f"{where}{key} = {value!r} is a setting that only version {LAST_VERSION} has; {fix}"
             )
 
 

@@ -265,9 +265,9 @@ def test_fewer_rows_of_cleared_tensors_are_cleared() -> None:
 
 def test_whole_models_leave_only_where_the_policy_says_so() -> None:
     frames: list[tuple[str, set[str]]] = []
-    open_to_models = device(Policy(), frames)
+    open_to_models = device(Policy(full_models=True), frames)
     models = {"model/w": torch.rand(2)}
     open_to_models.frame("states", {}, open_to_models.models(models))
     assert frames == [("states", {"model/w"})]
     with pytest.raises(PolicyBreach, match="whole models"):
-        device(Policy(full_models=False), frames).models(models)
+        device(Policy(), frames).models(models)

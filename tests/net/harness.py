@@ -34,6 +34,7 @@ from semisfl.net.tls import certs
 from semisfl.runs.checkpoint import snapshot
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.settings.policy import Policy
 
@@ -181,6 +182,8 @@ class Network:
         name = f"client-{index}"
         if self.certificates is not None:
             how.setdefault("credentials", certs.load_client_credentials(self.certificates, name))
+        if lookup.method(self.config.method).works:
+            how.setdefault("policy", Policy(full_models=True))
         images = self.data.images[self.partition.clients[index]]
         client = Client(address or self.address, images, name, **how)
         self.clients[index] = client

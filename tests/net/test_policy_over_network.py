@@ -1,6 +1,7 @@
 """A device's policy against a server that knows of it, and against one that does not care."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,11 @@ def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with network(tiny(1)) as net:
-        net.join(0, policy=Policy(codec="int8", layers="fc1"))
+        net.join(0, policy=Policy(codec="int8"))
         said = ended(net)
         assert net.fleet.present() == []
     (line,) = lines(caplog, "semisfl.audit")
-    for part in ("wire.student_features = 'fp32' is finer", "wants layers = 'fc1'"):
+    for part in ("wire.student_features = 'fp32' is finer", "wire.teacher_features = 'fp32'"):
         assert part in said and part in line
 
 
@@ -71,12 +72,10 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     caplog.set_level(logging.INFO, "semisfl")
     config = tiny(2, wire={"student_features": "int8", "teacher_features": "int8"})
     with network(config) as net:
-        net.join_all(
-            policy=Policy(codec="int8", layers="flatten", clip=2.0, noise=0.1, rounds=1, **UPDATES)
-        )
+        net.join_all(policy=Policy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
         net.experiment.method.round(0)
     said = "\n".join(lines(caplog, LISTENER))
-    assert "codec = int8, layers = flatten, clip = 2.0, noise = 0.1, update_clip" in said
+    assert "codec = int8, full_models = False, clip = 2.0, noise = 0.1, update_clip" in said
     assert "takes part in 1 rounds at most, the run has 2" in said
 
 
@@ -127,7 +126,12 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
     [
         ("semisfl", Policy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
         ("semisfl", Policy(uses_per_image=3), Spent(0, 3), "an image would be used 4 times"),
-        ("fedswitch", Policy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
+        (
+            "fedswitch",
+            Policy(rounds=3, full_models=True),
+            Spent(3, 0),
+            "round 4 of this client would exceed",
+        ),
     ],
 )
 def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
@@ -149,7 +153,7 @@ def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
     [
         ("semisfl", Policy(rounds=3), Spent(2, 9)),
         ("semisfl", Policy(uses_per_image=3), Spent(9, 2)),
-        ("fedswitch", Policy(uses_per_image=3), Spent(9, 3)),
+        ("fedswitch", Policy(rounds=10, full_models=True), Spent(9, 3)),
     ],
 )
 def test_a_device_whose_caps_allow_one_more_round_takes_part(
@@ -187,8 +191,29 @@ def test_what_a_policy_says_of_itself_is_one_line_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "semisfl")
-    with network(tiny(1, method="fedswitch")) as net:
-        net.join(0, policy=Policy(layers="fc1\nforged\x1b[2J" + "x" * 9000))
-        assert net.fleet.wait_for(1, 10)
-    (line,) = (text for text in lines(caplog, LISTENER) if text.startswith("the policy of"))
+    forged = "fc1\nforged\x1b[2J" + "x" * 9000
+    with network(tiny(1)) as net:
+        net.join(0, policy=Policy(codec="int8").model_copy(update={"codec": forged}))
+        ended(net)
+    (line,) = lines(caplog, "semisfl.audit")
+    assert "the client's policy: codec = 'fc1" in line
     assert line.isprintable() and len(line) < 1000
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (None, "sends whole models, which this device keeps; .* full_models = true in the file"),
+        (Policy(full_models=True, clip=1.0, noise=0.1, **UPDATES), "policy's clip, noise, update"),
+        (Policy(full_models=True, codec="int8", uses_per_image=1), "codec, uses_per_image would"),
+    ],
+)
+@pytest.mark.parametrize("method", ["fedswitch", "semifl", "fedmatch", "fl2"])
+def test_no_whole_model_leaves_a_device_without_its_owners_word(
+    method: str, policy: Policy | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "objections", lambda *_: [])  # a server that does not care
+    with network(tiny(1, method=method)) as net:
+        net.join(0, policy=policy)
+        assert re.search(reason, ended(net))
+        assert net.fleet.roster.images == {} and net.fleet.traffic.total() == 0

@@ -2,6 +2,7 @@
 
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,7 @@ def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
             "bits_per_image = 50 needs noise on all",
         ),
         ({"epsilon": 2.0}, r"policy\.epsilon = 2\.0 is a setting that only version 0\.1\.0 has"),
+        ({"layers": "flatten"}, r"policy\.layers = 'flatten' .* write model = \"sha256:"),
         ({"hijacking": "maybe"}, "hijacking: "),
     ],
 )
@@ -80,16 +82,49 @@ def test_terms_are_held_against_the_policy() -> None:
     assert objections(Policy(codec="fp16"), config) == []
     (said,) = objections(Policy(codec="int8"), config)
     assert said.startswith("wire.teacher_features = 'fp16' is finer")
-    assert (
-        objections(Policy(layers=7), config) == objections(Policy(layers="flatten"), config) == []
-    )
-    assert "7 layers" in objections(Policy(layers="relu_fc1"), config)[0]
-    early = parse({"model": {"cut": "pool1"}})
-    assert "set model.cut = 4" in objections(Policy(layers=4), early)[0]
+
+
+FOR_FEATURES: dict[str, Any] = {
+    **{"codec": "int8", "clip": 1.0, "noise": 0.1, "update_clip": 1.0, "update_noise": 0.1},
+    **{"bits_per_image": 9.0, "uses_per_image": 3, "hijacking": "refuse"},
+}
+
+
+def test_a_line_that_does_nothing_for_whole_models_excludes_methods_that_send_them() -> None:
     whole = parse({"method": "semifl"})
-    assert objections(Policy(codec="int8"), whole) == []
-    assert "full_models = false" in objections(Policy(full_models=False), whole)[0]
-    assert "update_clip" in objections(Policy(update_clip=1.0), whole)[0]
+    assert set(Policy.model_fields) == {*FOR_FEATURES, "rounds", "model", "full_models"}
+    for name, value in FOR_FEATURES.items():
+        policy = Policy.model_construct(**{**dict(Policy()), name: value, "full_models": True})
+        (line,) = objections(policy, whole)
+        assert f"sends whole models, for which the policy's {name} would do nothing" in line
+    allowed = Policy(rounds=3, full_models=True, hijacking="warn")
+    assert objections(allowed, whole) == []
+
+
+def test_a_device_keeps_whole_models_unless_its_owner_says_otherwise() -> None:
+    whole, split = parse({"method": "semifl"}), parse({})
+    assert objections(Policy(), whole) == [], "a simulation has no owner"
+    for policy in (Policy(), Policy(full_models=False)):
+        (line,) = objections(policy.of_device(), whole)
+        assert "join with full_models = true in the file of --policy" in line
+        assert objections(policy.of_device(), split) == []
+    allowed = Policy(full_models=True).of_device()
+    assert objections(allowed, whole) == []
+    # A run cannot allow what the owner has not, and can ask for less than the owner allows.
+    assert stricter(Policy().of_device(), Policy(full_models=True)).full_models is False
+    assert stricter(allowed, Policy(full_models=False)).full_models is False
+    assert stricter(allowed, Policy()).full_models is True
+
+
+def test_the_terms_that_a_device_accepts_are_digests() -> None:
+    digest = "sha256:" + "0a" * 32
+    assert parse_policy({"model": digest}).model == (digest,)
+    assert parse_policy({"model": [digest, digest]}).model == (digest, digest)
+    for wrong in ("cnn", "sha256:0a", "SHA256:" + "0A" * 32, ["cnn"], 7):
+        with pytest.raises(ConfigError, match="model"):
+            parse_policy({"model": wrong})
+    with pytest.raises(ConfigError, match=r"policy\.model is for the policy of a device"):
+        parse({"policy": {"model": digest}})
 
 
 def test_caps_end_a_clients_part() -> None:

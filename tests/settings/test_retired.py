@@ -11,7 +11,7 @@ from semisfl.runs import reading
 from semisfl.settings import config, presets
 from semisfl.settings.config import ConfigError, built_in_sections, known_keys, override, parse
 from semisfl.settings.policy import parse_policy
-from semisfl.settings.retired import ANYTHING, MOVED, RETIRED, modernised
+from semisfl.settings.retired import ANYTHING, INSTEAD, MOVED, RETIRED, modernised
 from semisfl.settings.robust import rule_sections
 from semisfl.settings.toml import to_toml
 
@@ -89,7 +89,7 @@ def test_a_retired_setting_is_dropped_if_it_was_off_and_refused_if_not(key: str)
             parse(with_method(key, "other"))
         assert str(error.value) == (
             f"{key} = 'other' is a setting that only version 0.1.0 has; "
-            "remove it, or use semisfl 0.1.0"
+            + INSTEAD.get(key, "remove it, or use semisfl 0.1.0")
         )
 
 

@@ -68,7 +68,7 @@ class FixMatchWork:
     answers = Answers({"model": every_tensor}, full_model.COUNTED)
 
     def start(self, client: ClientRuntime) -> bool:
-        client.model("model").load_state_dict(full_model.given(client, "model"))
+        client.model("model").load_state_dict(full_model.required_state(client, "model"))
         places = draw_batches(client.rng("batches"), client.count, client.steps, client.batch)
         client.draw_view("weak", "weak", places)
         client.draw_view("strong", "strong", places)

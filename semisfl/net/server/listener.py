@@ -215,7 +215,7 @@ class Listener:
     def _log_policy(self, session: Session) -> None:
         """Log what the client's policy limits, so that the operator can plan the run."""
         policy, rounds = session.policy, self._terms.config.rounds
-        if policy != Policy():
+        if policy != Policy().of_device():
             log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
         if policy.rounds is not None and policy.rounds < rounds:
             log.warning(
