@@ -20,6 +20,9 @@ from semisfl.cli.options import (
     values_of,
 )
 
+EXIT_CODES = {"setup": 2, "refused": 4, "revoked": 5, "policy": 6}
+"""Exit codes of ``join`` for each reason why it cannot take part; 0: finished, or stopped by a signal."""
+
 
 def serve(
     labeled: Annotated[Path, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")],
@@ -87,13 +90,20 @@ def serve(
             else start.begin(options, out=place, **means)
         )
         with begun as run:
-            assert isinstance(run.experiment.fleet, NetworkFleet)
-            console.say(f"listening on port {run.experiment.fleet.port}; waiting for clients")
+            fleet = run.experiment.fleet
+            assert isinstance(fleet, NetworkFleet)
+            console.say(f"listening on port {fleet.port}; waiting for clients")
             assert run.directory is not None
             place = run.directory.path
             show(place)
-            sinks = export(run.experiment.fleet)
-            result = one_run.rounds(run, signals, quiet=quiet, sinks=sinks)
+            sinks = export(fleet)
+            result = one_run.rounds(
+                run,
+                signals,
+                quiet=quiet,
+                sinks=sinks,
+                busy=lambda: fleet.waiting.state is None,
+            )
     again = f"semisfl serve --resume {place} --labeled {labeled} ..."
     if ending := one_run.how_it_ended(result, options, again):
         print(ending)
@@ -127,20 +137,27 @@ def join(
         Path | None,
         typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
     ] = None,
+    status: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Keep this device's state and counts there."),
+    ] = None,
 ) -> None:
     """Train with this device's images until the run ends; reconnect when the connection is lost."""
     with needs_network():
         from semisfl.net.client import join as client
         from semisfl.net.client.connection import Rejected
+        from semisfl.net.client.report import Report
     from semisfl.cli.signals import StopSignals
+    from semisfl.stopping import Stopped
 
     if certs is None and not insecure_loopback:
         raise ValueError(
             "join needs --certs DIR, the folder that `semisfl certs client` made for this device"
         )
     show_log()
+    report = Report(status)
     try:
-        with StopSignals() as signals, signals.running():
+        with StopSignals() as signals, signals.running(lambda: report.busy):
             client.join(
                 address,
                 data,
@@ -151,9 +168,14 @@ def join(
                 allow_methods=allow_method or (),
                 policy=policy,
                 stop=signals.flag,
+                report=report,
             )
     except Rejected as refused:
-        raise ValueError(str(refused)) from refused
+        console.say(f"error: {report.line()}")
+        raise typer.Exit(EXIT_CODES[refused.kind]) from refused
+    except Stopped:
+        pass
+    console.say(report.line())
 
 
 def demo_network(

@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from semisfl.cli import console, progress
@@ -61,11 +61,15 @@ def rounds(
     quiet: bool = False,
     title: str | None = None,
     sinks: Sequence[Sink] = (),
+    busy: Callable[[], bool] = lambda: True,
 ) -> Result:
-    """Train the rounds of a run; raise if its end could not be saved."""
+    """Train the rounds of a run; raise if its end could not be saved.
+
+    ``busy`` returns whether a round is under way, for the line that answers a signal.
+    """
     directory = run.directory
     assert directory is not None
-    with signals.running():
+    with signals.running(busy):
         shown = progress.progress(title or run.experiment.config.method, quiet)
         result = run.go([*shown, *map(Guarded, sinks)])
     if directory.unsaved:

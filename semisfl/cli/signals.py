@@ -5,7 +5,7 @@ Loads nothing large: it is imported before torch.
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
@@ -70,6 +70,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.flag = StopFlag()
         self._began = self._running = False
+        self._busy: Callable[[], bool] = lambda: True
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -87,9 +88,13 @@ class StopSignals:
             signal.signal(number, handler)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Mark the part of a command that looks at ``flag`` and finishes its iteration."""
+    def running(self, busy: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Mark the part of a command that looks at ``flag`` and finishes its iteration.
+
+        ``busy`` returns whether there is an iteration now; a server or device may only be waiting.
+        """
         self._began = self._running = True
+        self._busy = busy
         try:
             self.flag.check()
             yield
@@ -102,7 +107,9 @@ class StopSignals:
         self.flag.request()
         if not self._began:
             self.flag.check()
-        rest = b"this iteration" if self._running else b"what is under way"
+        rest = b" after this iteration" if self._running else b" after what is under way"
+        if self._running and not self._busy():
+            rest = b""
         # Not through the console: a handler may interrupt a write there.
         with suppress(OSError):  # a full disk, or nobody reads
-            os.write(2, b"\nstopping after " + rest + b"; once more to stop at once\n")
+            os.write(2, b"\nstopping" + rest + b"; once more to stop at once\n")

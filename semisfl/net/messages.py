@@ -47,6 +47,11 @@ MAX_STATES = 16
 SERVERS_OWN = {"stop", "robust", "sinks"}
 """Settings that no device needs. They may change at a restart without making it another run."""
 
+BY_POLICY = "the client's policy: "
+"""How a server's reason begins if a device's own policy keeps it out."""
+REVOKED = "is revoked"
+"""How a server's reason ends if a device's certificate was revoked."""
+
 SPLIT = {"round": int, "steps": int, "lr": float, "ema": bool, "decay": float}
 HELLO = Schema(
     {

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
+from PIL import Image
 
 from semisfl.net import chunks
 from semisfl.net.client import connection
@@ -270,6 +271,7 @@ def test_join_ends_with_one_line(tmp_path: Path) -> None:
     """The command itself, in a process of its own: nothing else is on the screen."""
     ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
     device = ours / "clients" / "client-0"
+    Image.new("L", (16, 16)).save(tmp_path / "one.png")
     with server(theirs) as address:
         words = ["-m", "semisfl", "join", address, "--data", str(tmp_path), "--certs", str(device)]
         ended = processes.run([sys.executable, *words], timeout=60)

@@ -45,6 +45,18 @@ FINAL = {
 class Rejected(Exception):
     """Raised when this client cannot take part and another attempt cannot help; the message says why."""
 
+    def __init__(self, reason: str, kind: str = "setup") -> None:
+        """Take ``kind``: setup (to be fixed on this device), refused, revoked or policy."""
+        super().__init__(reason)
+        self.kind = kind
+
+    @classmethod
+    def by_server(cls, address: str, reason: str) -> "Rejected":
+        """Return the error for a server's refusal; its reason tells the kind."""
+        kind = "policy" if reason.startswith(messages.BY_POLICY) else "refused"
+        kind = "revoked" if reason.endswith(messages.REVOKED) else kind
+        return cls(f"{address} refuses this client: {reason}", kind)
+
 
 class Connection:
     """Keep a stream to ``address`` open and hand out frames with the stream they came on."""
@@ -70,6 +82,8 @@ class Connection:
         self.over = threading.Event()
         """Set once the server has reported that the run is finished."""
         self.losses = 0
+        self.sent = self.received = 0
+        """Bytes of all streams so far, framing included."""
         self._address = address
         self._certificate = None if insecure_loopback else certificate
         self._refusals = 0
@@ -86,6 +100,11 @@ class Connection:
         if self._certificate and (warning := credentials.soon(self._certificate)):
             log.warning("%s", warning)
         self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
+
+    @property
+    def connected(self) -> bool:
+        """Return whether a server has welcomed this client and the stream is open."""
+        return self._current is not None
 
     def receive(self, seconds: float) -> Received | None:
         """Return the next frame, or None after ``seconds``; raise `Rejected` once there will be none."""
@@ -130,7 +149,7 @@ class Connection:
         try:
             await self._until_over()
         except (Rejected, CertError) as error:
-            self._inbox.put(Rejected(str(error)))
+            self._inbox.put(error if isinstance(error, Rejected) else Rejected(str(error)))
         else:
             self.over.set()
             self._inbox.put(None)
@@ -145,7 +164,7 @@ class Connection:
             if code is grpc.StatusCode.OK:
                 return
             if code in FINAL and not self._take_newer_files():
-                raise Rejected(f"{self._address} refuses this client: {reason}")
+                raise Rejected.by_server(self._address, reason)
             if not welcomed:
                 reason = await self._look_into(reason)
             self.losses += welcomed
@@ -251,6 +270,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(chunks.SILENCE_SECONDS) as silence:
             while (chunk := await call.read()) is not grpc.aio.EOF:
+                self.received += len(chunk)
                 silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
                 beats = stream.assembler.beats
                 _, complete = stream.assembler.feed(chunk)
@@ -296,3 +316,4 @@ class Connection:
     ) -> None:
         for chunk in cut(parts, epoch, ticket):
             await call.write(chunk)
+            self.sent += len(chunk)

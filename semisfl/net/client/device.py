@@ -31,6 +31,8 @@ from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
 
+WAITING = "waiting for a round"
+
 
 class Device:
     """Serve rounds until the run is finished or `stop` is called."""
@@ -45,6 +47,8 @@ class Device:
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
+        self._doing = WAITING
+        self._stopped_while: str | None = None
         self._connection = connection
         self._allowance = allowance or Allowance()
         self._detector, self._warned = HijackDetector(), False
@@ -73,6 +77,27 @@ class Device:
         assert self._member is not None, "the first frame of any connection is a welcome"
         return self._member
 
+    @property
+    def doing(self) -> str:
+        """Return what the device does now: connecting, loading its images, waiting or training."""
+        now = self._doing if self._connection.connected else "connecting"
+        return self._stopped_while or now
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the server has reported that the run is finished."""
+        return self._connection.over.is_set()
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Return the bytes sent and received, framing included."""
+        return self._connection.sent, self._connection.received
+
+    @property
+    def image_count(self) -> tuple[int, int]:
+        """Return how many images the device trains with, and how many could not be read."""
+        return (len(self._member.images), self._member.skipped) if self._member else (0, 0)
+
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
         self._stop.request()
@@ -90,9 +115,10 @@ class Device:
                     received = interruption.received
                 except PolicyBreach as breach:
                     self.answer(asked, "refusal", {"reason": str(breach)})
-                    raise Rejected(f"this device's policy ends its part: {breach}") from breach
+                    reason = f"this device's policy ends its part: {breach}"
+                    raise Rejected(reason, "policy") from breach
         except Stopped:
-            pass
+            self._stopped_while = self.doing
         finally:
             self._connection.close()
 
@@ -159,6 +185,7 @@ class Device:
     # --- joining ---------------------------------------------------------------------------------
 
     def _welcome(self, received: Received, frame: Frame) -> None:
+        self._doing = "loading its images"
         if self._member is None or self._member.run != frame.fields["run"]:
             terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
             self.outgoing.agree(terms.config)
@@ -197,6 +224,7 @@ class Device:
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
         )
+        self._doing = WAITING
         self.expect_round()
 
     # --- split rounds ----------------------------------------------------------------------------
@@ -204,6 +232,7 @@ class Device:
     def _split(self, received: Received, frame: Frame) -> None:
         member, fields = self.member, frame.fields
         agreement.check_split(member.config, fields, with_teacher=frame.kind == "split")
+        self._doing = f"training in round {fields['round']}"
         self._take(fields["steps"])
         states = separated(frame.tensors, ["bottom", "teacher"])
         member.plan = SplitRound(
@@ -249,6 +278,7 @@ class Device:
             return
         self.expect_round()
         self.rounds += 1
+        self._doing = WAITING
         (bottom,) = member.block.bottoms().values()
         about, codec = {"round": member.plan.index}, member.config.wire.models
         self.answer(received, "bottom", about, bottom.under("bottom"), codec)
@@ -275,6 +305,7 @@ class Device:
             )
             return
         agreement.check_full(self.member.config, fields)
+        self._doing = f"training in round {fields['round']}"
         self._take(fields["steps"])
         full_round = ClientFullRound(self, received, fields["round"])
         states = full_round.download("accept", {}, fields["states"])
@@ -294,3 +325,4 @@ class Device:
         numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
         full_round.upload(numbers, result.states)
         self.rounds += 1
+        self._doing = WAITING

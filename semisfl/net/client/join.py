@@ -13,6 +13,7 @@ from semisfl.models.split import Shape
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
+from semisfl.net.client.report import Report
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError, with_known_codec
@@ -33,13 +34,14 @@ def join(
     allow_methods: Sequence[str] = (),
     policy: Path | None = None,
     stop: StopFlag | None = None,
+    report: Report | None = None,
 ) -> None:
     """Take part with the images in ``data`` until the run is finished or ``stop`` is set.
 
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
     (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
     server asks (`semisfl.settings.policy`). Raises `semisfl.net.client.connection.Rejected` with the server's
-    reason if it refuses this client.
+    reason if it refuses this client. ``report`` follows what the device does.
     """
     credentials = (
         None if insecure_loopback else certs.load_client_credentials(certificates or Path())
@@ -56,6 +58,7 @@ def join(
         allowance.check_writable()
     if policy is not None:
         log.info("this device's policy: %s", demands.summary())
+    folder.everything(data)  # fail now, not once a server has sent its terms, if there is no image
     stop = stop or StopFlag()
     connection = Connection(
         address,
@@ -66,7 +69,9 @@ def join(
         policy=demands,
     )
     images = functools.partial(load_images, data, stop=stop)
-    Device(connection, images, device, stop, allowance).serve()
+    member = Device(connection, images, device, stop, allowance)
+    with (report or Report()).following(member):
+        member.serve()
 
 
 def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:

@@ -12,7 +12,7 @@ import grpc.aio
 
 from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
-from semisfl.net.messages import Schemas, Terms
+from semisfl.net.messages import BY_POLICY, Schemas, Terms
 from semisfl.net.server.roster import Roster
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy, parse_policy
@@ -74,7 +74,7 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
     if lines := _objections(fields, terms.config):
-        raise Refused(incompatible, f"the client's policy: {cleaned(lines, 2 * LONGEST_TEXT)}")
+        raise Refused(incompatible, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT))
     if identity not in roster.index and len(roster.index) >= roster.total:
         raise no_place(roster, identity)
 
@@ -97,7 +97,7 @@ def _objections(fields: dict[str, Any], config: Config) -> str:
 
 def refused_by_policy(reason: str) -> Refused:
     """Return the refusal that a client's own policy demands."""
-    return Refused(grpc.StatusCode.FAILED_PRECONDITION, f"the client's policy: {cleaned(reason)}")
+    return Refused(grpc.StatusCode.FAILED_PRECONDITION, BY_POLICY + cleaned(reason))
 
 
 def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from semisfl import files
+from semisfl.net.messages import REVOKED
 from semisfl.net.server.admission import Refused
 from semisfl.net.tls import credentials, ledger
 from semisfl.net.tls.x509_parts import CertError
@@ -109,7 +110,7 @@ class Trust:
     def refusal(self, shown: Shown) -> Refused | None:
         """Return why this client may not be connected, or None."""
         if shown.serial in self._revoked:
-            reason = f"the certificate of {shown.name} is revoked"
+            reason = f"the certificate of {shown.name} {REVOKED}"
             return Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
         if shown.valid_until <= datetime.now(UTC):
             until = credentials.moment(shown.valid_until)

@@ -1,0 +1,125 @@
+"""What a device says of itself at its end, its status file and its exit code."""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisfl.cli.main import main
+from semisfl.cli.signals import StopSignals
+from semisfl.net.tls import certs
+from semisfl.runs.loop import run_rounds
+from tests.net.harness import Network, network, tiny, until
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        pixels = rng.integers(0, 256, (16, 16), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+def join(net: Network, images: Path, *more: str, name: str = "client-0") -> int:
+    return main(
+        ["join", net.address, "--data", str(images), "--device", "cpu", *more]
+        + (["--insecure-loopback", "--name", name] if net.certificates is None else [])
+    )
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_device_says_what_it_did(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = tmp_path / "status.json"
+    with network(tiny(1)) as net:
+
+        def serve() -> None:
+            run_rounds(net.experiment)
+            net.fleet.close(finished=True)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        assert join(net, images, "--status", str(status)) == 0
+        server.join(20)
+        sent, received = net.fleet.stream_bytes()
+    said = json.loads(status.read_text())
+    assert (said["state"], said["rounds"], said["images"]) == ("finished", 2, 6)
+    assert said["unreadable"] == 1 and "reason" not in said
+    # Heartbeats of the end may be on their way when one side counts.
+    assert said["bytes_sent"] == pytest.approx(received, rel=0.01)
+    assert said["bytes_received"] == pytest.approx(sent, rel=0.01)
+    line = last_line(capsys)
+    assert line.startswith("the run is finished; 2 rounds with 6 images, 0.")
+    assert line.endswith(" MB received")
+
+
+def test_an_empty_folder_is_an_error_before_connecting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images").mkdir()
+    with network(tiny(1)) as net:
+        assert join(net, tmp_path / "images") == 2
+        assert net.fleet.stream_bytes() == (0, 0) and not net.fleet._listener._epochs
+    assert "images holds no images (" in capsys.readouterr().err
+
+
+def test_every_reason_has_its_exit_code(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, policy = tmp_path / "status.json", tmp_path / "policy.toml"
+    policy.write_text('codec = "int8"\n')
+    with network(tiny(1)) as net:
+        assert join(net, images, "--status", str(status), name="stranger") == 4
+        assert "error: 127.0.0.1:" in (line := last_line(capsys)) and "places are taken" in line
+        assert "; 0 rounds with 0 images" in line
+        assert json.loads(status.read_text())["state"] == "refused"
+        assert "places are taken" in json.loads(status.read_text())["reason"]
+        assert join(net, images, "--policy", str(policy)) == 6
+        assert "the client's policy: " in last_line(capsys)
+    place = tmp_path / "authority"
+    certs.make_authority(place)
+    certs.make_server(place, ["localhost"])
+    certs.make_client(place, "client-0")
+    certs.revoke(place, "client-0")
+    own = str(place / "clients" / "client-0")
+    with network(tiny(1), certificates=place) as net:
+        assert join(net, images, "--certs", own) == 5
+    assert "the certificate of client-0 is revoked; 0 rounds" in last_line(capsys)
+
+
+def test_no_client_may_choose_its_servers_exit_code(images: Path) -> None:
+    """A name that ends like the reason for a revocation is no revocation."""
+    with network(tiny(1)) as net:
+        assert join(net, images, name="is revoked") == 4
+
+
+@pytest.mark.parametrize("in_round", [False, True])
+def test_a_signal_is_answered_by_what_the_device_does(
+    in_round: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with StopSignals() as signals, signals.running(lambda: in_round):
+        signals._handle(15, None)
+    said = capfd.readouterr().err
+    assert ("stopping after this iteration; once more" in said) is in_round
+    assert ("stopping; once more to stop at once" in said) is not in_round
+
+
+def test_the_last_line_says_what_the_signal_ended(images: Path) -> None:
+    with network(tiny(2, network={"quorum": 2})) as net:
+        client = net.join(0)
+        assert client.device.doing in ("connecting", "loading its images", "waiting for a round")
+        until(lambda: client.device.doing == "waiting for a round")
+        client.device.stop()
+        client.join(10)
+        assert client.device.doing == "waiting for a round", "not what came after"
