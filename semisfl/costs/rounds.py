@@ -12,8 +12,8 @@ from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.models.split import Shape
 from semisfl.settings import lookup
-from semisfl.settings.catalog import NamedMethod
 from semisfl.settings.config import Config
+from semisfl.settings.entries import NamedMethod
 
 Bytes = Mapping[str, int]
 """Bytes by kind and direction, with a run's names: ``model_down``, ``features_up``, ..."""

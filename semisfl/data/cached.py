@@ -12,9 +12,9 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -38,69 +38,67 @@ def decoded(
     # Missing, truncated, damaged or foreign: decode again.
     with contextlib.suppress(Exception):
         return _read(file)
-    with _room_on_disk(file) as room:
-        result = decode.decode(source.listing(), size, channels, room.allocate)
+    with _ImageStore(file) as store:
+        result = decode.decode(source.listing(), size, channels, store.allocate)
         try:
-            if room.used:
-                room.keep()
-            _write(file, result, mapped=room.used)
+            store.keep()
+            _write(file, result, mapped=store.on_disk)
         except OSError as error:
-            if room.used:
-                raise ValueError(f"{cache}: {error.strerror or error}; {room.why}") from error
+            if store.on_disk:
+                raise ValueError(f"{cache}: {error.strerror or error}; {store.needs}") from error
             note = f"decoded images could not be cached in {cache} ({error.strerror or error})"
             return replace(result, notes=(*result.notes, note))
-    return _read(file) if room.used else result
+    return _read(file) if store.on_disk else result
 
 
-class _Room:
-    """A place for decoded images: memory if they are few, else a file beside the cached copy."""
+class _ImageStore:
+    """Memory for decoded images: an array if they are few, else a file that is mapped into memory.
+
+    The file is temporary until `keep`; leaving the context removes it if it was not kept.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = _images_file(file)
         self._temporary = self._file.with_name(
             f".{self._file.name}.{secrets.token_hex(4)}{TEMPORARY}"
         )
-        self.used = False
-        self.why = ""
+        self.on_disk = False
+        self.needs = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.on_disk:
+            self._temporary.unlink(missing_ok=True)
 
     def allocate(self, shape: tuple[int, int, int, int]) -> np.ndarray:
-        needed = math.prod(shape)
-        if needed < MAPPED_FROM:
+        """Return an array for images of this shape; `ValueError` if the disk has no space for it."""
+        size = math.prod(shape)
+        if size < MAPPED_FROM:
             return np.empty(shape, np.uint8)
         count, _, height, width = shape
-        self.why = (
-            f"{count} images of {width}x{height} take {needed / 2**30:.1f} GiB decoded, which are kept on "
+        self.needs = (
+            f"{count} images of {width}x{height} take {size / 2**30:.1f} GiB decoded, which are kept on "
             "disk; free some, set SEMISFL_CACHE to another disk, or give a smaller data.size"
         )
+        folder = self._file.parent
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self._file.parent).free
-            if free < needed:
-                raise ValueError(f"{self._file.parent} has {free / 2**30:.1f} GiB free; {self.why}")
-            self.used = True
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+            if free < size:
+                raise ValueError(f"{folder} has {free / 2**30:.1f} GiB free; {self.needs}")
+            self.on_disk = True
             return np.lib.format.open_memmap(
                 self._temporary, mode="w+", dtype=np.uint8, shape=shape
             )
         except OSError as error:
-            raise ValueError(
-                f"{self._file.parent}: {error.strerror or error}; {self.why}"
-            ) from error
+            raise ValueError(f"{folder}: {error.strerror or error}; {self.needs}") from error
 
     def keep(self) -> None:
-        os.replace(self._temporary, self._file)
-
-    def clear(self) -> None:
-        if self.used:
-            self._temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _room_on_disk(file: Path) -> Iterator[_Room]:
-    room = _Room(file)
-    try:
-        yield room
-    finally:
-        room.clear()
+        """Give the file its final name."""
+        if self.on_disk:
+            os.replace(self._temporary, self._file)
 
 
 def _images_file(file: Path) -> Path:

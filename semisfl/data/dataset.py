@@ -10,7 +10,7 @@ import torch
 
 from semisfl.data import builders, cached, places
 from semisfl.data.decode import Decoded, Size, decode
-from semisfl.settings.catalog import NamedData
+from semisfl.settings.entries import NamedData
 
 
 @dataclass(frozen=True)

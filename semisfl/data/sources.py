@@ -9,7 +9,7 @@ from semisfl.data import cached, hub, npz, places
 from semisfl.data.dataset import Dataset as Dataset
 from semisfl.data.decode import Source
 from semisfl.settings import lookup
-from semisfl.settings.catalog import NamedData
+from semisfl.settings.entries import NamedData
 
 
 def load(

@@ -61,10 +61,14 @@ class SupervisedPhase:
 
 
 def required_state(client: ClientRuntime, name: str) -> State:
-    """A state that this round sends to every client."""
+    """Return a state that this round sends to every client."""
     state = client.received(name)
     assert state is not None, f"the server half sends no {name!r}"
     return state
+
+
+given = required_state
+"""Earlier name, which methods of other packages may still use."""
 
 
 # A client counts on its device and reads once per round.

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from semisfl.settings import catalog, lookup
-from semisfl.settings.catalog import NamedMethod
+from semisfl.settings.entries import NamedMethod
 from semisfl.settings.policy import Policy
 from semisfl.settings.retired import MOVED, modernised, refuse_retired, without_retired
 from semisfl.settings.robust import RobustConfig, class_for, rule_sections, section_of

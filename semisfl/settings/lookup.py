@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from semisfl.settings import catalog
-from semisfl.settings.catalog import NamedAggregate, NamedCodec, NamedData, NamedMethod, NamedSink
+from semisfl.settings.entries import NamedAggregate, NamedCodec, NamedData, NamedMethod, NamedSink
 from semisfl.settings.sections import ConfigError, Section
 
 log = logging.getLogger(__name__)
