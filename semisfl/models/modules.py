@@ -14,7 +14,10 @@ from semisfl.settings.layer_kinds import (
     Conv,
     Drop,
     Flatten,
+    Gelu,
+    GroupNorm,
     Layer,
+    LayerNorm,
     Linear,
     Pool,
     Relu,
@@ -59,6 +62,11 @@ def _batchnorm(placed: Placed) -> nn.Module:
     return (nn.BatchNorm2d if len(placed.takes) == 3 else nn.BatchNorm1d)(placed.takes[0])
 
 
+def _groupnorm(placed: Placed) -> nn.Module:
+    assert isinstance(placed.layer, GroupNorm)
+    return nn.GroupNorm(placed.layer.groups, placed.takes[0])
+
+
 def _pool(placed: Placed) -> nn.Module:
     layer = placed.layer
     assert isinstance(layer, Pool)
@@ -86,7 +94,10 @@ def _linear(placed: Placed) -> nn.Module:
 MAKERS: dict[type[Layer], Callable[[Placed], nn.Module]] = {
     Conv: _conv,
     BatchNorm: _batchnorm,
+    GroupNorm: _groupnorm,
+    LayerNorm: lambda placed: nn.LayerNorm(placed.takes),
     Relu: lambda _: nn.ReLU(),
+    Gelu: lambda _: nn.GELU(),
     Pool: _pool,
     AveragePool: _average_pool,
     Drop: _dropout,
@@ -163,6 +174,26 @@ def _batchnorm_row(layer: nn.Module) -> dict[str, Any]:
     return {"kind": "batchnorm"}
 
 
+def _groupnorm_row(layer: nn.GroupNorm) -> dict[str, Any]:
+    _usual(layer, eps=1e-5, affine=True)
+    return {"kind": "groupnorm", "groups": layer.num_groups}
+
+
+def _layernorm_row(layer: nn.LayerNorm) -> dict[str, Any]:
+    _usual(layer, eps=1e-5, elementwise_affine=True)
+    if len(layer.normalized_shape) not in (1, 3) or layer.bias is None:
+        raise ValueError(
+            f"has normalized_shape = {layer.normalized_shape} and bias = {layer.bias is not None}; in a table "
+            "it normalises flat features, or channels, height and width, with a bias"
+        )
+    return {"kind": "layernorm"}
+
+
+def _gelu_row(layer: nn.GELU) -> dict[str, Any]:
+    _usual(layer, approximate="none")
+    return {"kind": "gelu"}
+
+
 def _squares(layer: nn.Module) -> dict[str, Any]:
     size, stride = _number(layer, "kernel_size"), _number(layer, "stride")
     return {"size": size} if stride == size else {"size": size, "stride": stride}
@@ -200,7 +231,10 @@ WRITERS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
     nn.Conv2d: _conv_row,
     nn.BatchNorm2d: _batchnorm_row,
     nn.BatchNorm1d: _batchnorm_row,
+    nn.GroupNorm: _groupnorm_row,
+    nn.LayerNorm: _layernorm_row,
     nn.ReLU: lambda _: {"kind": "relu"},
+    nn.GELU: _gelu_row,
     nn.MaxPool2d: _pool_row,
     nn.AvgPool2d: _average_pool_row,
     nn.AdaptiveAvgPool2d: _mean_row,

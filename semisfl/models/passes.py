@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from semisfl.models.layers import Dropout, Layers, Residual
 from semisfl.models.stacked import ROW_BY_ROW
 
-BY_ITSELF = {*ROW_BY_ROW, nn.Conv2d, nn.Linear, nn.Sequential, Layers, Residual}
+BY_ITSELF = {
+    *(*ROW_BY_ROW, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LayerNorm),
+    *(nn.Sequential, Layers, Residual),
+}
 
 
 def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]) -> list[Tensor]:

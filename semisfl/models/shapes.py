@@ -9,7 +9,9 @@ from semisfl.settings.layer_kinds import (
     BatchNorm,
     Conv,
     Flatten,
+    GroupNorm,
     Layer,
+    LayerNorm,
     Linear,
     Pool,
     ResidualBlock,
@@ -124,6 +126,19 @@ def _batchnorm(layer: BatchNorm, takes: Sides) -> tuple[Sides, int]:
     return takes, 2 * takes[0]
 
 
+def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
+    channels, *_ = _picture(takes)
+    if channels % layer.groups:
+        raise ValueError(
+            f"has groups = {layer.groups}, which does not divide its {channels} channels"
+        )
+    return takes, 2 * channels
+
+
+def _layernorm(layer: LayerNorm, takes: Sides) -> tuple[Sides, int]:
+    return takes, 2 * prod(takes)
+
+
 def _pool(layer: Pool, takes: Sides) -> tuple[Sides, int]:
     channels, height, width = _picture(takes)
     if 2 * layer.padding > layer.size:
@@ -156,6 +171,8 @@ def _linear(layer: Linear, takes: Sides) -> tuple[Sides, int]:
 RULES: dict[type[Layer], Callable[[Any, Sides], tuple[Sides, int]]] = {
     Conv: _conv,
     BatchNorm: _batchnorm,
+    GroupNorm: _groupnorm,
+    LayerNorm: _layernorm,
     Pool: _pool,
     AveragePool: _average_pool,
     Flatten: _flatten,

@@ -32,6 +32,7 @@ Rows = Mapping[int, Tensor]
 # Layers whose result for a row depends on that row alone.
 ROW_BY_ROW = (
     nn.ReLU,
+    nn.GELU,
     nn.MaxPool2d,
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
@@ -88,6 +89,8 @@ def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
         return partial(_conv, part, rows)
     if type(part) is nn.Linear:
         return partial(_linear, part, rows)
+    if isinstance(part, nn.GroupNorm | nn.LayerNorm):
+        return partial(_norm, part, rows)
     if type(part) in ROW_BY_ROW:
         return part
     raise NotStacked(str(part))
@@ -123,6 +126,20 @@ def _linear(layer: nn.Linear, rows: Rows, x: Tensor) -> Tensor:
     if bias is None:
         return torch.bmm(shares, weight).flatten(0, 1)
     return torch.baddbmm(bias.unsqueeze(1), shares, weight).flatten(0, 1)
+
+
+def _norm(layer: nn.GroupNorm | nn.LayerNorm, rows: Rows, x: Tensor) -> Tensor:
+    """Normalise every image by itself, then scale it by its own copy's weights."""
+    if isinstance(layer, nn.GroupNorm):
+        x, beside = F.group_norm(x, layer.num_groups, eps=layer.eps), (1,) * (x.dim() - 2)
+    else:
+        x, beside = F.layer_norm(x, layer.normalized_shape, eps=layer.eps), ()
+    for weight, apply in ((layer.weight, torch.mul), (layer.bias, torch.add)):
+        if weight is not None:
+            own = rows[id(weight)]
+            own = own.reshape(len(own), 1, *own.shape[1:], *beside)
+            x = apply(x.unflatten(0, (len(own), -1)), own).flatten(0, 1)
+    return x
 
 
 def _drop(layers: Sequence[Dropout], x: Tensor) -> Tensor:

@@ -55,8 +55,25 @@ class BatchNorm(Row):
     kind: Literal["batchnorm"] = "batchnorm"
 
 
+class GroupNorm(Row):
+    """Normalise the channels of one image in ``groups``; it does not look at other images."""
+
+    kind: Literal["groupnorm"] = "groupnorm"
+    groups: int = Field(ge=1, le=MAX_WIDTH)
+
+
+class LayerNorm(Row):
+    """Normalise all values of one image, as ``nn.LayerNorm`` of the whole shape does."""
+
+    kind: Literal["layernorm"] = "layernorm"
+
+
 class Relu(Row):
     kind: Literal["relu"] = "relu"
+
+
+class Gelu(Row):
+    kind: Literal["gelu"] = "gelu"
 
 
 class Pool(Row):
@@ -93,7 +110,8 @@ class Linear(Row):
     bias: bool = True
 
 
-Inner = Conv | BatchNorm | Relu | Pool | AveragePool | Drop | Flatten | Linear
+Norm = BatchNorm | GroupNorm | LayerNorm
+Inner = Conv | Norm | Relu | Gelu | Pool | AveragePool | Drop | Flatten | Linear
 
 
 class ResidualBlock(Row):
@@ -110,7 +128,10 @@ Table = Sequence[Layer]
 INNER_KINDS: dict[str, type[Layer]] = {
     "conv": Conv,
     "batchnorm": BatchNorm,
+    "groupnorm": GroupNorm,
+    "layernorm": LayerNorm,
     "relu": Relu,
+    "gelu": Gelu,
     "pool": Pool,
     "avgpool": AveragePool,
     "dropout": Drop,

@@ -23,6 +23,7 @@ RETIRED: dict[str, Any] = {
     "data.augment.operations": 2,
     "data.augment.pad": "none",
     "fedmatch.helpers": 2,
+    "fedmatch.keep_helpers": True,
     "fedmatch.psi_factor": 0.2,
     "fedmatch.refresh": 10,
     "fedmatch.sparse": False,

@@ -19,7 +19,10 @@ from semisfl.settings.layer_kinds import (
     Conv,
     Drop,
     Flatten,
+    Gelu,
+    GroupNorm,
     Layer,
+    LayerNorm,
     Linear,
     Pool,
     Relu,
@@ -41,7 +44,8 @@ convs = st.builds(
 )
 pools = st.builds(Pool, size=small, stride=st.none() | small, padding=st.integers(0, 1))
 averages = st.builds(AveragePool, size=st.none() | small, stride=st.none() | small)
-others = st.sampled_from([BatchNorm(), Relu(), Relu(), Relu(), Drop(p=0.3)])
+norms = st.sampled_from([BatchNorm(), BatchNorm(), GroupNorm(groups=2), LayerNorm()])
+others = st.one_of(norms, st.sampled_from([Relu(), Relu(), Gelu(), Drop(p=0.3)]))
 inner = st.one_of(convs, pools, others)
 
 
@@ -55,14 +59,14 @@ def residuals(draw: st.DrawFn) -> ResidualBlock:
 
 
 def keeps_sides(layer: Layer) -> bool:
-    return isinstance(layer, BatchNorm | Relu | Drop)
+    return isinstance(layer, BatchNorm | GroupNorm | LayerNorm | Relu | Gelu | Drop)
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[Layer]:
     """Layers that fit each other: one that would not is left out."""
     layers: list[Layer] = []
-    head: list[Layer] = [Flatten(), BatchNorm(), Linear(features=4), Relu(), Linear()]
+    head: list[Layer] = [Flatten(), BatchNorm(), Linear(features=4), LayerNorm(), Relu(), Linear()]
     for layer in draw(st.lists(st.one_of(inner, averages, residuals()), max_size=7)):
         try:
             place([*layers, layer, *head], SHAPE, CLASSES)
@@ -164,7 +168,10 @@ def test_own_sequential_as_a_table() -> None:
         (nn.Dropout(1.0), "p = 1.0: should be less than 1"),
         (nn.Softmax(1), "layer '1' is a Softmax, which a table cannot describe; it can: Conv2d,"),
         (nn.Sequential(nn.ReLU()), "layer '1' is a Sequential, which a table cannot describe"),
-        (Residual(nn.Sequential(nn.GELU())), "layer '1' (Residual) layer '0' is a GELU"),
+        (Residual(nn.Sequential(nn.SiLU())), "layer '1' (Residual) layer '0' is a SiLU"),
+        (nn.GroupNorm(1, 1, eps=1e-6), "has eps = 1e-06; in a table it is always 1e-05"),
+        (nn.LayerNorm([4, 4]), "normalized_shape = (4, 4) and bias = True; in a table it"),
+        (nn.GELU("tanh"), "has approximate = 'tanh'; in a table it is always 'none'"),
     ],
 )
 def test_layers_that_a_table_cannot_describe_are_named(layer: nn.Module, said: str) -> None:

@@ -55,6 +55,17 @@ CASES = {
     "grouped": lambda: small(
         nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 2, 2, dilation=2)
     ),
+    "normalised image by image": lambda: small(
+        nn.Conv2d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.GELU(),
+        nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        nn.LayerNorm([4, 7, 7]),
+        nn.Conv2d(4, 8, 1, bias=False),
+        nn.GroupNorm(4, 8, affine=False),
+        nn.Flatten(),
+        nn.LayerNorm(8 * 49, bias=False),
+    ),
     "linear": lambda: small(
         nn.Flatten(),
         nn.Linear(2 * 81, 7),
@@ -139,7 +150,7 @@ def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
         (nn.BatchNorm2d(2, momentum=None), "cumulative average"),
         (nn.BatchNorm2d(2, affine=False), "BatchNorm2d"),
         (nn.BatchNorm2d(2, track_running_stats=False), "BatchNorm2d"),
-        (nn.GroupNorm(1, 2), "GroupNorm"),
+        (nn.InstanceNorm2d(2), "InstanceNorm2d"),
         (nn.Dropout(0.5), "Dropout"),  # which draws from a global generator
     ],
 )

@@ -84,7 +84,7 @@ def test_a_run_of_an_own_model_goes_on_from_the_command_line(
 
 
 def test_a_model_that_no_table_describes_still_trains(tmp_path: Path) -> None:
-    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.GELU(), nn.Flatten(), nn.Linear(192, 10))
+    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.SiLU(), nn.Flatten(), nn.Linear(192, 10))
     train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
     directory = RunDirectory.open(tmp_path / "run")
     assert directory.config().model.layers is None
