@@ -28,11 +28,11 @@ def of_run(path: Path, device: str, public: str | None) -> Scene:
         raise ConfigError(
             f"{path} was trained over a network, so its clients' images are not here; use a simulated run"
         )
-    data, partition = load_data(config)
-    experiment = assemble(config, data, partition, device=device)
     last = health.last_good(path)
     if last is None:
         raise ConfigError(f"{path} has no checkpoint yet; train it first, or name a preset")
+    data, partition = load_data(config)
+    experiment = assemble(config, data, partition, device=device, resumed=last[1])
     experiment.load_state_dict(last[1])
     return _scene(experiment, data, partition.clients, public)
 

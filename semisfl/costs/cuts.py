@@ -1,7 +1,7 @@
 """Compute the costs of each layer and of every cut of a model, without allocating its weights."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -11,7 +11,7 @@ from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.methods.sizes import Sizes
 from semisfl.models.layers import batchnorms, named_layers
 from semisfl.models.shapes import Placed, Shape, place
-from semisfl.models.split import NARROW_HEAD, WIDEST_HEAD, cut_index, uncut
+from semisfl.models.split import NARROW_HEAD, cut_index, uncut, widest_head
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import Conv, Flatten, Linear
@@ -46,6 +46,8 @@ class Cut:
 
     layers: tuple[LayerCost, ...]
     index: int
+    widest_head: int = NARROW_HEAD
+    """Most features for which the projection head is as wide as its input."""
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class Cut:
 
     def head_flops(self, kind: str, projection: int) -> int:
         """Return the operations of the projection head for one row of features."""
-        hidden = self.features if self.features <= WIDEST_HEAD else NARROW_HEAD
+        hidden = self.features if self.features <= self.widest_head else NARROW_HEAD
         widths = {"mlp": (hidden, projection), "linear": (projection,), "none": ()}[kind]
         return sum(2 * a * b for a, b in zip((self.features, *widths), widths, strict=False))
 
@@ -141,12 +143,13 @@ def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
                 _flops(layer),
             )
         )
-    return Cut(tuple(layers), cut_index(modules, config.model.cut))
+    index = cut_index(modules, config.model.cut)
+    return Cut(tuple(layers), index, widest_head(table, shape))
 
 
 def every_cut(cut: Cut) -> list[Cut]:
     """Return all cuts of a model that leave both sides parameters to train."""
-    cuts = [Cut(cut.layers, index) for index in range(1, len(cut.layers))]
+    cuts = [replace(cut, index=index) for index in range(1, len(cut.layers))]
     return [one for one in cuts if one.possible]
 
 

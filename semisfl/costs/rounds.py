@@ -49,7 +49,7 @@ class Priced:
 
     def at(self, index: int) -> "Priced":
         """Return the same with another cut."""
-        return replace(self, cut=Cut(self.cut.layers, index))
+        return replace(self, cut=replace(self.cut, index=index))
 
     @cached_property
     def sizes(self) -> Sizes:

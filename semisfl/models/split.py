@@ -12,6 +12,8 @@ from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Dropout, Layers, Residual, named_layers
 from semisfl.models.modules import layers_of, modules_of
+from semisfl.models.own import Own, check_own
+from semisfl.models.own import feature_shape as feature_shape
 from semisfl.models.shapes import Shape as Shape
 from semisfl.models.zoo import MODELS as MODELS
 from semisfl.settings.config import Config
@@ -20,24 +22,14 @@ from semisfl.settings.run import ModelConfig
 
 log = logging.getLogger(__name__)
 
-# The published projection head is as wide as its input, which is 12,800 at most in the paper. An
-# early cut gives far longer features, and that head would not fit in memory: it is narrower then.
+# The published projection head is as wide as its input, which is 12,800 at most in the paper. Elsewhere
+# such a head would take most of the memory: 10,816 x 10,816 for a CNN at 64 pixels. It is narrower there.
 WIDEST_HEAD, NARROW_HEAD = 12_800, 2_048
 Projector = Literal["mlp", "linear", "none"]
 
 
 def _stack(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:
     return Layers(OrderedDict(layers))
-
-
-def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
-    """Return the shape of one image's output, computed by passing zeros through."""
-    mode = module.training
-    module.eval()
-    with torch.no_grad():
-        out = module(torch.zeros(1, *shape))
-    module.train(mode)
-    return tuple(out.shape[1:])
 
 
 class SplitModel(nn.Module):
@@ -83,12 +75,13 @@ def split(
     cut: int | str | None = None,
     projector: Projector = "mlp",
     projection: int = 128,
+    widest: int = NARROW_HEAD,
 ) -> SplitModel:
     """Cut any ``nn.Sequential``.
 
     ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
     to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` is replaced by
-    the repeatable one.
+    the repeatable one. ``widest``: most features for which the head is as wide as its input.
     """
     _adopt_dropout(model)
     layers = named_layers(model)
@@ -119,7 +112,7 @@ def split(
     size = 1
     for side in cut_shape:
         size *= side
-    hidden = size if size <= WIDEST_HEAD else NARROW_HEAD
+    hidden = size if size <= widest else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
         "mlp": lambda: Layers(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
         "linear": lambda: nn.Linear(size, projection),
@@ -155,11 +148,22 @@ def build(
     projector: Projector = "mlp",
     projection: int = 128,
     seed: int = 0,
+    widest: int | None = None,
 ) -> SplitModel:
     """Return a model by its name or table, cut; its initial weights follow from ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return split(uncut(model, shape, classes), shape, cut, projector, projection)
+        whole = uncut(model, shape, classes)
+        return split(whole, shape, cut, projector, projection, widest or widest_head(model, shape))
+
+
+def widest_head(model: str | Sequence[Layer], shape: Shape) -> int:
+    """Return the most features for which the head is as wide as its input.
+
+    That is the paper's limit for a named model at the image size it was published for.
+    """
+    published = isinstance(model, str) and MODELS[model].shape == shape
+    return WIDEST_HEAD if published else NARROW_HEAD
 
 
 def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
@@ -227,6 +231,7 @@ def build_model(
     own: nn.Sequential | None = None,
     *,
     projector: Projector | None = None,
+    widest: int | None = None,
 ) -> SplitModel:
     """Return the model of a configuration, or the ``own`` one, cut as configured; the same on every machine.
 
@@ -244,32 +249,16 @@ def build_model(
             projector=projector,
             projection=settings.projection,
             seed=seed,
+            widest=widest,
         )
-    _check_own(own, shape, classes)
+    check_own(own, shape, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return split(own, shape, settings.cut, projector, settings.projection)
+        limit = widest or NARROW_HEAD
+        return split(own, shape, settings.cut, projector, settings.projection, limit)
 
 
-def _check_own(model: nn.Module, shape: Shape, classes: int) -> None:
-    """Check a model that a user wrote, before a run begins with it."""
-    if not isinstance(model, nn.Sequential) or len(model) < 2:
-        raise ValueError(
-            f"the model is a {type(model).__name__}; it must be an nn.Sequential of two or more layers"
-        )
-    where = ", ".join(map(str, shape))
-    try:
-        out = feature_shape(model, shape)
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"the model cannot take images [n, {where}]: {reason}") from error
-    if out != (classes,):
-        raise ValueError(
-            f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
-        )
-
-
-def with_layers_of(config: Config, own: nn.Sequential | None) -> Config:
+def with_layers_of(config: Config, own: Own | None) -> Config:
     """Return ``config`` with the ``own`` model as a table, so that others can build it again.
 
     A model that no table describes is left out: it can be trained here, but not by devices, and
@@ -277,6 +266,7 @@ def with_layers_of(config: Config, own: nn.Sequential | None) -> Config:
     """
     if own is None:
         return config
+    assert isinstance(own, nn.Sequential)
     try:
         layers = layers_of(own)
     except ValueError as error:

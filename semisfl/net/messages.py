@@ -44,7 +44,12 @@ EXTENSIONS = ("teacher_once",)
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
-SERVERS_OWN = {"stop", "robust", "sinks"}
+SERVERS_OWN: Mapping[str, Any] = {
+    "stop": True,
+    "robust": True,
+    "sinks": True,
+    "model": {"weights"},
+}
 """Settings that no device needs. They may change at a restart without making it another run."""
 
 BY_POLICY = "the client's policy: "

@@ -26,8 +26,10 @@ from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
+from semisfl.models.own import Own, stages_of
 from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, describe
+from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
@@ -194,6 +196,7 @@ def fleet_setup(
     model: nn.Sequential | None = None,
     network: NetworkOptions | None = None,
     stop: StopFlag | None = None,
+    widest_head: int | None = None,
 ) -> FleetSetup:
     """Return what is needed to make the clients; clients on other machines have their own images."""
     elsewhere = config.fleet.kind == "network"
@@ -216,7 +219,7 @@ def fleet_setup(
     classes = len(data.classes)
     return FleetSetup(
         config,
-        build_model(config, data.shape, classes, model).to(hardware.device),
+        build_model(config, data.shape, classes, model, widest=widest_head).to(hardware.device),
         hardware,
         data.shape,
         classes,
@@ -234,15 +237,17 @@ def assemble(
     config: Config,
     data: Dataset | None = None,
     partition: Partition | None = None,
-    model: nn.Sequential | None = None,
+    model: Own | None = None,
     device: str = "auto",
     network: NetworkOptions | None = None,
     make_fleet: Callable[[FleetSetup], Fleet] | None = None,
     stop: StopFlag | None = None,
+    resumed: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Build everything that a run needs.
 
-    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names.
+    ``data``, ``partition``, ``model`` and ``make_fleet`` replace what the configuration names. ``resumed`` is the
+    checkpoint that the caller will load: ``model.weights`` is then not read.
     """
     if config.fleet.kind == "cluster" and (launched := launch()) is not None:
         device = launched.device(device)
@@ -258,8 +263,12 @@ def assemble(
         )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
-    setup = fleet_setup(config, data, partition, hardware, model, network, stop)
+    own = stages_of(model, data.shape) if model is not None else None
+    widest = widest_head_in(resumed) if resumed is not None else None
+    setup = fleet_setup(config, data, partition, hardware, own, network, stop, widest)
     split_model, classes = setup.model, setup.classes
+    if config.model.weights is not None and resumed is None:
+        start_from(split_model, config.model.weights, config.model.name)
     chosen = torch.from_numpy(partition.labeled)
     batches = RoundBatches(
         data.images[chosen].to(hardware.device),
@@ -288,7 +297,7 @@ def assemble(
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
         _set_aside(data, partition, hardware),
-        describe(config, data, partition, next(iter(method.tested())), model),
+        describe(config, data, partition, next(iter(method.tested())), own),
         count(partition, data.labels.numpy(), data.classes),
     )
 

@@ -7,6 +7,7 @@ checkpoint already has are not written twice.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -73,6 +74,8 @@ def describe(
     settings = config.model_dump(mode="json")
     settings["data"]["name"] = data.name
     settings["model"].pop("layers")
+    if settings["model"]["weights"] is not None:
+        settings["model"]["weights"] = Path(settings["model"]["weights"]).name
     return Description(
         classes=data.classes,
         shape=data.shape,

@@ -10,16 +10,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from torch import nn
-
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
+from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.experiment import Experiment, assemble, load_data
 from semisfl.runs.loop import Result, run_rounds
 from semisfl.runs.rank import on_ranks
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
@@ -35,7 +34,7 @@ class Means(TypedDict, total=False):
 
     data: Dataset | None
     partition: Partition | None
-    model: nn.Sequential | None
+    model: Own | None
     device: str
     stop: StopFlag | None
     network: NetworkOptions | None
@@ -86,7 +85,9 @@ def begin(
     place = Path(out) if out is not None else None
     if place is not None:
         RunDirectory.check_free(place)
-    config = with_layers_of(_where_clients_live(config, means), means.get("model"))
+    config = _where_clients_live(config, means)
+    means = _with_stages(config, means)
+    config = with_layers_of(config, means.get("model"))
     sinks = _named_sinks(config)
     experiment = assemble(config, **means)
     with ExitStack() as stack:
@@ -145,7 +146,7 @@ def go_on(
             state = None
         directory.warn_of_changes()
         sinks = _named_sinks(config)
-        experiment = assemble(config, **means)
+        experiment = assemble(config, resumed=state, **means)
         run = Run(experiment, directory, named=sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
@@ -175,6 +176,18 @@ def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:
             )
 
 
+def _with_stages(config: Config, means: Means) -> Means:
+    """Return the means with the user's model as a sequence of stages; this may have to load the images."""
+    means, model = means.copy(), means.get("model")
+    if model is None or is_sequential(model):
+        return means
+    if (data := means.get("data")) is None:
+        data, dealt = load_data(config)
+        means["data"], means["partition"] = data, means.get("partition") or dealt
+    means["model"] = stages_of(model, data.shape)
+    return means
+
+
 def _where_clients_live(config: Config, means: Means) -> Config:
     if means.get("network") is None:
         return config
@@ -192,7 +205,7 @@ def train(
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,
-    model: nn.Sequential | None = None,
+    model: Own | None = None,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
     out: Path | str | None = None,
@@ -224,7 +237,7 @@ def resume(
     settings: Sequence[str] = (),
     data: Dataset | None = None,
     partition: Partition | None = None,
-    model: nn.Sequential | None = None,
+    model: Own | None = None,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
     sinks: Sequence[Sink] = (),

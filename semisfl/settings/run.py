@@ -77,13 +77,17 @@ class ModelConfig(Section):
     layers: Annotated[tuple[Layer, ...], BeforeValidator(parse_layers)] | None = Field(
         None, description="your own model, one table per layer; none: the model called name"
     )
+    weights: str | None = Field(
+        None,
+        description="start from a file: a run's best.safetensors, or torchvision's names, .safetensors or .pth; none: random weights",
+    )
     cut: int | str | None = Field(
         None,
         description="last layer on the clients, by index or name; none: the last convolution block's",
     )
     projector: Literal["mlp", "linear", "none"] = Field(
         "mlp",
-        description="projection head, w_p; the hidden layer of mlp is as wide as its input, or 2,048 if that is over 12,800",
+        description="projection head, w_p; the hidden layer of mlp has at most 2,048 units, and as many as its input for a named model at its published image size",
     )
     projection: int = Field(128, ge=1, description="length of a projected feature")
 

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from semisfl.models.own import Own, stages_of
 from semisfl.models.split import build, split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
@@ -18,7 +19,7 @@ SUFFIX = ".safetensors"
 
 
 def load(
-    path: str | os.PathLike[str], *, device: str = "cpu", model: nn.Sequential | None = None
+    path: str | os.PathLike[str], *, device: str = "cpu", model: Own | None = None
 ) -> Classifier:
     """Return the model of a run (its best, else its latest) or of a ``.safetensors`` file.
 
@@ -35,7 +36,7 @@ def load(
     shape, classes, cut = described.shape, len(described.classes), described.cut
     try:
         if model is not None:
-            network = split(model, shape, cut, "none")
+            network = split(stages_of(model, shape), shape, cut, "none")
         else:
             assert table is not None
             network = build(parse_layers(table), shape, classes, cut=cut, projector="none")
@@ -91,7 +92,7 @@ def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
         config = RunDirectory.open(file.parent).config()
         if config.fleet.kind == "network":
             raise ValueError("it was a run over the network")
-        experiment = assemble(config, device="cpu")
+        experiment = assemble(config, device="cpu", resumed=state)
         experiment.load_state_dict(state)
     except (ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())

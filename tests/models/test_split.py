@@ -19,6 +19,7 @@ from semisfl.models.layers import (
     parts_of,
     use_generator,
 )
+from semisfl.models.own import stages_of
 from semisfl.models.split import Shape, SplitModel, build, parameter_count, split
 from semisfl.settings import presets
 from tests.twin import bn_model
@@ -214,8 +215,8 @@ def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        (nn.Linear(3, 3), "the model is a Linear; it must be an nn.Sequential of two or more"),
-        (nn.Sequential(), "the model is a Sequential; it must be an nn.Sequential of two or more"),
+        (nn.Linear(3, 3), "the model is a Linear with 0 modules inside, and two or more"),
+        (nn.Sequential(), "the model has 0 layers, and two or more"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(16, 4)),
             r"the model makes \[4\] of an image; it must",
@@ -227,9 +228,9 @@ def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
     ],
     ids=["no layers", "empty", "outputs", "channels"],
 )
-def test_mistakes_in_a_users_own_model_are_named(own: nn.Sequential, said: str) -> None:
+def test_mistakes_in_a_users_own_model_are_named(own: nn.Module, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        models.build_model(presets.preset("digits"), (1, 4, 4), 3, own)
+        models.build_model(presets.preset("digits"), (1, 4, 4), 3, stages_of(own, (1, 4, 4)))
 
 
 def test_unknown_model_and_images_too_small() -> None:
@@ -331,19 +332,30 @@ def test_own_sequential_is_split_where_asked() -> None:
     assert model(torch.rand(2, 1, 16, 16)).shape == (2, 3)
 
 
-def test_the_head_of_an_early_cut_fits_in_memory() -> None:
-    """As wide as its input up to the paper's largest features, narrow beyond."""
-    late = models.build("cnn", (3, 32, 32), 10)
-    assert [layer.out_features for layer in late.projector if hasattr(layer, "out_features")] == [
-        1600,
-        128,
-    ]
-    early = models.build("alexnet", (3, 32, 32), 10, cut="conv1")
-    assert early.features == 65_536
-    assert [layer.out_features for layer in early.projector if hasattr(layer, "out_features")] == [
-        2048,
-        128,
-    ]
+@pytest.mark.parametrize(
+    ("name", "shape", "cut", "features", "hidden"),
+    [
+        ("cnn", (3, 32, 32), None, 1_600, 1_600),
+        ("cnn", (3, 64, 64), None, 10_816, 2_048),
+        ("alexnet", (3, 32, 32), None, 4_096, 4_096),
+        ("alexnet", (3, 32, 32), "conv1", 65_536, 2_048),
+        ("alexnet", (3, 40, 40), None, 6_400, 2_048),
+    ],
+)
+def test_the_head_is_wide_only_where_it_was_published_so(
+    name: str, shape: models.Shape, cut: str | None, features: int, hidden: int
+) -> None:
+    """As wide as its input for a named model at its published image size; 2,048 at most elsewhere."""
+    with torch.device("meta"):
+        model = models.build(name, shape, 10, cut=cut)
+    widths = [one.out_features for one in model.projector if isinstance(one, nn.Linear)]
+    assert model.features == features and widths == [hidden, 128]
+
+
+def test_the_head_of_a_model_of_ones_own_is_bounded() -> None:
+    own = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 900, 10))
+    model = models.build_model(presets.preset("digits"), (1, 30, 30), 10, own)
+    assert model.features == 3600 and model.projector[0].out_features == 2048  # type: ignore[index]
 
 
 def test_which_layers_are_computed_as_one() -> None:

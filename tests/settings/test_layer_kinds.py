@@ -40,7 +40,7 @@ def at(index: int, row: Any) -> Rows:
     [
         (3, "model.layers = 3 is not a list of layers"),
         ([], "model.layers is empty; give it layers"),
-        (at(2, "relu"), "model.layers[2] has no kind; use one of conv, batchnorm, relu"),
+        (at(2, "relu"), "model.layers[2] has no kind; use one of conv, batchnorm, groupnorm"),
         (at(2, {"size": 2}), "model.layers[2] has no kind"),
         (at(2, {"kind": "cnv"}), "model.layers[2].kind = 'cnv' is not known; use one of conv,"),
         (at(2, {"kind": ["conv"]}), "model.layers[2].kind = ['conv'] is not known"),

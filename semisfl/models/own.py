@@ -1,0 +1,116 @@
+"""Models that users write: any module that can be cut, as a sequence of stages."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from semisfl.models.shapes import Shape
+
+Own = nn.Module | Sequence[nn.Module]
+"""An ``nn.Sequential``, a module whose children are called in order, or a list of stages."""
+STAGES = "give a list of its stages instead, e.g. [stem, block1, block2, nn.Flatten(), head]"
+
+
+def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
+    """Return the shape of one image's output, by passing zeros through."""
+    mode = module.training
+    module.eval()
+    with torch.no_grad():
+        out = module(torch.zeros(1, *shape))
+    module.train(mode)
+    return tuple(out.shape[1:])
+
+
+def is_sequential(model: Own) -> bool:
+    """Return whether ``model`` is an ``nn.Sequential`` that only calls its layers in order."""
+    if not isinstance(model, nn.Sequential):
+        return False
+    return type(model).__module__.startswith("semisfl.") or (
+        type(model).forward is nn.Sequential.forward
+    )
+
+
+def stages_of(model: Own, shape: Shape) -> nn.Sequential:
+    """Return ``model`` as a sequence of its own layers; raise ValueError with the reason if it cannot be cut.
+
+    A module is called and compared with its children in order, in eval and in train mode. A flatten that
+    its forward has between a picture and its last linear layer is added.
+    """
+    if isinstance(model, nn.Module) and is_sequential(model):
+        assert isinstance(model, nn.Sequential)
+        return model
+    if isinstance(model, list | tuple) and model:
+        if all(isinstance(stage, nn.Module) for stage in model):
+            return nn.Sequential(OrderedDict((f"stage{n}", one) for n, one in enumerate(model, 1)))
+        raise ValueError("the model is a list whose entries are not all modules; give nn.Modules")
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"the model is a {type(model).__name__}; it must be an nn.Module or a list of stages"
+        )
+    children = list(model.named_children())
+    if len(children) < 2:
+        raise ValueError(
+            f"the model is a {type(model).__name__} with {len(children)} modules inside, and two or more are "
+            f"needed to cut between them; {STAGES}"
+        )
+    plain = nn.Sequential(OrderedDict(children))
+    reason = _difference(model, plain, shape)
+    if reason is None:
+        return plain
+    *before, last = children
+    flat = nn.Sequential(OrderedDict([*before, ("flatten", nn.Flatten()), last]))
+    if "flatten" not in dict(children) and _difference(model, flat, shape) is None:
+        return flat
+    raise ValueError(
+        f"the model is a {type(model).__name__} that cannot be cut: its children, called in order, {reason}; "
+        f"{STAGES}"
+    )
+
+
+def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
+    """Raise ValueError for a model that does not make one number per class of an image."""
+    if len(model) < 2:
+        raise ValueError(
+            f"the model has {len(model)} layers, and two or more are needed to cut between them"
+        )
+    where = ", ".join(map(str, shape))
+    try:
+        out = feature_shape(model, shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"the model cannot take images [n, {where}]: {_line(error)}") from error
+    if out != (classes,):
+        raise ValueError(
+            f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
+        )
+
+
+def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | None:
+    """Return how the outputs of two modules with the same layers differ; None if they do not."""
+    images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    for mode in ("eval", "train"):
+        expected = _output(model, images, mode == "train")
+        try:
+            got = _output(stages, images, mode == "train")
+        except (RuntimeError, ValueError, TypeError) as error:
+            return f"fail ({_line(error)})"
+        if not isinstance(expected, Tensor) or expected.shape != got.shape:
+            return "give another shape than its forward"
+        if not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
+            return f"give other numbers than its forward in {mode} mode"
+    return None
+
+
+def _output(module: nn.Module, images: Tensor, training: bool) -> Tensor:
+    """Return the output of a copy, with the same draws on every call."""
+    copied = copy.deepcopy(module).cpu().train(training)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        out: Tensor = copied(images)
+    return out
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
