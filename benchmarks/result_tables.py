@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks import frontier_tables
+from benchmarks import cpu_tables, frontier_tables
 from benchmarks.records import (
     DOCS,
     METHODS,
@@ -31,7 +31,10 @@ from benchmarks.records import (
 from semisfl.paper.document import filled
 from semisfl.runs.grouping import Run
 
-PAGES = ("results.md", "results-more.md", "paper-choices.md", "frontier.md", "performance.md")
+PAGES = (
+    *("results.md", "results-more.md", "paper-choices.md", "frontier.md"),
+    *("performance.md", "performance-cpu.md"),
+)
 
 
 # --- results.md, results-more.md, paper-choices.md --------------------------------------------------------
@@ -197,6 +200,7 @@ def gpu_rounds() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     **frontier_tables.TABLES,
+    **cpu_tables.TABLES,
     "digits-costs": digits_costs,
     "compared": compared,
     "pairs": pairs,
