@@ -104,11 +104,13 @@ def measure_all(
     uses: int = 1,
 ) -> tuple[dict[str, Any], list[Measured]]:
     """Return all results as plain values, and the measurements with their pictures."""
-    measured = []
+    measured, uploads = [], []
     for cut in cuts:
         for name, defence in defences.items():
             progress(f"cut after layer {cut}, defence {name}")
             measured.append(meter.measure(scene, cut, name, defence, quick, uses))
+            if updates and isinstance(defence, Policy):
+                uploads += meter.measure_uploads(scene, cut, name, defence)
     if updates:
         progress("gradient inversion of updates")
     results = {
@@ -117,7 +119,9 @@ def measure_all(
         "rounds": scene.config.rounds,
         "accuracy": scene.accuracy,
         "public_images": len(scene.public),
+        "image_bits": 8 * scene.images[0].numel(),
         "features": [item.numbers for item in measured],
+        "uploads": uploads,
         "updates": meter.measure_updates(scene, quick) if updates else [],
     }
     return results, measured

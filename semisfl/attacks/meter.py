@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
-from semisfl.attacks import guesses, inversion, updates
+from semisfl.attacks import guesses, inversion, updates, uploads
 from semisfl.attacks.likeness import likeness
 from semisfl.data.augment import Augmentation, Normalizer
 from semisfl.data.batches import draw_view, make_view
 from semisfl.engine.inference import outputs
+from semisfl.engine.weights import clone
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.models.layers import named_layers
+from semisfl.settings.bits import feature_bits
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy
 
@@ -156,6 +158,8 @@ def measure(
         "uses": uses,
         "features": public.shape[1],
         "bytes_per_image": codec.size((64, public.shape[1])) / 64,
+        "bits_per_image": _bits(defence, public.shape[1], uses),
+        "norm": round(float(public.norm(dim=1).median()), 2),
         "accuracy": scene.accuracy,
         "accuracy_received": 100 * float(right.float().mean()),
         "decoder": likeness(rebuilt, originals),
@@ -165,6 +169,12 @@ def measure(
         **_about_clients(scene, features, sent, (name, cut), 6 if quick else 20),
     }
     return Measured(numbers, originals, rebuilt)
+
+
+def _bits(defence: Policy | str, features: int, uses: int) -> float | None:
+    """Return the most bits that so many uses of an image's features carry; None: no bound."""
+    bits = uses * feature_bits(defence, features) if isinstance(defence, Policy) else 0.0
+    return round(bits, 1) if bits < float("inf") else None
 
 
 def _victims(scene: Scene) -> Tensor:
@@ -229,6 +239,30 @@ def _same_classes(scene: Scene, shard: np.ndarray, others: Sequence[np.ndarray])
     labels = scene.labels.cpu().numpy()
     pool = np.concatenate(others) if others else np.empty(0, dtype=np.int64)
     return pool[np.isin(labels[pool], np.unique(labels[shard]))]
+
+
+def measure_uploads(scene: Scene, cut: int, name: str, defence: Policy) -> list[dict[str, Any]]:
+    """Solve for inputs of the bottom's last layer, as a curious and as a malicious server could."""
+    layers = layers_of(clone(scene.model).requires_grad_())
+    bottom = nn.Sequential(*(layer for _, layer in layers[:cut]))
+    if uploads.last_weighted(bottom) is None:
+        return []
+    config = scene.config
+    outgoing = Outgoing(defence, unpredictable=True)
+    outgoing.draw_from(config, ())
+    rows = config.clients.batch * config.clients.steps
+    images = scene.normalizer(scene.images[_victims(scene)[:rows]], torch.float32)
+    top = nn.Sequential(*(layer for _, layer in layers[cut:])).eval()
+    client = uploads.Client(
+        bottom, top, images.split(config.clients.batch), config.optimizer, outgoing
+    )
+    public = scene.normalizer(scene.public[:200], torch.float32)
+    common = {
+        "cut": layers[cut - 1][0],
+        "defence": name,
+        "bits": uploads.bits_of(defence, bottom),
+    }
+    return [common | attack(client, public) for attack in (uploads.curious, uploads.malicious)]
 
 
 def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:

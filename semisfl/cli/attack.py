@@ -117,6 +117,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
         "cut",
         "defence",
         "bytes",
+        "bits",
         "SSIM",
         "PSNR",
         "found",
@@ -131,6 +132,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
             entry["cut"],
             entry["defence"],
             console.amount(entry["bytes_per_image"]),
+            _bits(entry["bits_per_image"]),
             f"{decoder['ssim']:.2f} ({entry['mean_image']['ssim']:.2f})",
             f"{decoder['psnr']:.1f} ({entry['mean_image']['psnr']:.1f})",
             f"{decoder['identified']:.0%} ({entry['chance_identified']['decoder']:.1%})",
@@ -139,6 +141,12 @@ def _print_leakage(result: dict[str, Any]) -> None:
             f"{auc:.2f} (0.50)" if auc is not None else "–",
         )
     console.out.print(table)
+    _print_norms(result)
+    for entry in result["uploads"]:
+        print(
+            f"upload, cut {entry['cut']}, {entry['defence']}: a {entry['server']} server solves "
+            f"{entry['rebuilt']} of {entry['inputs']} inputs of {entry['layer']} (bits: {_bits(entry['bits'])})"
+        )
     for entry in result["updates"]:
         print(
             f"from the {entry['sent']} of {entry['clients']} x {entry['images_each']} images: SSIM "
@@ -146,9 +154,21 @@ def _print_leakage(result: dict[str, Any]) -> None:
         )
     print(
         f"accuracy {result['accuracy']:.1f} %. Chance, without any features, is in brackets. bytes are one "
-        "image's features, sent once. SSIM and found are those of a decoder trained on "
+        "image's features, sent once. bits is the most that they can carry, whatever the server planted "
+        f"(an image's pixels are {result['image_bits']:,}). SSIM and found are those of a decoder trained on "
         f"{result['public_images']} other images."
     )
+
+
+def _print_norms(result: dict[str, Any]) -> None:
+    """Print what a policy's clip and update_clip should be about, for the first cut."""
+    changes = [one["change_norm"] for one in result["uploads"] if "change_norm" in one]
+    change = f", norm of a bottom's change in a round {changes[0]:.2g}" if changes else ""
+    print(f"median norm of features {result['features'][0]['norm']:g}{change}")
+
+
+def _bits(most: float | None) -> str:
+    return "no bound" if most is None else f"{most:,.0f}"
 
 
 def poisoning(
