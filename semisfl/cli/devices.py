@@ -141,10 +141,18 @@ def join(
         Path | None,
         typer.Option(metavar="FILE.json", help="Keep this device's state and counts there."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT",
+            help="Memory that the run may use, e.g. 2GB; default: half of what is free.",
+        ),
+    ] = None,
 ) -> None:
     """Train with this device's images until the run ends; reconnect when the connection is lost."""
     with needs_network():
         from semisfl.net.client import join as client
+        from semisfl.net.client.budget import parse_memory
         from semisfl.net.client.connection import Rejected
         from semisfl.net.client.report import Report
     from semisfl.cli.signals import StopSignals
@@ -167,6 +175,7 @@ def join(
                 name=name,
                 allow_methods=allow_method or (),
                 policy=policy,
+                memory=None if memory is None else parse_memory(memory),
                 stop=signals.flag,
                 report=report,
             )

@@ -10,16 +10,16 @@ import torch
 from semisfl.fleet.codec import codec_named, tensor_bytes
 from semisfl.methods.sizes import Sizes
 from semisfl.models.layers import batchnorms, named_layers
+from semisfl.models.memory import Footprint, activations
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.split import NARROW_HEAD, cut_index, uncut, widest_head
 from semisfl.models.zoo import MODELS
 from semisfl.settings.config import Config
-from semisfl.settings.layer_kinds import Conv, Flatten, Linear
+from semisfl.settings.layer_kinds import Conv, Linear
 from semisfl.settings.run import WireConfig
 
 Tensors = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and dtypes of the tensors of a state."""
-FP32 = 4
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,11 @@ class Cut:
         )
 
     def memory(self, batch: int, copies: int, kept: int, *, whole: bool = False) -> int:
-        """Return the bytes of weights and activations in a client's memory, in fp32.
-
-        They leave out the framework's own code and its workspace for convolutions.
-        """
+        """Return the bytes of weights and activations in a client's memory."""
         layers = self.layers if whole else self.layers[: self.index]
-        weights = sum(FP32 * layer.parameters for layer in layers)
-        return copies * weights + kept * batch * FP32 * sum(layer.kept for layer in layers)
+        parameters = sum(layer.parameters for layer in layers)
+        own = Footprint(parameters, sum(layer.kept for layer in layers))
+        return own.bytes(batch, copies, kept)
 
 
 def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
@@ -139,7 +137,7 @@ def cut_of(config: Config, shape: Shape, classes: int) -> Cut:
                 ),
                 layer.parameters,
                 prod(layer.gives),
-                _kept(layer),
+                activations(layer),
                 _flops(layer),
             )
         )
@@ -155,12 +153,6 @@ def every_cut(cut: Cut) -> list[Cut]:
 
 def _tensors(state: Mapping[str, torch.Tensor]) -> Tensors:
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in state.values())
-
-
-def _kept(placed: Placed) -> int:
-    # A flattened tensor shares the memory of its input.
-    own = 0 if isinstance(placed.layer, Flatten) else prod(placed.gives)
-    return own + sum(_kept(inner) for inner in (*placed.body, *placed.shortcut))
 
 
 def _flops(placed: Placed) -> int:

@@ -16,6 +16,7 @@ from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
+from semisfl.net.client.lines import brief_logger, plain
 from semisfl.net.client.stream import Received as Received
 from semisfl.net.client.stream import Stream as Stream
 from semisfl.net.frames import encode
@@ -25,11 +26,14 @@ from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
 from semisfl.settings.policy import Policy
 
-log = logging.getLogger(__name__)
+log = brief_logger(__name__)
 
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
 PROGRESS_SECONDS = 0.5
+INBOX = 2
+"""Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
+ROOM_SECONDS = 0.01
 GOODBYE_SECONDS = 1.0
 FINAL = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -40,6 +44,7 @@ FINAL = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 """Answers of a server that another attempt cannot change."""
+LONGEST_REASON = 600
 
 
 class Rejected(Exception):
@@ -47,7 +52,7 @@ class Rejected(Exception):
 
     def __init__(self, reason: str, kind: str = "setup") -> None:
         """Take ``kind``: setup (to be fixed on this device), refused, revoked or policy."""
-        super().__init__(reason)
+        super().__init__(plain(reason, LONGEST_REASON))
         self.kind = kind
 
     @classmethod
@@ -281,6 +286,9 @@ class Connection:
                     stream.assembler.epoch = PREFIX.unpack_from(chunk)[1]
                     self._current = stream
                 self._inbox.put(Received(stream, *complete))
+                while self._inbox.qsize() >= INBOX:
+                    await asyncio.sleep(ROOM_SECONDS)
+                    silence.reschedule(loop.time() + chunks.SILENCE_SECONDS)
 
     def _show_life(self, stream: Stream, answer: bool) -> None:
         """Answer a heartbeat, or report from time to time that a long frame is still arriving.
@@ -288,6 +296,8 @@ class Connection:
         Sent bytes may wait in many buffers: only the receiver knows that they still arrive.
         """
         now = time.monotonic()
+        if stream.crowded:
+            return
         if answer:
             stream.outbox.put_nowait((0, []))
         elif stream.assembler.ticket and now - stream.beaten >= PROGRESS_SECONDS:

@@ -4,8 +4,8 @@ The client is a block of one: the engine that simulates a hundred clients comput
 so a run over the network and a simulated one do the same arithmetic.
 """
 
-import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,8 +20,10 @@ from semisfl.fleet.packing import separated
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
 from semisfl.net.client.allowance import Allowance
+from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection, Received, Rejected, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
+from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms
@@ -29,7 +31,10 @@ from semisfl.settings import lookup
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
 
-log = logging.getLogger(__name__)
+log = brief_logger(__name__)
+
+WAIT_SECONDS = 0.02
+"""Between two looks at whether the server has taken the last answers."""
 
 WAITING = "waiting for a round"
 
@@ -44,6 +49,7 @@ class Device:
         device: str = "auto",
         stop: StopFlag | None = None,
         allowance: Allowance | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
@@ -51,6 +57,7 @@ class Device:
         self._stopped_while: str | None = None
         self._connection = connection
         self._allowance = allowance or Allowance()
+        self._budget = budget or Budget()
         self._detector, self._warned = HijackDetector(), False
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
@@ -137,7 +144,8 @@ class Device:
             self._stream = received.stream
             self._expected = {"welcome": messages.WELCOME}
         try:
-            return decode(received.data, self._expected)
+            # Each frame has its own buffer here, so its tensors may stay in it.
+            return decode(received.data, self._expected, copy=False)
         except WireError as error:
             log.error("ignored a frame of the server: %s", error)
             return None
@@ -153,8 +161,9 @@ class Device:
 
     def _expect(self, expected: Mapping[str, Schema]) -> None:
         assert self._stream is not None
-        self._expected = expected
-        self._stream.assembler.limit = max(schema.limit for schema in expected.values())
+        limit = max(schema.limit for schema in expected.values())
+        self._budget.frames(limit)
+        self._expected, self._stream.assembler.limit = expected, limit
 
     def expect_round(self, **more: Schema) -> None:
         """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
@@ -179,6 +188,8 @@ class Device:
         copy: bool = True,
     ) -> None:
         """Send an answer. ``copy``: training may change its tensors before the last byte is sent."""
+        while received.stream.crowded and not self._stop.requested:
+            time.sleep(WAIT_SECONDS)
         parts = self.outgoing.frame(kind, fields, cleared, codecs)
         received.stream.answer(received.ticket, [b"".join(parts)] if copy else parts)
 
@@ -190,7 +201,9 @@ class Device:
             terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
             self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
-            self._member = Member(terms, self._images, Hardware(self._device, terms.config.runtime))
+            hardware = Hardware(self._device, terms.config.runtime)
+            self._budget.begin(terms, hardware, whole=bool(self._works))
+            self._member = Member(terms, self._images, hardware, self._budget)
             self._connection.run = self._member.run
         member = self.member
         self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))

@@ -1,7 +1,6 @@
 """Take part in a run with the images of a folder."""
 
 import functools
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +10,10 @@ import torch
 from semisfl.data import decode, folder
 from semisfl.models.split import Shape
 from semisfl.net.client.allowance import Allowance, beside
+from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
+from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.report import Report
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
@@ -20,7 +21,7 @@ from semisfl.settings.config import ConfigError, with_known_codec
 from semisfl.settings.policy import Policy, read_policy
 from semisfl.stopping import StopFlag
 
-log = logging.getLogger(__name__)
+log = brief_logger(__name__)
 
 
 def join(
@@ -33,6 +34,7 @@ def join(
     name: str = "",
     allow_methods: Sequence[str] = (),
     policy: Path | None = None,
+    memory: int | None = None,
     stop: StopFlag | None = None,
     report: Report | None = None,
 ) -> None:
@@ -40,7 +42,8 @@ def join(
 
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
     (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
-    server asks (`semisfl.settings.policy`). Raises `semisfl.net.client.connection.Rejected` with the server's
+    server asks (`semisfl.settings.policy`). ``memory``: bytes that it may use; None: half of what is
+    free. Raises `semisfl.net.client.connection.Rejected` with the server's
     reason if it refuses this client. ``report`` follows what the device does.
     """
     credentials = (
@@ -68,13 +71,16 @@ def join(
         allow_methods=allow_methods,
         policy=demands,
     )
-    images = functools.partial(load_images, data, stop=stop)
-    member = Device(connection, images, device, stop, allowance)
+    budget = Budget(memory)
+    images = functools.partial(load_images, data, budget=budget, stop=stop)
+    member = Device(connection, images, device, stop, allowance, budget)
     with (report or Report()).following(member):
         member.serve()
 
 
-def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple[torch.Tensor, int]:
+def load_images(
+    root: Path, shape: Shape, budget: Budget | None = None, stop: StopFlag | None = None
+) -> tuple[torch.Tensor, int]:
     """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable.
 
     Links that lead out of ``root`` are not followed: anyone who can put a link into the folder could
@@ -90,21 +96,26 @@ def load_images(root: Path, shape: Shape, stop: StopFlag | None = None) -> tuple
     if outside := len(listing.names) - len(inside):
         log.warning("%d links lead out of %s and are not followed", outside, root)
     channels, height, width = shape
-    read = []
+    if budget is not None:
+        budget.images(len(inside) * channels * height * width)
+    images = np.empty((len(inside), *shape), np.uint8)
+    kept = 0
     for place in inside:
         if stop is not None:
             stop.check()
-        read.append(decode.decoded(listing, place, (width, height), channels))
-    kept = [pixels for pixels in read if pixels is not None]
+        pixels = decode.decoded(listing, place, (width, height), channels)
+        if pixels is not None:
+            images[kept] = pixels
+            kept += 1
     if not kept:
         raise ConfigError(
-            f"none of the {len(read)} images in {root} can be read; formats: {', '.join(decode.FORMATS)}"
+            f"none of the {len(inside)} images in {root} can be read; formats: {', '.join(decode.FORMATS)}"
         )
-    if len(kept) < len(read):
+    if kept < len(inside):
         log.warning(
             "%d of %d images in %s could not be read and are skipped",
-            len(read) - len(kept),
-            len(read),
+            len(inside) - kept,
+            len(inside),
             root,
         )
-    return torch.from_numpy(np.stack(kept)), len(read) - len(kept)
+    return torch.from_numpy(images[:kept]), len(inside) - kept

@@ -1,6 +1,5 @@
 """Hold a client's images, model and block of one while it belongs to a run."""
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -14,10 +13,12 @@ from semisfl.fleet.caps import Held
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models.split import Shape, build_model
+from semisfl.net.client.budget import Budget
+from semisfl.net.client.lines import brief_logger
 from semisfl.net.messages import Schemas, Terms
 from semisfl.stopping import StopFlag
 
-log = logging.getLogger(__name__)
+log = brief_logger(__name__)
 
 Images = Callable[[Shape], tuple[Tensor, int]]
 """(channels, height, width) -> uint8 images of that shape, and how many could not be read."""
@@ -29,7 +30,9 @@ class Member:
     block: ClientBlock
     plan: SplitRound
 
-    def __init__(self, terms: Terms, load: Images, hardware: Hardware) -> None:
+    def __init__(
+        self, terms: Terms, load: Images, hardware: Hardware, budget: Budget | None = None
+    ) -> None:
         self.config = terms.config
         self.hardware = hardware
         self.step = 0
@@ -41,23 +44,11 @@ class Member:
         self.schemas = Schemas.of(terms.config, self.model)
         # Split rounds need no top, and a device may not have the room for one.
         self.model.top.to("meta")
+        self._budget = budget or Budget()
         self.images, self.skipped = load(terms.shape)
-        self._log_memory()
-
-    def _log_memory(self) -> None:
-        bottom = sum(tensor.nbytes for tensor in self.model.bottom.state_dict().values())
-        channels, height, width = self._terms.shape
-        batch = self.config.clients.batch * 8 * (channels * height * width + self.model.features)
-        log.info(
-            "will hold %d images (%.1f MB), the bottom model twice and its gradients and momentum (%.1f MB), "
-            "one batch of two views with their features (%.1f MB); computes with %d threads",
-            len(self.images),
-            self.images.nbytes / 1e6,
-            # As sent, as trained, as the teacher; gradients; momentum.
-            5 * bottom / 1e6,
-            batch / 1e6,
-            torch.get_num_threads(),
-        )
+        self._budget.images(self.images.nbytes)
+        self._budget.frames(self.schemas.split.limit)
+        log.info("this run %s; %d threads", self._budget.words(), torch.get_num_threads())
 
     @property
     def held(self) -> Held:
@@ -91,3 +82,4 @@ class Member:
             stop=stop,
         )
         self.block = ClientBlock(setup)
+        self.block.batches.budget = min(self.block.batches.budget, self._budget.views)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from semisfl.net import messages
 from semisfl.net.chunks import Assembler, Parts
 
+CROWDED = 2
+"""Answers that may wait to be sent before the device waits for its server to take them."""
+
 
 class Stream:
     """Queue answers for one connection. Any thread may call `answer` and `beat`, also after its end."""
@@ -19,13 +22,19 @@ class Stream:
         self.beaten = time.monotonic()
         self._loop = loop
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the server has not taken the last answers yet, while the stream lives."""
+        return self.outbox.qsize() >= CROWDED and not self.drained.is_set()
+
     def answer(self, ticket: int, parts: Parts) -> None:
         """Send ``parts``, which must not change any more, as the answer to ``ticket``."""
         self._loop.call_soon_threadsafe(self.outbox.put_nowait, (ticket, parts))
 
     def beat(self, ticket: int) -> None:
         """Tell the server that ``ticket`` is still being worked on."""
-        self.answer(ticket, [])
+        if not self.crowded:
+            self.answer(ticket, [])
 
     def finish(self) -> None:
         """Send what is queued, then close this side."""

@@ -1,0 +1,120 @@
+"""Hold a device to the memory that its owner allows: large things are reserved before they are allocated."""
+
+import re
+from pathlib import Path
+
+from semisfl.engine.hardware import Hardware
+from semisfl.models.memory import of_model
+from semisfl.net.messages import Terms
+from semisfl.settings.policy import PolicyBreach
+from semisfl.settings.sections import ConfigError
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+FRAMES = 4
+"""Large frames at a time: one in use, one that arrives, two that wait (`connection.INBOX`)."""
+COPIES = 8
+"""Of the weights: as built, as cloned, as sent, trained, teacher's, gradients, momentum, as uploaded."""
+KEPT = 3
+"""Batches of activations: the student's with their gradients, and the teacher's."""
+BYTES_PER_USE = 256
+"""Most bytes that are drawn for one image of one step: positions, and both views' augmentation."""
+VIEWS_SHARE = 8
+"""One in so many bytes of the budget is for augmented images made ahead."""
+
+
+class Budget:
+    """Count what is reserved, by name; ``total`` None: half of the memory that is free now."""
+
+    def __init__(self, total: int | None = None) -> None:
+        self.total = free_memory() // 2 if total is None else total
+        self._reserved: dict[str, int] = {}
+
+    def reserve(self, what: str, size: int) -> None:
+        """Set what ``what`` takes; raise `PolicyBreach` if everything together exceeds the total."""
+        self._reserved[what] = size
+        if sum(self._reserved.values()) > self.total:
+            raise PolicyBreach(
+                f"this run {self.words()}; join with a larger --memory, or ask for less "
+                "(clients.batch, clients.steps, data.size, model.cut)"
+            )
+
+    def begin(self, terms: Terms, hardware: Hardware, whole: bool) -> None:
+        """Reserve what a run's terms need besides the images, instead of any run before.
+
+        ``whole``: the device trains the whole model.
+        """
+        self._reserved = {}
+        part, full = of_model(terms.config.model, terms.shape, terms.classes)
+        held, clients = full if whole else part, terms.config.clients
+        self.reserve("model", held.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
+        self.reserve("batch", held.bytes(clients.batch, 0, KEPT))
+        self.reserve("draws", clients.steps * clients.batch * BYTES_PER_USE)
+        channels, height, width = terms.shape
+        step = 2 * clients.batch * channels * height * width
+        rest = 1 if hardware.capture else self.views // max(1, step)
+        made = clients.steps if hardware.capture else min(clients.steps, max(1, rest))
+        # In bytes as they are made, and normalised for one step.
+        self.reserve("views", step * (made + 4))
+
+    @property
+    def views(self) -> int:
+        """Return the bytes of augmented images that may be made ahead."""
+        return self.total // VIEWS_SHARE
+
+    def images(self, size: int) -> None:
+        """Reserve all images as they are trained on."""
+        self.reserve("images", size)
+
+    def frames(self, size: int) -> None:
+        """Reserve the frames that may be here at a time, of ``size`` bytes each at most."""
+        self.reserve("messages", FRAMES * size)
+
+    def words(self) -> str:
+        """Return what is reserved, in one line."""
+        parts = ", ".join(f"{what} {amount(size)}" for what, size in self._reserved.items())
+        needed = amount(sum(self._reserved.values()))
+        return f"needs up to {needed} of memory, of {amount(self.total)}: {parts}"
+
+
+def amount(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def parse_memory(text: str) -> int:
+    """Return the bytes of ``2GB``, ``500MB`` or a plain number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in UNITS:
+        raise ConfigError(f"--memory {text!r:.40} is no amount; write e.g. 2GB or 500MB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def free_memory() -> int:
+    """Return the bytes that this process could take: what the machine and its control group leave."""
+    free = [_available(), *(_left_of_group(*names) for names in GROUPS)]
+    return min(size for size in free if size is not None)
+
+
+GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+UNKNOWN = 4 * 2**30
+"""Bytes that are taken for free where the system does not tell."""
+
+
+def _available() -> int:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024 * int(re.findall(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)[0])
+    except (OSError, IndexError):
+        return UNKNOWN
+
+
+def _left_of_group(limit: str, used: str) -> int | None:
+    try:
+        return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return None

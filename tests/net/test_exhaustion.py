@@ -1,0 +1,136 @@
+"""A server cannot exhaust a device: real processes, and how much memory they take under attack."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.net.harness import tiny
+from tests.net.rogue_server import Peer, Script, attacked, folder_of_images, split_frame, terms
+
+MB = 1_000_000
+REFUSED = 4
+"""Exit status of a device that its server refuses."""
+BUDGET = "300MB"
+MOST = 400 * MB
+"""The budget, and what torch, gRPC and Python take beside it."""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of_images(tmp_path_factory.mktemp("images"))
+
+
+def greeting(text: str) -> Script:
+    """Send terms, then nothing."""
+
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+        await asyncio.sleep(60)
+
+    return script
+
+
+def enrolling(text: str, client: int = 0) -> Script:
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+        await peer.say("enrolled", {"client": client})
+        await peer.split(text)
+        await peer.hears()
+        await asyncio.sleep(60)
+
+    return script
+
+
+def asking(text: str, steps: int) -> Script:
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+        await peer.say("enrolled", {"client": 0})
+        await peer.split(text, steps=steps)
+        await peer.hears()
+        await asyncio.sleep(60)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (greeting(terms(shape=[1, 16384, 16384])), "height = 16384"),
+        (greeting(terms(shape=[1, 512, 512])), "of memory, of 300.0 MB: "),
+        (greeting(terms(config__clients__batch=3_000_000)), "clients.batch = 3e+06"),
+        (greeting(terms(config__clients__batch=65_536)), "of memory, of 300.0 MB: "),
+        (greeting(terms(config__clients__steps=1_000_000)), "draws 1.0 GB"),
+        (asking(terms(), 20_000_000), "steps = 2e+07"),
+        (enrolling(terms(config__clients__total=2 * 10**8), 10**8), "client = 1e+08"),
+    ],
+    ids=["size", "size in range", "batch", "batch in range", "draws", "steps", "index"],
+)
+def test_numbers_that_ask_for_too_much_end_with_a_line(
+    script: Script, reason: str, images: Path
+) -> None:
+    ended, server = attacked(script, images, "--memory", BUDGET, most=MOST)
+    assert ended.status not in (0, 99) and ended.peak < MOST, ended
+    last = ended.output.splitlines()[-1]
+    assert last.startswith("error: ") and reason in last, ended.output
+    assert not [item for item in server.heard if item.kind in ("features", "bottom")]
+
+
+def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:
+    """The device computes while its server sends; what it has not looked at must not pile up."""
+    wide = [{"kind": "flatten"}, {"kind": "linear", "features": 4096}, {"kind": "linear"}]
+    text = terms(config__model__layers=wide, config__model__cut=2)
+    frame = split_frame(text)
+    assert len(frame) > 8 * MB
+
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+        await peer.say("enrolled", {"client": 0})
+
+        async def flood() -> None:
+            for _ in range(60):
+                await peer.say_bytes(frame)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(5)
+        assert not flooding.done(), "the device takes no more than it can hold"
+        while not flooding.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(peer.hears(), 0.5)
+        await peer.context.abort(grpc.StatusCode.PERMISSION_DENIED, "enough")
+
+    ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB)
+    assert ended.status == REFUSED and ended.peak < 300 * MB, ended
+    assert "refuses this client: enough" in ended.output.splitlines()[-1]
+
+
+def test_names_of_a_server_do_not_fill_the_log_or_reach_the_terminal(
+    images: Path, tmp_path: Path
+) -> None:
+    text = terms(tiny(method="fedswitch"))
+    name = "\x1b]0;owned\x07\x1b[2J" + "x" * 200_000
+
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+        await peer.say("enrolled", {"client": 0})
+        for index in range(500):
+            fields = {"round": index, "steps": 1, "lr": 0.1, "work": name, "settings": {}}
+            await peer.say("full", {**fields, "states": {}, "on_request": {}})
+            await peer.say(name[:100], {})
+        await asyncio.sleep(1)
+        await peer.context.abort(
+            grpc.StatusCode.PERMISSION_DENIED, "no \x1b[31m\u202e" + "y" * 3000
+        )
+
+    policy = tmp_path / "policy.toml"
+    policy.write_text("full_models = true\n")
+    words = ("--memory", BUDGET, "--policy", str(policy))
+    ended, _ = attacked(script, images, *words, most=MOST)
+    assert ended.status == REFUSED, ended
+    assert "\x1b" not in ended.output and "\x07" not in ended.output
+    assert "\u202e" not in ended.output
+    assert len(ended.output) < 40_000
+    assert max(map(len, ended.output.splitlines())) < 700
+    assert "asks for work" in ended.output
