@@ -1,7 +1,9 @@
 """``semisfl leakage`` and ``poisoning``: what a server could rebuild, and what attackers could break."""
 
+import contextlib
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+from semisfl.stopping import Stopped
 
 if TYPE_CHECKING:
     from semisfl.settings.policy import Policy
@@ -59,7 +62,7 @@ def leakage(
     from semisfl.cli.signals import StopSignals
     from semisfl.settings import config as configs
 
-    with StopSignals() as signals:
+    with StopSignals() as signals, _unfinished(out):
         if (Path(target) / "config.toml").exists():
             if settings:
                 raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
@@ -87,6 +90,16 @@ def leakage(
     print(
         f"saved in {out}: leakage.json, and leakage.png with each original above its rebuilt image"
     )
+
+
+@contextlib.contextmanager
+def _unfinished(out: Path) -> Iterator[None]:
+    """Say what a signal left undone, and exit like an interrupted command."""
+    try:
+        yield
+    except Stopped:
+        console.say(f"leakage was stopped before it had measured everything; {out} is unchanged")
+        raise KeyboardInterrupt from None
 
 
 def _defences(asked: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:

@@ -127,7 +127,11 @@ def partition(
         return {name: counts[label] for label, name in enumerate(data.classes)} | unknown
 
     if json_:
-        clients = [{"images": len(rows), "classes": by_class(rows)} for rows in held.clients]
+        names = [{"name": name} for name in held.names] or [{}] * len(held.clients)
+        clients = [
+            {**name, "images": len(rows), "classes": by_class(rows)}
+            for name, rows in zip(names, held.clients, strict=True)
+        ]
         server = {"images": len(held.labeled), "classes": by_class(held.labeled)}
         place = str(picture) if picture else None
         print(json.dumps({"server": server, "clients": clients, "picture": place}))

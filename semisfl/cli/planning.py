@@ -99,7 +99,11 @@ def plan(
     if picture:
         from semisfl.costs import charts
 
-        charts.draw_plan(made, picture)
+        try:
+            charts.draw_plan(made, picture)
+        except OSError as error:  # the numbers are worth more than their picture
+            console.say(f"warning: no picture: {picture}: {error.strerror or error}; choose --out")
+            picture = None
     if json_:
         print(json.dumps(_as_json(made, cuts=chosen is None, picture=picture)))
     elif picture:

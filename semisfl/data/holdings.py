@@ -73,13 +73,15 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
     every = max(1, len(partition.clients) // 40)
     shown = [0, *range(1, len(holders), every)]
-    names = ["server", *(str(client) for client in range(len(partition.clients)))]
+    clients = partition.names or map(str, range(len(partition.clients)))
+    names = ["server", *map(_short, clients)]
     grid.set_xticks(places[shown], [names[place] for place in shown], rotation=90)
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)
     grid.set_ylim(len(rows) - 0.4, -0.6)
     # A label of the figure: the grid is narrower than these words if class names are long.
-    figure.supxlabel("server's labels (orange) and clients by number (blue)", fontsize="medium")
+    by = "folder" if partition.names else "number"
+    figure.supxlabel(f"server's labels (orange) and clients by {by} (blue)", fontsize="medium")
     grid.grid(alpha=0.25)
     grid.set_axisbelow(True)
     return figure

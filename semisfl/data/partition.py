@@ -39,6 +39,8 @@ class Partition:
     clients: tuple[np.ndarray, ...]
     validation: np.ndarray = field(default_factory=NONE.copy)
     """Images that nobody trains on and that rounds are tested on. Empty: the test set is used."""
+    names: tuple[str, ...] = ()
+    """Names of the clients, if folders give them; empty: they have numbers only."""
 
 
 def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
@@ -136,7 +138,8 @@ def by_folder(
     labels[np.concatenate([*held, validation])] = UNKNOWN
     served = _stratified(labels, labeled, len(dataset.classes), seed)
     mine = [part for part, _ in served]
-    return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation)
+    names = tuple(dataset.clients)
+    return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation, names)
 
 
 def _check_clients(left: int, labeled: int, clients: int, classes: int) -> None:

@@ -76,16 +76,24 @@ def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], M
     rounds = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line)
+            values = json.loads(line, parse_constant=_no_number)
             if not isinstance(values, dict) or not isinstance(values.get("round"), int):
                 raise ValueError("it does not hold the metrics of a round")
             rounds.append(make(values))
         except ValueError as error:
-            if number < len(lines):
+            if number < len(lines) or isinstance(error, NoNumber):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {error}; remove the line"
                 ) from error
     return rounds
+
+
+class NoNumber(ValueError):
+    """A line has NaN or infinity, which JSON does not have and no run writes."""
+
+
+def _no_number(name: str) -> None:
+    raise NoNumber(f"it holds {name}, which is no JSON number")
 
 
 def read_holdings(path: Path) -> Values:

@@ -28,6 +28,9 @@ __all__ = [
     "NamedSink",
 ]
 
+MODELS = ("cnn", "alexnet", "vgg13", "vgg16", "resnet18", "wrn-28-2")
+"""Names of the models, whose tables are in `semisfl.models.zoo`."""
+
 METHODS = {
     entry.name: entry
     for entry in (

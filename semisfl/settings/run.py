@@ -105,6 +105,11 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.name = {CUSTOM!r} needs model.layers; give them, or a known name"
             )
+        if self.layers is None and self.name not in catalog.MODELS:
+            raise ValueError(
+                f"model.name = {self.name!r} is not known; known: {', '.join(catalog.MODELS)}; or give "
+                "model.layers a table of your own"
+            )
         return self
 
     @property

@@ -1,6 +1,8 @@
 """Run ``semisfl leakage`` from the command line."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,19 @@ def test_each_mistake_gives_a_clear_error(
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
+
+
+def test_a_signal_says_that_the_measurement_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from semisfl.attacks import exposure
+
+    def signalled(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(exposure, "of_preset", signalled)
+    out = tmp_path / "leakage"
+    assert main(["leakage", "digits", "--quick", "--out", str(out)]) == 130
+    printed = capsys.readouterr().err
+    assert "leakage was stopped before it had measured everything" in printed
+    assert "before the first round" not in printed and not out.exists()

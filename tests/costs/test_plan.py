@@ -179,3 +179,13 @@ def test_every_method_is_priced_with_its_own_settings(capsys: pytest.CaptureFixt
         teachers.append((code, capsys.readouterr()))
     assert teachers[0][0] == 0
     assert teachers[1][0] != 0 and "set semisfl.client_teacher = 'frozen'" in teachers[1][1].err
+
+
+def test_a_picture_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "missing" / "plan.png")
+    assert main(["plan", "digits", "--out", nowhere, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["picture"] is None
+    assert f"warning: no picture: {nowhere}: No such file or directory" in printed.err

@@ -235,3 +235,18 @@ def test_the_picture_shows_all_its_text(clients, word):
     shown = {text.get_text() for text in figure.findobj(Text)}
     assert {"images", "server", "unknown"} <= shown
     assert any(name.startswith("class 7") for name in shown)
+
+
+def test_clients_of_folders_have_their_names_in_the_picture():
+    clients = {"camera-1": np.arange(60, 70), "camera-2": np.array([5, 6])}
+    held = by_folder(folders(clients), labeled=30, seed=3)
+    assert held.names == ("camera-1", "camera-2")
+    labels = folders(clients).labels.numpy()
+    grid = picture(held, labels, ["a", "b", "c"]).axes[1]
+    assert [tick.get_text() for tick in grid.get_xticklabels()] == [
+        "server",
+        "camera-1",
+        "camera-2",
+    ]
+    numbered = picture(cut(CIFAR, clients=2), CIFAR, [str(number) for number in range(10)])
+    assert [tick.get_text() for tick in numbered.axes[1].get_xticklabels()] == ["server", "0", "1"]

@@ -177,3 +177,17 @@ def test_a_record_that_cannot_be_read_is_named(
     file.write_text("{")
     with pytest.raises(ValueError, match=r"x\.run\.json is damaged"):
         grouping.read_run(file)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_path: Path) -> None:
+    """A last line that was cut off is left out; this one is whole, and wrong."""
+    lines = ['{"round": 0, "accuracy": 50.0}', f'{{"round": 1, "accuracy": {value}}}']
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("\n".join(lines if last else [lines[1], lines[0]]) + "\n")
+    number = 2 if last else 1
+    with pytest.raises(
+        ValueError, match=f"line {number} is damaged: it holds {value}, which is no"
+    ):
+        reading.read_metrics(file, dict)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,16 @@ def test_a_full_disk_takes_neither_lines_to_repeat_nor_the_log_for_an_error(
     assert metrics.read_text() == '{"round": 0}\n{"round": 1}\n'
     assert capsys.readouterr().err == "", "no traceback of the log's own"
     directory.unlock()
+
+
+@pytest.mark.parametrize("what", ["labelled", "validation"])
+def test_labelled_images_on_a_client_are_refused(what: str) -> None:
+    data, partition = toy_data(2)
+    first = partition.clients[1][:1]
+    field = "labeled" if what == "labelled" else "validation"
+    held = np.sort(np.concatenate([getattr(partition, field), first]))
+    wrong = replace(partition, **{field: held})
+    with pytest.raises(
+        ValueError, match=f"gives client 1 1 of the {what} images, the first is {first[0]}"
+    ):
+        train(tiny(2), data=data, partition=wrong, device="cpu")
