@@ -101,7 +101,10 @@ class Labelling:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, mean in self.state_dict().items():
-            mean.copy_(state[name])
+            before = state[name]
+            if name.startswith("client_"):  # a resumed run may have another number of clients
+                mean, before = mean[: len(before)], before[: len(mean)]
+            mean.copy_(before)
 
 
 def _weight(steps: Tensor, decay: float) -> Tensor:

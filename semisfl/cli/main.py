@@ -13,6 +13,7 @@ from semisfl.cli import (
     certificates,
     console,
     devices,
+    fleet,
     look,
     planning,
     renamed,
@@ -56,7 +57,7 @@ GROUPS = {
     "Before training": (look, planning, timing),
     "Results": (results, replays, watching),
     "Use a trained model": (use_model, serve_model),
-    "Train with real devices": (devices, certificates),
+    "Train with real devices": (devices, fleet, certificates),
     "Attack a run to see how safe it is": (attack,),
 }
 for group, modules in GROUPS.items():

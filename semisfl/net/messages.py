@@ -45,9 +45,8 @@ SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
 SERVERS_OWN: Mapping[str, Any] = {
-    "stop": True,
-    "robust": True,
-    "sinks": True,
+    **dict.fromkeys(("stop", "robust", "sinks", "network"), True),
+    "clients": {"total", "active"},
     "model": {"weights"},
 }
 """Settings that no device needs. They may change at a restart without making it another run."""
@@ -111,7 +110,7 @@ class Terms:
 
     def to_json(self) -> str:
         plain = {
-            "config": self.config.model_dump(mode="json", exclude=SERVERS_OWN),
+            "config": self.config.model_dump(mode="json", exclude=dict(SERVERS_OWN)),
             "shape": list(self.shape),
             "classes": self.classes,
             "mean": list(self.mean),

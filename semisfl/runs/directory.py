@@ -22,7 +22,7 @@ from semisfl.runs.reading import METRICS, parse_metrics, read_metrics
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.run import StopConfig
+from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
 from semisfl.settings.version import VERSION
 
@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 CHANGEABLE = (*(f"stop.{key}" for key in StopConfig.model_fields), "sinks")
 """Settings that may change when a run is continued: they change none of its numbers."""
+FLEET_CHANGEABLE = (
+    *("clients.total", "clients.active"),
+    *(f"network.{key}" for key in NetworkConfig.model_fields),
+)
+"""Settings that may change too if the clients are devices, which come and go anyway."""
 
 
 class RunDirectory:
@@ -140,20 +145,34 @@ class RunDirectory:
     def changed(self, settings: Sequence[str]) -> Config:
         """Return the configuration with ``key=value`` assignments; refuse keys that must not change."""
         here = self.config()
+        network = here.fleet.kind == "network"
+        allowed = CHANGEABLE + (FLEET_CHANGEABLE if network else ())
         for assignment in settings:
             key = assignment.partition("=")[0].strip()
-            if key not in CHANGEABLE:
+            if key not in allowed:
                 raise ConfigError(
                     f"--set {assignment!r}: --resume continues a run as it was set up; "
-                    f"what can be changed is {', '.join(CHANGEABLE)}"
+                    f"what can be changed is {', '.join(allowed)}"
                 )
         values = here.model_dump(exclude_none=True)
         return config.parse(config.override(values, list(settings)))
 
     def keep_config(self, run_config: Config) -> None:
-        """Write the configuration that a run continues with, if it was changed."""
-        if run_config != self.config():
-            write_whole(self.path / "config.toml", to_toml(run_config).encode())
+        """Write the configuration that a run continues with, if it was changed.
+
+        Each changed setting of a fleet is a line of ``fleet.jsonl``, like every other change to it.
+        """
+        before = self.config()
+        if run_config == before:
+            return
+        write_whole(self.path / "config.toml", to_toml(run_config).encode())
+        for key in FLEET_CHANGEABLE:
+            section, _, name = key.partition(".")
+            old, new = (getattr(getattr(one, section), name) for one in (before, run_config))
+            if old != new:
+                event = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+                event |= {"event": "changed", "name": key, "reason": f"{old} to {new}"}
+                append_whole(self.path / "fleet.jsonl", (json.dumps(event) + "\n").encode())
 
     def warn_of_changes(self) -> None:
         """Warn if the environment differs from the first one in a way that changes results."""

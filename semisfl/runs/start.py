@@ -118,7 +118,8 @@ def go_on(
 ) -> Iterator[Run]:
     """Prepare the run in a directory from its latest good checkpoint; ``path`` may also name a checkpoint.
 
-    ``settings`` are ``key=value`` assignments as for ``--set``, for limits (``stop.*``) and sinks only.
+    ``settings`` are ``key=value`` assignments as for ``--set``, for limits (``stop.*``) and sinks, and for the
+    size and the waits of a fleet of devices (``clients.total``, ``clients.active``, ``network.*``).
     ``cluster``: use all ranks of torchrun, wherever the run was before.
     """
     place = Path(path)

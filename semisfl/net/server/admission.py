@@ -75,7 +75,7 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
         )
     if lines := _objections(fields, terms.config):
         raise Refused(incompatible, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT))
-    if identity not in roster.index and len(roster.index) >= roster.total:
+    if identity not in roster.index and roster.full:
         raise no_place(roster, identity)
 
 
@@ -128,8 +128,8 @@ def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
 def no_place(roster: Roster, identity: str) -> Refused:
     return Refused(
         grpc.StatusCode.PERMISSION_DENIED,
-        f"all clients.total = {roster.total} places are taken and {identity} has none; a device "
-        "that is gone keeps its place: start a run with more",
+        f"all clients.total = {roster.total} places are taken and {identity} has none; "
+        "free one with `semisfl fleet RUN remove NAME`, or raise clients.total at a --resume",
     )
 
 

@@ -31,7 +31,8 @@ class FleetEvent:
 
     time: str
     event: str
-    """``here``, ``gone``, ``left_out``, ``held_back`` or ``refused``."""
+    """``here``, ``gone``, ``left_out``, ``held_back``, ``refused`` or ``removed``; of the whole fleet
+    ``paused``, ``resumed``, ``draining``, and ``changed`` for a setting changed at a resume."""
     name: str
     client: int | None = None
     images: int | None = None
@@ -115,6 +116,13 @@ class DeviceLog:
 
     def left_out(self, name: str, client: int, reason: str) -> None:
         self._note("left_out", name, client=client, reason=reason)
+
+    def removed(self, name: str, client: int, reason: str) -> None:
+        self._note("removed", name, client=client, reason=reason)
+
+    def administered(self, event: str) -> None:
+        """Record that the operator paused, resumed or drained the whole fleet."""
+        self._note(event, "fleet", reason="by the operator")
 
     def refused(self, peer: str, name: str, reason: str) -> None:
         """Record a refused or disconnected client, also in the audit log, where one line may sum up many."""

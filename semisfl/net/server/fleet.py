@@ -6,7 +6,7 @@ that did answer.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from semisfl.fleet.teacher_once import check
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
 from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server.administration import Actions, Administration
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.device_log import DeviceStatus, remembered, timestamp
@@ -85,6 +86,7 @@ class NetworkFleet:
             context, setup.network, handshake_seconds=handshake_seconds, thread=thread
         )
         self._questions = Questions(context, self._listener)
+        self._administration: Administration | None = None
         self.waiting = Waiting(context, self._listener, self.present)
         self.port = self._listener.port
 
@@ -93,7 +95,28 @@ class NetworkFleet:
             self.roster.keep_in(directory / "roster.json")
             self._seen, self._moved = remembered(directory), self.traffic.by_client()
             self.device_log.open(directory, self.devices, lambda: self.waiting.state)
+            self._administration = Administration(directory, self._actions(), self._listener.thread)
         self._listener.start()
+
+    def _actions(self) -> Actions:
+        """Return what `semisfl fleet` may ask for; each function runs on the loop."""
+
+        def done(act: Callable[[], None]) -> dict[str, Any]:
+            act()
+            return {"done": True}
+
+        return {
+            "list": lambda name: self.standing(),
+            "remove": lambda name: done(lambda: self._listener.remove(name)),
+            "pause": lambda name: done(self.waiting.pause),
+            "resume": lambda name: done(self.waiting.resume),
+            "drain": lambda name: done(self.waiting.drain),
+        }
+
+    def standing(self) -> dict[str, Any]:
+        """Return the devices, the number of places and what the run waits for, as plain values."""
+        clients = [device.as_dict() for device in self.devices()]
+        return {"clients": clients, "total": self.roster.total, "waiting": self.waiting.state}
 
     # --- who is there ----------------------------------------------------------------------------
 
@@ -258,6 +281,8 @@ class NetworkFleet:
 
     def close(self, finished: bool) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""
+        if self._administration is not None:
+            self._administration.close()
         code = grpc.StatusCode.OK if finished else grpc.StatusCode.UNAVAILABLE
         self._listener.close(
             code, "the run is finished" if finished else "the server stops; it may come back"

@@ -14,6 +14,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import LoopThread, Violation
 from semisfl.net.frames import Frame, WireError, decode, encode
+from semisfl.net.messages import REVOKED
 from semisfl.net.server import endpoint
 from semisfl.net.server.admission import (
     HANDSHAKE_SECONDS,
@@ -69,6 +70,7 @@ class Listener:
         self._streams: dict[str, Session] = {}
         self._epochs: Counter[str] = Counter()
         self._strikes: Counter[str] = Counter()
+        self._removed: set[str] = set()
         self._lost: dict[str, float] = {}
         """When the connection of each absent identity ended."""
         self._finished = False
@@ -84,6 +86,10 @@ class Listener:
     def start(self) -> None:
         """Let clients in."""
         self._thread.call(self._server.start())
+
+    @property
+    def thread(self) -> LoopThread:
+        return self._thread
 
     async def _bind(self, listen: str) -> int:
         seconds = self._handshake_seconds
@@ -104,6 +110,8 @@ class Listener:
                 shown = self._trust.shown(context)
                 identity = shown.name
                 self._trust.admit(shown)
+                if self._roster.full:
+                    self._free_revoked()
             hello = await endpoint.hello(context, self._handshake_seconds)
             if shown is None:
                 identity = f"plaintext:{hello.fields['name']}"
@@ -111,6 +119,11 @@ class Listener:
                 raise Refused(
                     grpc.StatusCode.PERMISSION_DENIED,
                     f"{identity} is in quarantine after {STRIKES} breaches of the protocol",
+                )
+            if identity in self._removed:
+                raise Refused(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"{identity} was removed by the operator and stays out until the server restarts",
                 )
             check_hello(hello.fields, identity, self._terms, self._roster)
             if self._finished:
@@ -188,7 +201,8 @@ class Listener:
     def _enrol(self, session: Session, ready: Frame) -> None:
         check_ready(ready.fields, self._context.schemas)
         try:
-            client = self._roster.enrol(session.identity, ready.fields["images"])
+            serial = session.shown.serial if session.shown else None
+            client = self._roster.enrol(session.identity, ready.fields["images"], serial)
         except OSError as error:
             log.warning("%s waits: the roster cannot be written: %s", session.identity, error)
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the server's disk is full") from error
@@ -260,6 +274,34 @@ class Listener:
                 self._device_log.refused(session.peer, session.identity, refusal.reason)
                 self._forget(session)
                 session.close(refusal.code, refusal.reason)
+        self._free_revoked()
+
+    def _free_revoked(self) -> None:
+        """Free the places of devices whose latest certificate is revoked."""
+        assert self._trust is not None
+        for name, serial in list(self._roster.serials.items()):
+            if self._trust.is_revoked(serial):
+                self._free(name, f"its certificate {REVOKED}")
+
+    def _free(self, identity: str, reason: str) -> None:
+        try:
+            client = self._roster.remove(identity)
+        except OSError as error:
+            log.warning("%s keeps its place: the roster cannot be written: %s", identity, error)
+            return
+        log.warning("the place of %s is free: %s", identity, reason)
+        self._device_log.removed(identity, client, reason)
+
+    def remove(self, identity: str) -> None:
+        """Free the place of a device, disconnect it and keep it out until the server restarts."""
+        client = self._roster.remove(identity)
+        reason = "removed by the operator"
+        self._removed.add(identity)
+        if session := self._streams.get(identity):
+            self._forget(session)
+            session.close(grpc.StatusCode.PERMISSION_DENIED, f"{identity} was {reason}")
+        log.warning("the place of %s is free: %s", identity, reason)
+        self._device_log.removed(identity, client, reason)
 
     def offend(self, session: Session, reason: str) -> None:
         """Disconnect a client for an invalid frame; after STRIKES offences it stays out."""

@@ -1,7 +1,8 @@
-"""Give each client an index that never changes, and remember how many images it holds."""
+"""Give each client a place, which it keeps until it is removed, and remember how many images it holds."""
 
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Roster:
-    """Assign indices 0..total-1 in order of first arrival.
+    """Assign places 0..total-1: a newcomer gets the first that is free.
 
     With a file, every enrolment is on disk before the client learns its index. A server killed
     before its first checkpoint then still gives every client the index that seeds its draws.
@@ -24,10 +25,20 @@ class Roster:
         self.index: dict[str, int] = {}
         self.images: dict[int, int] = {}
         """How many images each client reported last; the sum is the unlabelled part of |D|."""
+        self.serials: dict[str, int] = {}
+        """The certificate that each client showed last."""
         self._path: Path | None = None
+        self._changing = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        return len(self.index) >= self.total
 
     def keep_in(self, path: Path) -> None:
-        """Read the file if it exists, and write every change to it from now on."""
+        """Read the file if it exists, and write every change to it from now on.
+
+        The file is newer than any checkpoint: places may have been freed since.
+        """
         if path.exists():
             state = _read(path)
             if state is not None:
@@ -42,18 +53,43 @@ class Roster:
                 write_whole(path, json.dumps(self.state_dict()).encode())
         self._path = path
 
-    def enrol(self, identity: str, images: int) -> int | None:
-        """This identity's index; None if every place is taken by others."""
-        if identity not in self.index and len(self.index) >= self.total:
-            return None
-        client = self.index.get(identity, len(self.index))
-        if (self.index.get(identity), self.images.get(client)) != (client, images):
+    def enrol(self, identity: str, images: int, serial: int | None = None) -> int | None:
+        """Return this identity's place; None if every place is taken by others.
+
+        ``serial`` is that of its certificate: once it is revoked, the place is free.
+        """
+        with self._changing:
+            if identity not in self.index and self.full:
+                return None
+            taken = set(self.index.values())
+            free = next((place for place in range(self.total) if place not in taken), -1)
+            client = self.index.get(identity, free)
             index, held = {**self.index, identity: client}, {**self.images, client: images}
+            serials = self.serials if serial is None else {**self.serials, identity: serial}
+            self._change(index, held, serials)
+            return client
+
+    def remove(self, identity: str) -> int:
+        """Free the place of ``identity`` and return it; raise `ValueError` if it has none."""
+        with self._changing:
+            if identity not in self.index:
+                known = ", ".join(list(self.index)[:10]) or "none"
+                raise ValueError(f"{identity!r} has no place; the devices that have one: {known}")
+            client = self.index[identity]
+            index = {name: place for name, place in self.index.items() if name != identity}
+            held = {place: count for place, count in self.images.items() if place != client}
+            serials = {name: one for name, one in self.serials.items() if name != identity}
+            self._change(index, held, serials)
+            return client
+
+    def _change(
+        self, index: dict[str, int], images: dict[int, int], serials: dict[str, int]
+    ) -> None:
+        if (index, images, serials) != (self.index, self.images, self.serials):
             if self._path is not None:
-                write_whole(self._path, json.dumps(_plain(index, held)).encode())
-            # Only now: an enrolment that the disk refused is none.
-            self.index, self.images = index, held
-        return client
+                write_whole(self._path, json.dumps(_plain(index, images, serials)).encode())
+            # Only now: a change that the disk refused is none.
+            self.index, self.images, self.serials = index, images, serials
 
     def name(self, client: int) -> str:
         return next(
@@ -61,28 +97,24 @@ class Roster:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return _plain(self.index, self.images)
+        return _plain(self.index, self.images, self.serials)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ``state``; identities enrolled meanwhile must not disagree with it."""
+        """Take over ``state`` in place of what is known."""
         if not isinstance(
             state.get("index"), Mapping
         ):  # as files were before they held the numbers of images
             state = {"index": state, "images": {}}
-        merged = {str(name): int(index) for name, index in state["index"].items()}
-        for name, index in self.index.items():
-            if merged.setdefault(name, index) != index:
-                raise ValueError(
-                    f"{name} is client {index} here and client {merged[name]} in the checkpoint; "
-                    "start the server with the --out folder the checkpoint came from"
-                )
-        if sorted(merged.values()) != list(range(len(merged))) or len(merged) > self.total:
+        index = {str(name): int(place) for name, place in state["index"].items()}
+        places = sorted(index.values())
+        if len(set(places)) < len(places) or not all(0 <= one < self.total for one in places):
             raise ValueError(
-                f"a roster of {len(merged)} clients with indices {sorted(merged.values())} does not fit "
-                f"clients.total = {self.total}; indices must be 0, 1, 2, ... below it"
+                f"a roster with the places {places} does not fit clients.total = {self.total}: each must be "
+                "taken once and be below it; remove devices with `semisfl fleet RUN remove NAME` first"
             )
-        self.index = dict(sorted(merged.items(), key=lambda item: item[1]))
-        self.images = {int(c): int(n) for c, n in state["images"].items()} | self.images
+        self.index = dict(sorted(index.items(), key=lambda item: item[1]))
+        self.images = {int(place): int(count) for place, count in state["images"].items()}
+        self.serials = {name: int(text, 16) for name, text in state.get("serials", {}).items()}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -94,5 +126,11 @@ def _read(path: Path) -> dict[str, Any] | None:
     return state if isinstance(state, dict) else None
 
 
-def _plain(index: Mapping[str, int], images: Mapping[int, int]) -> dict[str, Any]:
-    return {"index": dict(index), "images": {str(client): n for client, n in images.items()}}
+def _plain(
+    index: Mapping[str, int], images: Mapping[int, int], serials: Mapping[str, int]
+) -> dict[str, Any]:
+    return {
+        "index": dict(index),
+        "images": {str(client): count for client, count in images.items()},
+        "serials": {name: f"{serial:x}" for name, serial in serials.items()},
+    }

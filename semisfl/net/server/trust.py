@@ -109,7 +109,7 @@ class Trust:
 
     def refusal(self, shown: Shown) -> Refused | None:
         """Return why this client may not be connected, or None."""
-        if shown.serial in self._revoked:
+        if self.is_revoked(shown.serial):
             reason = f"the certificate of {shown.name} {REVOKED}"
             return Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
         if shown.valid_until <= datetime.now(UTC):
@@ -118,6 +118,10 @@ class Trust:
             reason = f"the certificate of {shown.name} expired on {until}"
             return Refused(grpc.StatusCode.UNAVAILABLE, reason)
         return None
+
+    def is_revoked(self, serial: int) -> bool:
+        """Return whether the list that was read last holds this certificate."""
+        return serial in self._revoked
 
     def read_revoked(self) -> None:
         """Read the list if it changed; keep the last good one if it cannot be read."""

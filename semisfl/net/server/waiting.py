@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.listener import Listener
+from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,25 @@ class Waiting:
         """What the run waits for, in one line; None while it trains. Any thread may read it."""
         self._context, self._listener, self._present = context, listener, present
         self._settled = False
+        self._paused = self._draining = False
+
+    def pause(self) -> None:
+        """Begin no further round until `resume`. Any thread may call."""
+        self._set(paused=True, draining=self._draining, event="paused")
+
+    def resume(self) -> None:
+        self._set(paused=False, draining=self._draining, event="resumed")
+
+    def drain(self) -> None:
+        """Stop the run where the next round would begin, as a signal does."""
+        self._set(paused=False, draining=True, event="draining")
+
+    def _set(self, *, paused: bool, draining: bool, event: str) -> None:
+        with self._listener.changed:
+            self._paused, self._draining = paused, draining
+            self._listener.changed.notify_all()
+        log.warning("%s, by the operator", event)
+        self._context.device_log.administered(event)
 
     def until_ready(self) -> None:
         """Return once a quorum is there.
@@ -34,6 +54,7 @@ class Waiting:
         """
         network, clients = self._context.config.network, self._context.config.clients
         started = time.monotonic()
+        self._check_drained()
         if not self._settled:
             everyone = max(clients.active, len(self._context.roster.index))
             self.wait(everyone, network.deadline)
@@ -42,7 +63,7 @@ class Waiting:
             self.wait(network.quorum)
             # After waiting, which may have taken days.
             self._listener.check_certificates()
-            if len(self._present()) >= network.quorum:
+            if len(self._present()) >= network.quorum and not self._paused:
                 break
         if self.state is not None:
             self._tell(None)
@@ -56,19 +77,26 @@ class Waiting:
         while True:
             with self._listener.changed:
                 there = len(self._present())
-                if there >= count:
+                if there >= count and not self._paused:
                     return True
                 self._tell(self._describe(there, count, seconds))
                 self._listener.changed.wait(0.2)
             now = time.monotonic()
             self._context.stop.check()
+            self._check_drained()
             if seconds is not None and now - started > seconds:
                 return False
             if now - started > 1 and (reminded is None or now - reminded > REMIND_SECONDS):
                 reminded = now
                 log.warning("%s; missing: %s", self.state, self.missing())
 
+    def _check_drained(self) -> None:
+        if self._draining:
+            raise Stopped
+
     def _describe(self, there: int, count: int, seconds: float | None) -> str:
+        if self._paused:
+            return f"paused by the operator ({there} devices here)"
         quorum = self._context.config.network.quorum
         longer = f"; {seconds:g} s for all {count} to come" if seconds and count > quorum else ""
         return f"waiting for devices ({there} here, {quorum} needed{longer})"

@@ -1,0 +1,275 @@
+"""A running server is administered by its own user: places are freed, rounds paused, the run drained."""
+
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.net.client.connection import Rejected
+from semisfl.net.server.administration import SOCKET, ask
+from semisfl.net.server.roster import Roster
+from semisfl.net.tls import certs
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.loop import Result, run_rounds
+from tests.net.harness import Client, Network, network, tiny, until
+
+
+@contextmanager
+def administered(path: Path, count: int = 2, **how: Any) -> Iterator[tuple[Network, RunDirectory]]:
+    """A server with a directory; every place is free."""
+    config = tiny(count, **how.pop("config", {}))
+    directory = RunDirectory.create(path, config)
+    with network(config, **how) as net:
+        net.fleet.roster.load_state_dict({})
+        net.fleet.open(directory.path)
+        yield net, directory
+
+
+def events(directory: RunDirectory) -> list[tuple[str, str]]:
+    lines = (directory.path / "fleet.jsonl").read_text().splitlines()
+    return [(line["event"], line["name"]) for line in map(json.loads, lines)]
+
+
+def in_background(act: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_removed_device_leaves_its_place_to_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with administered(tmp_path / "run") as (net, directory):
+        net.join_all()
+        place = net.fleet.roster.index["plaintext:client-0"]
+        third = Client(net.address, net.data.images[:12], "third")
+        third.join(10)
+        assert isinstance(third.error, Rejected)
+        assert "semisfl fleet RUN remove NAME" in str(third.error)
+        run = str(directory.path)
+        assert main(["fleet", run, "remove", "plaintext:client-0"]) == 0
+        net.clients[0].join(10)
+        assert "removed by the operator" in str(net.clients[0].error)
+        third = net.clients[0] = Client(net.address, net.data.images[:12], "third")
+        assert net.fleet.wait_for(2, 10)
+        assert net.fleet.roster.index["plaintext:third"] == place
+        again = Client(net.address, net.data.images[:12], "client-0")
+        again.join(10)
+        assert "removed by the operator" in str(again.error), "not while this server runs"
+        capsys.readouterr()
+        assert main(["fleet", run, "list"]) == 0
+        said = capsys.readouterr().out
+        assert "plaintext:third" in said and "2 here, 2 of 2 places taken" in said
+        assert main(["fleet", run, "list", "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["clients"]) == 2
+        run_rounds(net.experiment, directory)
+        assert main(["fleet", run, "remove", "nobody"]) == 2
+        assert "'nobody' has no place" in capsys.readouterr().err
+    assert ("removed", "plaintext:client-0") in events(directory)
+    restarted = Roster(2)
+    restarted.keep_in(directory.path / "roster.json")
+    assert restarted.index == {"plaintext:third": place, "plaintext:client-1": 1 - place}
+
+
+def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    """Whoever takes its place meanwhile is not asked for the answers of the other."""
+    with administered(tmp_path / "run") as (net, directory):
+        replaced: list[Client] = []
+
+        def replace(client: Client, frame: Any) -> None:
+            if frame.kind == "gradients" and not replaced:
+                replaced.append(client)
+                ask(directory.path, "remove", "plaintext:client-0")
+                net.clients[2] = Client(net.address, net.data.images[:12], "third")
+                until(lambda: "plaintext:third" in net.fleet.roster.index)
+
+        net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        net.join(1, break_at=replace)
+        assert net.fleet.wait_for(2, 10)
+        rounds = run_rounds(net.experiment, directory).rounds
+        assert replaced and [metrics["contributing"] for metrics in rounds] == [1, 2]
+
+
+def test_pause_resume_and_drain(tmp_path: Path) -> None:
+    with administered(tmp_path / "run", config={"rounds": 1000}) as (net, directory):
+        net.join_all()
+        results: list[Result] = []
+        training = in_background(lambda: results.append(run_rounds(net.experiment, directory)))
+        until(lambda: len(directory.metrics()) >= 1)
+        ask(directory.path, "pause")
+        until(lambda: net.fleet.waiting.state == "paused by the operator (2 devices here)")
+        done = len(directory.metrics())
+        assert ask(directory.path, "list")["waiting"].startswith("paused")
+        until(lambda: '"waiting": "paused' in (directory.path / "fleet.json").read_text())
+        assert len(directory.metrics()) == done
+        ask(directory.path, "resume")
+        until(lambda: len(directory.metrics()) > done)
+        ask(directory.path, "drain")
+        training.join(30)
+        (result,) = results
+        assert result.stopped and len(result.rounds) < 1000
+        assert directory.load()["round"] == len(result.rounds), "its last round is complete"
+    told = [event for event, name in events(directory) if name == "fleet"]
+    assert told == ["paused", "resumed", "draining"]
+
+
+def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) -> None:
+    place = tmp_path / "authority"
+    certs.make_authority(place)
+    certs.make_server(place, ["localhost"])
+    for name in ("client-0", "client-1", "new"):
+        certs.make_client(place, name)
+    with administered(tmp_path / "run", certificates=place) as (net, directory):
+        net.join_all()
+        net.clients[0].device.stop()
+        net.clients[0].join(10)
+        certs.revoke(place, "client-0")
+        new = certs.load_client_credentials(place, "new")
+        net.clients[2] = Client(net.address, net.data.images[:12], "new", credentials=new)
+        assert net.fleet.wait_for(2, 10)
+        assert set(net.fleet.roster.index) == {"client-1", "new"}
+        # Connected, and revoked: its place is free before the next round.
+        certs.revoke(place, "client-1")
+        net.fleet.wait_ready()
+        assert set(net.fleet.roster.index) == {"new"}
+    assert ("removed", "client-0") in events(directory)
+    assert ("removed", "client-1") in events(directory)
+
+
+def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Path) -> None:
+    """An attacker who found it knocks; the device has a renewed one."""
+    place = tmp_path / "authority"
+    certs.make_authority(place)
+    certs.make_server(place, ["localhost"])
+    certs.make_client(place, "client-0")
+    old = certs.load_client_credentials(place, "client-0")
+    stolen = type(old)(**vars(old))
+    serial = certs.listing(place)[-1].serial
+    certs.renew_client(place, "client-0")
+    with administered(tmp_path / "run", 1, certificates=place) as (net, _):
+        net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        certs.revoke_serial(place, f"{serial:x}")
+        thief = Client(net.address, net.data.images[:12], "thief", credentials=stolen)
+        net.fleet.wait_ready()
+        assert net.fleet.present() == [0] and "client-0" in net.fleet.roster.index
+        thief.device.stop()
+        thief.join(10)
+
+
+# --- who may ask ----------------------------------------------------------------------------------
+
+
+def test_only_the_same_user_may_ask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Even if somebody has opened the socket to all: the kernel says whose connection it is."""
+    with administered(tmp_path / "run") as (net, directory):
+        path = directory.path / SOCKET
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        if os.geteuid() != 0:
+            pytest.skip("only root can become another user for this test")
+        path.chmod(0o666)
+        for folder in (directory.path, *directory.path.parents):
+            folder.chmod(folder.stat().st_mode | 0o555)
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            try:
+                os.setuid(65534)
+                ask(directory.path, "drain")
+                os.write(write, b"drained")
+            except BaseException as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 999) == b"user 65534 does not run this server"
+        assert not net.fleet.waiting._draining
+    assert not path.exists(), "removed at the end"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\n", b"[]\n", b'{"action": "explode"}\n', b"\xff\n", b"x" * 100_000 + b"\n"]
+)
+def test_nonsense_harms_nothing(said: bytes, tmp_path: Path) -> None:
+    with administered(tmp_path / "run") as (_, directory):
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(directory.path / SOCKET))
+            link.sendall(said)
+            link.shutdown(socket.SHUT_WR)
+            link.settimeout(20)
+            assert link.recv(1000) == b""
+        assert ask(directory.path, "list")["total"] == 2
+
+
+def test_without_a_server_it_says_how_to_start_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory.create(tmp_path / "run", tiny(1))
+    assert main(["fleet", str(tmp_path), "list"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    for _ in range(2):  # also where a killed server left its socket
+        assert main(["fleet", str(directory.path), "drain"]) == 2
+        assert "start it with `semisfl serve --resume" in capsys.readouterr().err
+        with socket.socket(socket.AF_UNIX) as left:
+            if not (directory.path / SOCKET).exists():
+                left.bind(str(directory.path / SOCKET))
+    assert main(["fleet", str(directory.path), "remove"]) == 2
+    assert "remove needs the NAME" in capsys.readouterr().err
+
+
+def test_a_long_path_has_a_socket_too(tmp_path: Path) -> None:
+    deep = tmp_path / ("long" * 20) / ("name" * 20) / "run"
+    with administered(deep) as (_, directory):
+        assert ask(directory.path, "list")["clients"] == []
+
+
+# --- at a resume ----------------------------------------------------------------------------------
+
+
+def test_a_fleet_may_grow_at_a_resume(tmp_path: Path) -> None:
+    config = tiny(2)
+    served = config.model_copy(
+        update={"fleet": config.fleet.model_copy(update={"kind": "network"})}
+    )
+    directory = RunDirectory.create(tmp_path / "run", served)
+    changes = ["clients.total=4", "clients.active=3", "network.quorum=2", "network.deadline=9"]
+    directory.keep_config(directory.changed(changes))
+    now = RunDirectory.open(directory.path).config()
+    assert (now.clients.total, now.clients.active) == (4, 3)
+    assert (now.network.quorum, now.network.deadline) == (2, 9.0)
+    changed = [("changed", change.partition("=")[0]) for change in changes]
+    assert sorted(events(directory)) == sorted(changed)
+    for refused in ("clients.batch=8", "model.name=vgg13"):
+        with pytest.raises(ValueError, match=r"what can be changed is .*clients\.total"):
+            directory.changed([refused])
+    simulated = RunDirectory.create(tmp_path / "simulated", config)
+    with pytest.raises(ValueError, match="--resume continues a run as it was set up"):
+        simulated.changed(["clients.total=4"])
+
+
+def test_devices_go_on_with_a_server_that_has_more_places(tmp_path: Path) -> None:
+    """They wait for the run that they know, and a larger fleet is the same run."""
+    with administered(tmp_path / "run", config={"rounds": 4, "semisfl": {"align": "client"}}) as (
+        net,
+        _,
+    ):
+        net.join_all()
+        for index in range(2):
+            net.experiment.method.round(index)
+        port, before = net.port, net.experiment.state_dict()
+        net.fleet.close(finished=False)
+        clients = net.config.clients.model_copy(update={"total": 5, "active": 3})
+        net.config = net.config.model_copy(update={"clients": clients})
+        net.start_server(port)
+        net.experiment.load_state_dict(before)
+        assert net.fleet.wait_for(2, 20), "nobody had to be restarted"
+        net.fleet.waiting._settled = True
+        assert len(run_rounds(net.experiment, first=2).rounds) == 2
+        assert all(client.error is None for client in net.clients.values())
