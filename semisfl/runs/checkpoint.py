@@ -122,5 +122,5 @@ def read(path: Path) -> dict[str, Any]:
 def _damaged(path: Path, reason: object) -> CheckpointError:
     line = " ".join(str(reason).split())
     return CheckpointError(
-        f"checkpoint {path} is damaged ({line}); use another one, e.g. best.safetensors"
+        f"checkpoint {path} is damaged ({line}); use another one, e.g. previous.safetensors"
     )

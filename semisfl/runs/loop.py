@@ -217,7 +217,7 @@ class _Rounds:
         # Before the checkpoint: resuming drops a line too many, but cannot restore a missing one.
         self._directory.record.write(metrics)
         if improved and self._good:
-            self._best_state = checkpoint.snapshot(self._state())
+            self._best_state = checkpoint.snapshot(self._model_state())
         return self.save_now() if due else []
 
     def save_now(self) -> list[Path]:
@@ -265,16 +265,15 @@ class _Rounds:
         return met(self._experiment.config.stop, self._standing.then(metrics))
 
     def _state(self) -> dict[str, Any]:
+        return {**self._experiment.state_dict(), **self._model_state()}
+
+    def _model_state(self) -> dict[str, Any]:
+        """Return the model and its description: all that is needed to use it, not to train on."""
         tested = next((line for line in reversed(self._history) if "accuracy" in line), None)
         accuracy, rounds = (tested["accuracy"], tested["round"] + 1) if tested else (None, 0)
-        return {
-            "round": self.next,
-            "best": self._best,
-            **self._experiment.state_dict(),
-            "model": self._experiment.model_state(
-                accuracy, rounds, tested.get("test_accuracy") if tested else None
-            ),
-        }
+        test_accuracy = tested.get("test_accuracy") if tested else None
+        model = self._experiment.model_state(accuracy, rounds, test_accuracy)
+        return {"round": self.next, "best": self._best, "model": model}
 
     def _undo(self, why: str) -> None:
         log.warning("%s", why)

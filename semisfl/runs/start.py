@@ -131,7 +131,7 @@ def go_on(
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
-        source = (place, checkpoint.read(place)) if named else health.last_good(place)
+        source = (place, _training_state(place)) if named else health.last_good(place)
         if source is not None:
             state = source[1]
             log.warning("going on from %s: %d rounds are done", source[0], state["round"])
@@ -159,6 +159,17 @@ def go_on(
         # Only now, so that a client that connects gets its former place.
         experiment.fleet.open(directory.path)
         yield run
+
+
+def _training_state(file: Path) -> dict[str, Any]:
+    """Return the state in a checkpoint; refuse a file that holds the model alone."""
+    state = checkpoint.read(file)
+    if "method" not in state:
+        raise checkpoint.CheckpointError(
+            f"{file} holds a model, not the state of its training; continue from {file.parent}, or start a new "
+            f"run from it with model.weights={file}"
+        )
+    return state
 
 
 def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:

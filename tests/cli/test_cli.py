@@ -413,13 +413,22 @@ def test_an_output_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[s
 def test_a_truncated_checkpoint_is_refused_and_another_can_be_named(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(train_arguments(images, "--out", "r")) == 0
+    every = ["--set", "runtime.checkpoint_every=1"]
+    assert main(train_arguments(images, "--out", "r", *every)) == 0
     latest = Path("r/latest.safetensors")
+    Path("r/previous.safetensors").rename("r/first.safetensors")
     latest.write_bytes(latest.read_bytes()[:-100])
     metrics = Path("r/metrics.jsonl").read_text()
-    refused(capsys, ["run", "--resume", "r"], r"r/latest.safetensors is damaged .*best.safetensors")
+    refused(
+        capsys, ["run", "--resume", "r"], r"latest.safetensors is damaged .*previous.safetensors"
+    )
     assert Path("r/metrics.jsonl").read_text() == metrics, "nothing is lost"
-    assert main(["run", "--resume", "r/best.safetensors", "--json"]) == 0
+    refused(
+        capsys,
+        ["run", "--resume", "r/best.safetensors"],
+        "r/best.safetensors holds a model, not the state of its training; continue from r, or start",
+    )
+    assert main(["run", "--resume", "r/first.safetensors", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
     checkpoint.read(latest)
 

@@ -255,6 +255,9 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     assert directory.metrics() == result.rounds
     best = max(row["accuracy"] for row in result.rounds)
     assert directory.load("best")["best"] == best == result.best
+    assert directory.load("best").keys() == {"round", "best", "model"}, "no training state"
+    sizes = [(directory.path / f"{name}.safetensors").stat().st_size for name in ("best", "latest")]
+    assert 2 * sizes[0] < sizes[1]
     assert directory.load("latest")["round"] == 3
     assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
 
@@ -378,7 +381,7 @@ def test_resume_from_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
     damaged[-5] ^= 1
     file.write_bytes(bytes(damaged))
     with pytest.raises(
-        CheckpointError, match=r"does not match its hash.*best.safetensors"
+        CheckpointError, match=r"does not match its hash.*previous.safetensors"
     ) as error:
         resume(tmp_path / "run", data=DATA, device="cpu")
     one_line(error, file)
