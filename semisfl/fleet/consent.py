@@ -44,5 +44,15 @@ def _about_features(policy: Policy, config: Config) -> list[str]:
     return lines
 
 
+def about_batch(policy: Policy, batch: int) -> list[str]:
+    """Return a line if a step would use fewer images than the policy wants."""
+    if batch >= policy.smallest_batch:
+        return []
+    return [
+        f"clients.batch = {batch} is below the policy's smallest_batch = {policy.smallest_batch}; "
+        f"set clients.batch = {policy.smallest_batch} or more"
+    ]
+
+
 def _size(codec: str) -> int:
     return codec_named(codec).size(MEASURED)

@@ -16,7 +16,7 @@ from semisfl import seeds
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named, roundtrip_state
-from semisfl.fleet.consent import objections
+from semisfl.fleet.consent import about_batch, objections
 from semisfl.fleet.noise import noised, secret_normal
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy, PolicyBreach, stricter
@@ -106,6 +106,8 @@ class Outgoing:
         """Accept the run's ``config``; raise `PolicyBreach` if a policy forbids its terms."""
         self.policy = stricter(self.own, config.policy)
         broken = [*objections(self.own, config), *objections(config.policy, config)]
+        if self._unpredictable:  # in a simulation nobody's images are at stake
+            broken += about_batch(self.own, config.clients.batch)
         if broken:
             raise PolicyBreach("; ".join(dict.fromkeys(broken)))
         self._config = config

@@ -69,6 +69,9 @@ class Policy(Section):
     rounds: int | None = Field(
         None, ge=1, description="how many rounds a device takes part in; none: no limit"
     )
+    smallest_batch: int = Field(
+        4, ge=1, description="least images per step: the gradient of a few shows each of them"
+    )
     hijacking: Answer = Field("ignore", description="what to do if gradients look like hijacking")
 
     @model_validator(mode="after")
@@ -169,7 +172,7 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "model": lambda own, asked: own,
     "full_models": lambda own, asked: own if asked is None else asked and own is not False,
     **dict.fromkeys(("clip", "update_clip", "bits_per_image", "uses_per_image", "rounds"), _least),
-    **dict.fromkeys(("noise", "update_noise"), max),
+    **dict.fromkeys(("noise", "update_noise", "smallest_batch"), max),
     "hijacking": _strongest,
 }
 

@@ -56,11 +56,14 @@ def test_a_device_says_what_it_did(
     said = json.loads(status.read_text())
     assert (said["state"], said["rounds"], said["images"]) == ("finished", 2, 6)
     assert said["unreadable"] == 1 and "reason" not in said
+    assert said["bits_per_image"] is None  # no noise
     # Heartbeats of the end may be on their way when one side counts.
     assert said["bytes_sent"] == pytest.approx(received, rel=0.01)
     assert said["bytes_received"] == pytest.approx(sent, rel=0.01)
     line = last_line(capsys)
-    assert line.startswith("the run is finished; 2 rounds with 6 images, 0.")
+    assert line.startswith(
+        "the run is finished; 2 rounds with 6 images, no bound on bits per image, 0."
+    )
     assert line.endswith(" MB received")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semisfl.fleet.caps import Held, Price, Spent, most_uses
-from semisfl.fleet.consent import objections
+from semisfl.fleet.consent import about_batch, objections
 from semisfl.settings.bits import row_bits
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.policy import Policy, PolicyBreach, parse_policy, read_policy, stricter
@@ -90,9 +90,12 @@ FOR_FEATURES: dict[str, Any] = {
 }
 
 
+FOR_BOTH = {"rounds", "model", "full_models", "smallest_batch"}
+
+
 def test_a_line_that_does_nothing_for_whole_models_excludes_methods_that_send_them() -> None:
     whole = parse({"method": "semifl"})
-    assert set(Policy.model_fields) == {*FOR_FEATURES, "rounds", "model", "full_models"}
+    assert set(Policy.model_fields) == {*FOR_FEATURES, *FOR_BOTH}
     for name, value in FOR_FEATURES.items():
         policy = Policy.model_construct(**{**dict(Policy()), name: value, "full_models": True})
         (line,) = objections(policy, whole)
@@ -125,6 +128,13 @@ def test_the_terms_that_a_device_accepts_are_digests() -> None:
             parse_policy({"model": wrong})
     with pytest.raises(ConfigError, match=r"policy\.model is for the policy of a device"):
         parse({"policy": {"model": digest}})
+
+
+def test_a_batch_has_four_images_unless_the_owner_allows_fewer() -> None:
+    assert about_batch(Policy(), 4) == about_batch(Policy(smallest_batch=1), 1) == []
+    (line,) = about_batch(Policy(), 3)
+    assert "clients.batch = 3 is below the policy's smallest_batch = 4; set clients.batch" in line
+    assert stricter(Policy(smallest_batch=1), Policy(smallest_batch=8)).smallest_batch == 8
 
 
 def test_caps_end_a_clients_part() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork, FullRound, SplitRound
 from semisfl.fleet.caps import Price
+from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import separated
@@ -104,6 +105,11 @@ class Device:
     def image_count(self) -> tuple[int, int]:
         """Return how many images the device trains with, and how many could not be read."""
         return (len(self._member.images), self._member.skipped) if self._member else (0, 0)
+
+    @property
+    def bits_per_image(self) -> float:
+        """Return the most bits that all that was sent carries, over images held; inf: no bound."""
+        return self._allowance.spent.bits / max(self.image_count[0], 1)
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
@@ -267,6 +273,7 @@ class Device:
         member, wire = self.member, self.member.config.wire
         with member.hardware.step():
             features = member.block.forward()
+        self._sent = features.cleared.tensors["student"]
         self.answer(
             received,
             "features",
@@ -282,6 +289,8 @@ class Device:
             log.warning("gradients of another step were passed over")
             return
         gradients = frame.tensors["gradients"]
+        if (excess := gradient_excess(gradients, self._sent)) is not None:
+            raise PolicyBreach(excess)
         self._be_wary(gradients)
         with member.hardware.step():
             member.block.backward(gradients.to(member.hardware.device))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -62,8 +63,10 @@ class Report:
         now, doing = self._values(self._device), self._device.doing
         known = {"finished": "the run is finished", "stopped": f"stopped while {doing}"}
         why = known.get(self.ended or "", self._reason)
+        bits = now["bits_per_image"]
+        carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (
-            f"{why}; {now['rounds']} rounds with {now['images']} images, "
+            f"{why}; {now['rounds']} rounds with {now['images']} images, {carries} bits per image, "
             f"{now['bytes_sent'] / 1e6:.1f} MB sent, {now['bytes_received'] / 1e6:.1f} MB received"
         )
 
@@ -73,6 +76,8 @@ class Report:
         values: dict[str, Any] = {"state": self.ended or device.doing, "rounds": device.rounds}
         values |= {"images": images, "unreadable": skipped}
         values |= {"bytes_sent": sent, "bytes_received": received}
+        bits = device.bits_per_image
+        values["bits_per_image"] = round(bits, 1) if bits < math.inf else None
         return values | ({"reason": self._reason} if self._reason else {})
 
     def _keep(self) -> None:
