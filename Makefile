@@ -18,7 +18,7 @@ QUICK := tests/algorithm tests/settings tests/test_imports.py tests/test_metrics
 	fl2.py influence.py methods.py)
 LONG := learns_a_toy_set or twin or resume or formula or aborted or counted
 
-.PHONY: help demo quick test test-slow test-kernels test-oldest mutants chaos check bench results clean
+.PHONY: help demo quick test test-slow test-kernels test-oldest mutants chaos check bench results image-test clean
 
 help:
 	@echo "make demo       train on the embedded digits: a table, and a picture under runs/"
@@ -32,6 +32,7 @@ help:
 	@echo "make check      lint, format, types"
 	@echo "make bench      milliseconds per iteration and images per second on this machine"
 	@echo "make results    every table of the docs that runs stand behind, again from results/"
+	@echo "make image-test build the container image and train a server and two devices in containers"
 	@echo "make clean      remove the virtual environments and caches; runs stay"
 
 demo: $(VENV)/.installed
@@ -80,6 +81,9 @@ results: $(VENV)/.installed
 	for page in $(PAGES); do $(BIN)/semisfl reproduce all --no-run --into docs/$$page.md || exit 1; done
 	$(BIN)/python -m benchmarks.result_tables
 	$(BIN)/python -m benchmarks.security_tables
+
+image-test:
+	BASE="$(BASE)" IMAGE_ARGS="$(IMAGE_ARGS)" deploy/image-test.sh
 
 # torch first and by its exact version: a CPU build that pip has at hand (PIP_FIND_LINKS, a local
 # index) then satisfies it, and is not passed over for the build with CUDA.

@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import importlib.util
+import json
 import logging
 import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -119,15 +121,30 @@ class _Warnings(logging.Handler):
     """Prints log messages above the progress bar, not through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(f"{record.levelname.lower()}: {record.getMessage()}")
+        say(record.getMessage(), record.levelname.lower())
 
 
-def say(text: str) -> None:
-    """Print a line on stderr."""
-    err.print(text, markup=False, soft_wrap=True)
+_as_json = False
 
 
-def set_up_logging() -> None:
+def say(text: str, level: str = "") -> None:
+    """Print a line on stderr, with its ``level`` if it has one; as JSON with ``--log-format json``."""
+    if not _as_json:
+        line = f"{level}: {text}" if level else text
+    else:
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        line = json.dumps({"time": now, "level": level or "info", "message": text})
+    err.print(line, markup=False, soft_wrap=True)
+
+
+def shows_bars() -> bool:
+    """Return whether stderr is a terminal that a progress bar can be drawn on."""
+    return err.is_terminal and not _as_json
+
+
+def set_up_logging(log_format: str = "text") -> None:
+    global _as_json
+    _as_json = log_format == "json"
     logger = logging.getLogger("semisfl")
     logger.setLevel(logging.INFO)
     handler = _Warnings(logging.WARNING)

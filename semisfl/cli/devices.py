@@ -180,7 +180,7 @@ def join(
                 report=report,
             )
     except Rejected as refused:
-        console.say(f"error: {report.line()}")
+        console.say(report.line(), "error")
         raise typer.Exit(EXIT_CODES[refused.kind]) from refused
     except Stopped:
         pass

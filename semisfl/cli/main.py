@@ -76,6 +76,10 @@ def options(
         bool,
         typer.Option("--debug", help="Show the traceback of an error; also after a command."),
     ] = False,
+    log_format: Annotated[
+        str,
+        typer.Option(help="How lines on stderr are written: text or json; also after a command."),
+    ] = "text",
 ) -> None:
     if version:
         print(f"semisfl {VERSION}")
@@ -89,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     console.set_up_logging()
     stdout = console.results_file()
     try:
-        words = _words([word for word in typed if word != "--debug"])
+        words = _words(_log_format([word for word in typed if word != "--debug"]))
         code = app(words, prog_name="semisfl", standalone_mode=False, obj=words)
         return _fail("interrupted", code, False) if code == INTERRUPTED else int(code or DONE)
     except Stopped:
@@ -118,6 +122,24 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{type(error).__name__}: {error}{hint}", FAILED, debug)
 
 
+def _log_format(typed: list[str]) -> list[str]:
+    """Return the words without ``--log-format text|json``, which may stand anywhere, and obey it."""
+    name = "--log-format"
+    words = [
+        part
+        for word in typed
+        for part in (word.split("=", 1) if word.startswith(f"{name}=") else [word])
+    ]
+    if name not in words:
+        return typed
+    place = words.index(name)
+    chosen = (words[place + 1 :] or [""])[0]
+    if chosen not in ("text", "json"):
+        raise ValueError(f"{name} {chosen!r} is not known; it is text or json")
+    console.set_up_logging(chosen)
+    return words[:place] + words[place + 2 :]
+
+
 def _words(typed: list[str]) -> list[str]:
     """Return the command line as click reads it, and print one line if it has old names."""
     words = renamed.today(typed)
@@ -137,7 +159,7 @@ def _broken_pipe(error: BrokenPipeError, stdout: os.stat_result | None, debug: b
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    console.say("error: " + " ".join(message.split()))
+    console.say(" ".join(message.split()), "error")
     return code
 
 

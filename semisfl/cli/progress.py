@@ -24,7 +24,7 @@ def progress(title: str, quiet: bool) -> list[Sink]:
     """Return a progress bar on a terminal, progress lines elsewhere, and nothing if ``quiet``."""
     if quiet:
         return []
-    return [ProgressBar(title) if console.err.is_terminal else ProgressLines(title)]
+    return [ProgressBar(title) if console.shows_bars() else ProgressLines(title)]
 
 
 class _TimeLeft:

@@ -118,6 +118,7 @@ def exported(
                 enrolled=lambda: len(fleet.roster.index),
                 needed=fleet.config.network.quorum,
                 waiting=lambda: fleet.waiting.state is not None,
+                ready=lambda: not fleet.waiting.draining,
                 events=lambda: fleet.device_log.events,
             )
             exporter = Exporter(gate)

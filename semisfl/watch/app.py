@@ -35,6 +35,9 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 
+PROBES = ("/healthz", "/readyz")
+"""Answered without a token: they say only that the process lives, and that it is ready."""
+
 LEAVE = {"connection": "close"}
 """Close the connection of a refused browser."""
 
@@ -47,6 +50,21 @@ def page_file(name: str) -> str:
 def plotly_script() -> str:
     """Return the script of the chart library."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def probes(ready: Callable[[], bool]) -> list[Route]:
+    """Return the answers to an orchestrator: 200, and 503 from /readyz while it is not ``ready``."""
+
+    def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    def readyz(request: Request) -> Response:
+        return PlainTextResponse("ready\n") if ready() else PlainTextResponse("not ready\n", 503)
+
+    return [
+        Route(path, answer, methods=["GET"])
+        for path, answer in zip(PROBES, (healthz, readyz), strict=True)
+    ]
 
 
 def make_app(runs: Runs) -> Starlette:
@@ -88,6 +106,7 @@ def make_app(runs: Runs) -> Starlette:
         routes=[
             *(static(name, lambda name=name: page_file(name)) for name in own),  # type: ignore[misc]
             static("plotly.min.js", lambda: library),
+            *probes(lambda: bool(runs.listing())),
             *(Route(f"/api/{name}", answer(view), methods=["GET"]) for name, view in views.items()),
         ]
     )
@@ -128,6 +147,8 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a refused request, or to one that just showed the token; None: let it in."""
+        if request.url.path in PROBES:
+            return None
         if self._token is None:
             if request.url.hostname not in LOOPBACK_NAMES:
                 return PlainTextResponse("this page answers to localhost only", 403, LEAVE)

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from semisfl.metrics import ACCURACY_OF, LOSS, RoundMetrics
 from semisfl.metrics import Metric as Declared
 from semisfl.runs.declared import metrics_of, undeclared
+from semisfl.watch.app import probes
 
 if TYPE_CHECKING:
     from semisfl.runs.sinks import RunInfo
@@ -30,6 +31,8 @@ class Gate:
     enrolled: Callable[[], int]
     needed: int
     waiting: Callable[[], bool]
+    ready: Callable[[], bool]
+    """Whether devices may come: not while the server is drained."""
     events: Callable[[], Mapping[str, int]]
     """How often devices came (``here``), went (``gone``), were ``left_out`` or ``refused``."""
 
@@ -68,7 +71,8 @@ class Exporter:
         def answer(request: Request) -> Response:
             return Response(generate_latest(self._registry), media_type=CONTENT)
 
-        return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
+        routes = [Route("/metrics", answer, methods=["GET"]), *probes(self._gate.ready)]
+        return Starlette(routes=routes)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; the registry calls this once per scrape."""

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import logging
 import os
 import subprocess
@@ -80,3 +81,16 @@ def test_amounts_have_three_digits_and_no_exponent() -> None:
     assert [console.amount(size) for size in sizes] == [
         *("0 B", "999 B", "1.23 kB", "100 kB", "1 GB", "1200 TB"),
     ]
+
+
+def test_lines_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever the option stands; also the last line of a command that failed."""
+    for words in (
+        ["--log-format", "json", "show", "nothing"],
+        ["show", "nothing", "--log-format=json"],
+    ):
+        assert main(words) == 2
+        line = json.loads(capsys.readouterr().err)
+        assert line["level"] == "error" and "nothing" in line["message"]
+    assert main(["show", "nothing", "--log-format", "xml"]) == 2
+    assert "error: --log-format 'xml' is not known; it is text or json" in capsys.readouterr().err

@@ -190,7 +190,7 @@ def test_only_the_same_user_may_ask(tmp_path: Path, caplog: pytest.LogCaptureFix
             os._exit(0)
         os.waitpid(child, 0)
         assert os.read(read, 999) == b"user 65534 does not run this server"
-        assert not net.fleet.waiting._draining
+        assert not net.fleet.waiting.draining
     assert not path.exists(), "removed at the end"
 
 

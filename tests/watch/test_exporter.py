@@ -22,7 +22,7 @@ EVENTS = {"here": 5, "refused": 2, "left_out": 1}
 
 
 def exporter(first: int = 0) -> Exporter:
-    made = Exporter(Gate(lambda: 3, lambda: 4, 5, lambda: True, lambda: EVENTS))
+    made = Exporter(Gate(lambda: 3, lambda: 4, 5, lambda: True, lambda: False, lambda: EVENTS))
     made.start(RunInfo(toy.values("semisfl", "rounds=9"), first, None))
     return made
 
@@ -124,3 +124,10 @@ def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() ->
         "semisfl_refusals_total",
         "semisfl_last_round_seconds",
     } <= asked
+
+
+def test_probes_need_no_token_and_tell_nothing_else() -> None:
+    with serving(exporter().app, Address("127.0.0.1", 0, token=TOKEN)) as url:
+        assert ask(url, "/healthz")[:2] == (200, "ok\n")
+        assert ask(url, "/readyz")[:2] == (503, "not ready\n"), "it is drained"
+        assert ask(url, "/metrics")[0] == 401

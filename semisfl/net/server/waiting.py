@@ -26,14 +26,14 @@ class Waiting:
         """What the run waits for, in one line; None while it trains. Any thread may read it."""
         self._context, self._listener, self._present = context, listener, present
         self._settled = False
-        self._paused = self._draining = False
+        self._paused = self.draining = False
 
     def pause(self) -> None:
         """Begin no further round until `resume`. Any thread may call."""
-        self._set(paused=True, draining=self._draining, event="paused")
+        self._set(paused=True, draining=self.draining, event="paused")
 
     def resume(self) -> None:
-        self._set(paused=False, draining=self._draining, event="resumed")
+        self._set(paused=False, draining=self.draining, event="resumed")
 
     def drain(self) -> None:
         """Stop the run where the next round would begin, as a signal does."""
@@ -41,7 +41,7 @@ class Waiting:
 
     def _set(self, *, paused: bool, draining: bool, event: str) -> None:
         with self._listener.changed:
-            self._paused, self._draining = paused, draining
+            self._paused, self.draining = paused, draining
             self._listener.changed.notify_all()
         log.warning("%s, by the operator", event)
         self._context.device_log.administered(event)
@@ -91,7 +91,7 @@ class Waiting:
                 log.warning("%s; missing: %s", self.state, self.missing())
 
     def _check_drained(self) -> None:
-        if self._draining:
+        if self.draining:
             raise Stopped
 
     def _describe(self, there: int, count: int, seconds: float | None) -> str:

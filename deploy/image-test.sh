@@ -1,0 +1,41 @@
+#!/bin/sh
+# Build the image and train a server and two devices between containers on loopback. Needs buildah, and no daemon:
+#   make image-test BASE=localhost/debian IMAGE_ARGS="--build-arg PIP_FIND_LINKS=/wheels --volume ./wheels:/wheels:ro"
+# A base without a registry: debootstrap --variant=minbase stable root; rm -f root/var/cache/apt/archives/*.deb;
+# tar --create --directory root . | podman import - localhost/debian
+set -eu
+cd "$(dirname "$0")/.."
+image=localhost/semisfl-image-test
+# shellcheck disable=SC2086  # several arguments in one variable
+buildah bud --isolation chroot ${BASE:+--build-arg BASE="$BASE"} ${IMAGE_ARGS:-} --tag "$image" .
+size=$(buildah images --json "$image" | tr -d ' \n' | sed 's/.*"size":"\([^"]*\)".*/\1/')
+echo "the image has $size"
+data=$(mktemp --directory)
+server=$(buildah from "$image") one=$(buildah from "$image") two=$(buildah from "$image")
+trap 'kill $(jobs -p) 2>/dev/null || true; buildah rm "$server" "$one" "$two" >/dev/null; rm -rf "$data"' EXIT
+chown 10001:10001 "$data"
+in_container() {
+    container=$1 && shift
+    buildah run --isolation chroot --user 10001:10001 --env OMP_NUM_THREADS=1 --volume "$data:/data" "$container" -- "$@"
+}
+in_container "$server" python3 -c '
+import pathlib, numpy, PIL.Image
+draw = numpy.random.default_rng(0)
+for place, count in {"labeled/train/a": 8, "labeled/train/b": 8, "labeled/test/a": 8, "labeled/test/b": 8, "1": 12, "2": 12}.items():
+    folder = pathlib.Path(place); folder.mkdir(parents=True)
+    for number in range(count):
+        PIL.Image.fromarray(draw.integers(0, 256, (16, 16), dtype="uint8")).save(folder / f"{number}.png")
+'
+in_container "$server" sh -ec 'semisfl certs init --dir certs; semisfl certs server --dir certs --host localhost
+    for number in 1 2; do semisfl certs client --dir certs --name device-$number; done'
+in_container "$server" semisfl serve digits --labeled labeled --certs certs --listen localhost:18443 --out run --set rounds=2 \
+    clients.total=2 clients.active=2 clients.batch=4 clients.steps=2 server.batch=4 server.steps=2 network.quorum=2 &
+serving=$!
+sleep 1
+in_container "$one" semisfl join localhost:18443 --data 1 --certs certs/clients/device-1 --status 1.json &
+first=$!
+in_container "$two" semisfl join localhost:18443 --data 2 --certs certs/clients/device-2 --status 2.json &
+second=$!
+wait $first && wait $second && wait $serving
+grep '"state": "finished", "rounds": 2' "$data/1.json" "$data/2.json"
+grep 'finished: 2 rounds are done' "$data/run/run.log"
