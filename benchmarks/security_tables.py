@@ -15,11 +15,14 @@ from typing import Any
 
 from semisfl.attacks.attack_grid import NOBODY, Losses, losses, read
 from semisfl.attacks.poisoning import ATTACKS
+from semisfl.fleet.caps import Held, Price
 from semisfl.paper.document import filled
 from semisfl.runs.report import Spread
 from semisfl.settings import config as configs
+from semisfl.settings.policy import read_policy
 
 LEAKAGE, POISONING = Path("results/leakage/leakage.json"), Path("results/poisoning/digits.jsonl")
+POLICIES = Path("results/leakage/policies.json")
 DOCUMENTS = (Path("docs/leakage.md"), Path("docs/poisoning.md"))
 PICTURE = Path("docs/leakage-tradeoff.png")
 POINTS = {
@@ -221,6 +224,64 @@ def cifar10_noise() -> str:
     return table(("trained with", "accuracy", *ATTACKED), rows)
 
 
+@cache
+def _policies() -> dict[str, Any]:
+    """Return the runs and the attacks on the policies that are shipped."""
+    found: dict[str, Any] = json.loads(POLICIES.read_text(encoding="utf-8"))
+    return found
+
+
+TRIED = {
+    "supervised": "no devices at all",
+    "plain": "no policy, or `open.toml`",
+    "n14-u01": "`strict.toml` with `update_noise = 0.01`",
+    "n14-u03": "`strict.toml`",
+}
+HELD = Held(images=400, batch=32, features=1024, weights=52_096)
+"""A device of the digits preset: about 400 images, 10 steps of 32."""
+
+
+def policy_cost() -> str:
+    strict, rows = read_policy(Path("policies/strict.toml")), []
+    noises = {"n14-u01": 0.01, "n14-u03": strict.update_noise}
+    for point, words in TRIED.items():
+        accuracy = [run["accuracy"] for run in _policies()["runs"] if run["point"] == point]
+        bits = "0" if point == "supervised" else "no bound"
+        if point in noises:
+            policy = strict.model_copy(update={"update_noise": noises[point]})
+            bits = f"{Price.of_split(policy, 10, HELD).bits / HELD.images:.0f}"
+        rows.append((words, spread(accuracy), bits))
+    return table(("with", "accuracy", "bits per image and round"), rows)
+
+
+def policy_attacks() -> str:
+    rows = [
+        (
+            f"`{row['cut']}`",
+            row["defence"],
+            "no bound" if row["bits_per_image"] is None else f"{row['bits_per_image']:.0f}",
+            *attacked(row),
+        )
+        for row in _policies()["leakage"]["features"]
+    ]
+    return table(("cut", "policy", "bits per use", *ATTACKED), rows)
+
+
+def solved_uploads() -> str:
+    rows = [
+        (
+            f"`{row['cut']}`",
+            row["defence"],
+            row["server"],
+            "no bound" if row["bits"] is None else f"{row['bits']:,.0f}",
+            f"{row['rebuilt']:,} of {row['inputs']:,}",
+            f"{row['correlation']:.2f}",
+        )
+        for row in _policies()["leakage"]["uploads"]
+    ]
+    return table(("cut", "policy", "server", "bits", "inputs rebuilt", "correlation"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tradeoff": tradeoff,
     "cuts": lambda: cuts("plain-seed0/cuts"),
@@ -229,6 +290,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10": lambda: cuts("cifar10-h200"),
     "cifar10-updates": lambda: updates("cifar10-h200"),
     "cifar10-noise": cifar10_noise,
+    "policies": policy_cost,
+    "policy-attacks": policy_attacks,
+    "uploads": solved_uploads,
     "rules": rules,
     "shares": shares,
     "held-back": held_back,

@@ -13,7 +13,7 @@ import pytest
 import semisfl
 from semisfl.settings import catalog, lookup
 from semisfl.settings.config import config_class, known_keys
-from semisfl.settings.policy import parse_policy
+from semisfl.settings.policy import parse_policy, read_policy
 from semisfl.settings.robust import robust_class
 
 ROOT = Path(__file__).parent.parent
@@ -138,4 +138,6 @@ def test_the_policy_of_the_page_on_security_is_one() -> None:
     text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
     policy = parse_policy(tomllib.loads(block))
-    assert policy.noise == 0.14 and policy.hijacking == "refuse" and policy.capped
+    shipped = read_policy(ROOT / "policies" / "strict.toml")
+    for name in ("clip", "noise", "update_clip", "update_noise", "bits_per_image", "hijacking"):
+        assert getattr(policy, name) == getattr(shipped, name), name
