@@ -65,7 +65,7 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
         data.labels.to(device),
         shards,
         len(data.classes),
-        next(iter(experiment.evaluate().values())),
+        next(iter(experiment.evaluate().values())).accuracy,
     )
 
 

@@ -113,8 +113,8 @@ def evaluate(
 
 def _print(result: "Evaluation") -> None:
     print(
-        f"accuracy {result.accuracy:.1f} % on {result.images} images; calibration error "
-        f"{result.calibration_error:.1f} %"
+        f"accuracy {result.accuracy:.1f} % on {result.images} images; macro-F1 {result.macro_f1:.1f} %; "
+        f"calibration error {result.calibration_error:.1f} %"
     )
     table = console.table("", ("class", "images", "precision %", "recall %"))
     rows = zip(result.classes, result.confusion, result.precision, result.recall, strict=True)

@@ -42,6 +42,18 @@ class RoundMetrics(MethodMetrics):
         gauge=None,
         missing="`data.validation` is not set (`accuracy` is it), or not the run's last round",
     )
+    macro_f1: float | None = _test(
+        "the mean of the classes' F1 scores, of the same model on the same images as `accuracy`; a class that is "
+        "never recognised counts as 0",
+        panel=Panel("Macro-F1: mean over classes", "%", in_picture=False),
+        gauge="macro_f1_percent",
+        missing="as `accuracy`",
+    )
+    recall_by_class: list[float | None] | None = _test(
+        "list: for each class, the share of its images that this model classified correctly; `null`: it has no image",
+        gauge=None,
+        missing="as `accuracy`",
+    )
     held_back: dict[str, str] | None = metric(
         "object: for each client, by its number, why its part in the round was limited: by `robust.aggregate`, by "
         "`robust.features`, or because the server did not believe its values",

@@ -48,6 +48,7 @@ SERVERS_OWN: Mapping[str, Any] = {
     **dict.fromkeys(("stop", "robust", "sinks", "network"), True),
     "clients": {"total", "active"},
     "model": {"weights"},
+    "runtime": {"best_by"},
 }
 """Settings that no device needs. They may change at a restart without making it another run."""
 

@@ -26,10 +26,12 @@ from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
+from semisfl.metrics import RoundMetrics
 from semisfl.models.own import Own, stages_of
 from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
+from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.stopping import StopFlag
@@ -54,24 +56,23 @@ class Experiment:
     description: Description
     holdings: Holdings
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the accuracy of each tested model in percent, on the images that rounds are judged on."""
-        return self._accuracies(*(self.validation or (self.test_images, self.test_labels)))
+    def evaluate(self) -> dict[str, Scores]:
+        """Return the scores of each tested model, on the images that rounds are judged on."""
+        return self._scores(*(self.validation or (self.test_images, self.test_labels)))
 
-    def test(self) -> dict[str, float]:
-        """Return the accuracy of each tested model in percent, on the test images."""
-        return self._accuracies(self.test_images, self.test_labels)
+    def test(self) -> dict[str, Scores]:
+        """Return the scores of each tested model, on the test images."""
+        return self._scores(self.test_images, self.test_labels)
 
-    def _accuracies(self, images: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return accuracies by model; raise `Stopped` between two batches if asked to stop."""
-        accuracies = {}
+    def _scores(self, images: Tensor, labels: Tensor) -> dict[str, Scores]:
+        """Return the scores by model; raise `Stopped` between two batches if asked to stop."""
+        scores = {}
         for name, model in self.method.tested().items():
             with self.hardware.arithmetic():
                 answers = outputs(model, images, self._prepare, self.stop.check)
-                chosen = [logits.argmax(1) for logits in answers]
-            hits = (torch.cat(chosen) == labels).sum()
-            accuracies[name] = 100 * float(hits) / len(labels)
-        return accuracies
+                predicted = torch.cat([logits.argmax(1) for logits in answers])
+            scores[name] = Scores.of(predicted, labels, len(self.description.classes))
+        return scores
 
     def _prepare(self, images: Tensor) -> Tensor:
         return self.normalizer(images, self.hardware.dtype)
@@ -84,17 +85,18 @@ class Experiment:
             "traffic": self.fleet.traffic.state_dict(),
         }
 
-    def model_state(
-        self, accuracy: float | None, tested_after: int, test_accuracy: float | None = None
-    ) -> dict[str, Any]:
-        """Return the weights and the description of the network that the run is judged by."""
-        described = replace(
-            self.description,
-            accuracy=accuracy,
-            test_accuracy=test_accuracy,
-            tested_after=tested_after,
-            sent=self.fleet.traffic.by_kind(),
-        )
+    def model_state(self, tested: RoundMetrics | None) -> dict[str, Any]:
+        """Return the weights and the description of the network that the run is judged by, as last ``tested``."""
+        described = replace(self.description, sent=self.fleet.traffic.by_kind())
+        if tested is not None:
+            described = replace(
+                described,
+                accuracy=tested.accuracy,
+                test_accuracy=tested.test_accuracy,
+                macro_f1=tested.macro_f1,
+                recall_by_class=tested.recall_by_class,
+                tested_after=tested.round + 1,
+            )
         network = next(iter(self.method.tested().values()))
         return {"description": described.as_dict(), "weights": answering_weights(network)}
 

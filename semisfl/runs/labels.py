@@ -12,7 +12,7 @@ Flat = dict[str, Any]
 """The values of a configuration by dotted key."""
 MOST_DIFFERENCES = 4
 """More would not fit a cell of a table or a legend."""
-UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every")
+UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.best_by")
 """Settings that change no number of a round."""
 BESIDE = (*UNSEEN, "stop.target", "stop.patience", "stop.hours", "stop.gigabytes")
 """`UNSEEN`, and settings that change only how many rounds there are."""

@@ -169,12 +169,15 @@ class _Rounds:
             seconds_training=trained - begun,
         )
         if self._is_tested or self._limit_after(metrics):
-            accuracies = experiment.evaluate()
+            scores = experiment.evaluate()
             ended = time.perf_counter()
+            judged = next(iter(scores.values()))
             metrics = replace(
                 metrics,
-                accuracy=next(iter(accuracies.values()), None),
-                accuracies=accuracies,
+                accuracy=judged.accuracy,
+                accuracies={name: one.accuracy for name, one in scores.items()},
+                macro_f1=judged.macro_f1,
+                recall_by_class=judged.recall,
                 seconds=ended - started,
                 seconds_testing=ended - trained,
             )
@@ -193,18 +196,18 @@ class _Rounds:
 
     def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
-        accuracies = self._experiment.test()
+        judged = next(iter(self._experiment.test().values()))
         taken = time.perf_counter() - begun
         return replace(
             metrics,
-            test_accuracy=next(iter(accuracies.values()), None),
+            test_accuracy=judged.accuracy,
             seconds=(metrics.seconds or 0.0) + taken,
             seconds_testing=(metrics.seconds_testing or 0.0) + taken,
         )
 
     def keep(self, metrics: RoundMetrics) -> list[Path]:
         """Record a finished round and return the checkpoints written, which are of good states only."""
-        improved = metrics.accuracy is not None and metrics.accuracy > self._best
+        improved = self._is_better(metrics)
         self._best = max(self._best, metrics.accuracy or 0.0)
         self._history.append(metrics.as_dict())
         self._undone.clear()
@@ -219,6 +222,16 @@ class _Rounds:
         if improved and self._good:
             self._best_state = checkpoint.snapshot(self._model_state())
         return self.save_now() if due else []
+
+    def _is_better(self, metrics: RoundMetrics) -> bool:
+        """Return whether the round is the best so far, by the measure that `runtime.best_by` names."""
+        key = self._experiment.config.runtime.best_by
+        if key == "accuracy":
+            return metrics.accuracy is not None and metrics.accuracy > self._best
+        value = getattr(metrics, key)
+        return value is not None and value > max(
+            (line[key] for line in self._history if key in line), default=-1.0
+        )
 
     def save_now(self) -> list[Path]:
         """Write the state after the last round if the latest checkpoint has another; return the files written."""
@@ -270,9 +283,7 @@ class _Rounds:
     def _model_state(self) -> dict[str, Any]:
         """Return the model and its description: all that is needed to use it, not to train on."""
         tested = next((line for line in reversed(self._history) if "accuracy" in line), None)
-        accuracy, rounds = (tested["accuracy"], tested["round"] + 1) if tested else (None, 0)
-        test_accuracy = tested.get("test_accuracy") if tested else None
-        model = self._experiment.model_state(accuracy, rounds, test_accuracy)
+        model = self._experiment.model_state(tested and RoundMetrics.from_dict(tested))
         return {"round": self.next, "best": self._best, "model": model}
 
     def _undo(self, why: str) -> None:

@@ -223,4 +223,8 @@ class RuntimeConfig(Section):
     evaluate_every: int = Field(
         1, ge=1, description="rounds between two tests; the last round is tested"
     )
+    best_by: Literal["accuracy", "macro_f1"] = Field(
+        "accuracy",
+        description="the measure of the round that is kept as best; macro_f1 counts every class alike",
+    )
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")

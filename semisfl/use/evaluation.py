@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from semisfl.data import hub, sources
+from semisfl.runs.scores import Scores
 from semisfl.use import pictures
 from semisfl.use.classifier import Classifier
 from semisfl.use.pictures import Skipped
@@ -27,32 +27,13 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Scores):
+    """A model's scores on labelled images, with its calibration."""
+
     classes: tuple[str, ...]
-    confusion: np.ndarray
-    """[true class, class given]: images"""
     bins: tuple[Bin, ...]
     """Those with any images, by confidence."""
     skipped: tuple[Skipped, ...] = ()
-
-    @property
-    def images(self) -> int:
-        return int(self.confusion.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Return the accuracy in percent."""
-        return 100 * float(np.trace(self.confusion)) / self.images
-
-    @property
-    def precision(self) -> list[float | None]:
-        """Return each class's precision in percent; None where no image was assigned to it."""
-        return _shares(np.diag(self.confusion), self.confusion.sum(0))
-
-    @property
-    def recall(self) -> list[float | None]:
-        """Return each class's recall in percent; None where it has no image."""
-        return _shares(np.diag(self.confusion), self.confusion.sum(1))
 
     @property
     def calibration_error(self) -> float:
@@ -67,6 +48,7 @@ class Evaluation:
         return {
             "images": self.images,
             "accuracy": self.accuracy,
+            "macro_f1": self.macro_f1,
             "calibration_error": self.calibration_error,
             "classes": [
                 {"name": name, "images": count, "precision": precision, "recall": recall}
@@ -78,11 +60,6 @@ class Evaluation:
         }
 
 
-def _shares(parts: np.ndarray, wholes: np.ndarray) -> list[float | None]:
-    pairs = zip(parts.tolist(), wholes.tolist(), strict=True)
-    return [100 * part / whole if whole else None for part, whole in pairs]
-
-
 def judge(
     classes: tuple[str, ...],
     probabilities: Tensor,
@@ -91,8 +68,7 @@ def judge(
 ) -> Evaluation:
     """Compare [n, classes] probabilities with the true labels."""
     confidence, predicted = probabilities.max(1)
-    pairs = labels * len(classes) + predicted
-    confusion = torch.bincount(pairs, minlength=len(classes) ** 2).view(len(classes), -1)
+    scores = Scores.of(predicted, labels, len(classes))
     # Intervals include their upper end, so that probability 1 belongs to one.
     places = (confidence * BINS).ceil().long().clamp(1, BINS)
     right = (predicted == labels).float()
@@ -102,7 +78,7 @@ def judge(
         if count := int(inside.sum()):
             means = float(confidence[inside].mean()), float(right[inside].mean())
             bins.append(Bin(count, *means))
-    return Evaluation(classes, confusion.numpy(), tuple(bins), tuple(skipped))
+    return Evaluation(scores.confusion, scores.images, classes, tuple(bins), tuple(skipped))
 
 
 def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:

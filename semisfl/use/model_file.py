@@ -100,4 +100,4 @@ def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:
             f"{file} was written by a version that did not put classes and normalisation into it, and its "
             f"run cannot be put together again ({reason}); train it anew"
         ) from error
-    return experiment.model_state(None, 0)
+    return experiment.model_state(None)

@@ -16,6 +16,7 @@ from semisfl.data.partition import Partition, set_aside
 from semisfl.data.sources import Dataset
 from semisfl.runs.experiment import Experiment, divide
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.scores import Scores
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from semisfl.use.model_card import card
@@ -98,6 +99,9 @@ def test_validation_that_leaves_no_training_images_is_refused() -> None:
 # --- what is judged ------------------------------------------------------------------------------------
 
 
+JUDGED = ("accuracy", "macro_f1", "recall_by_class")
+
+
 def numbers(rows: list[dict[str, Any]], *without: str) -> list[dict[str, Any]]:
     left_out = ("seconds", *without)
     return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in rows]
@@ -123,13 +127,13 @@ def test_rounds_are_judged_on_validation_images_and_the_test_set_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    whole = Experiment._accuracies
+    whole = Experiment._scores
 
-    def counted(self: Experiment, images: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    def counted(self: Experiment, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Scores]:
         read.append(len(images))
         return whole(self, images, labels)
 
-    monkeypatch.setattr(Experiment, "_accuracies", counted)
+    monkeypatch.setattr(Experiment, "_scores", counted)
     result = run(tmp_path / "r")
     assert read == [40, 40, 40, 120]
     data = toy.dataset()
@@ -164,7 +168,7 @@ def test_judging_changes_nothing_of_the_training() -> None:
     judged = toy.assemble("semisfl", "rounds=2")
     judged.validation = (judged.test_images[:9], judged.test_labels[:9])
     found = run_rounds(judged).rounds
-    assert numbers(found, "accuracy", "test_acc") == numbers(plain, "accuracy")
+    assert numbers(found, *JUDGED, "test_acc") == numbers(plain, *JUDGED)
     assert found[-1]["test_accuracy"] == plain[-1]["accuracy"]
 
 
