@@ -44,5 +44,5 @@ def residual_model(place: Path) -> Classifier:
     data = toy.dataset()
     settings = toy.values("supervised", f"model.layers={toy.RESIDUAL}")
     built = experiment.assemble(settings, data, toy.partition(data), device="cpu")
-    checkpoint.write(place / "residual.safetensors", {"model": built.model_state(None, 0)})
+    checkpoint.write(place / "residual.safetensors", {"model": built.model_state(None)})
     return load(place / "residual.safetensors")
