@@ -23,6 +23,8 @@ from semisfl.watch.tail import Lines, text_from
 
 LATEST_EVENTS = 300
 """Events of a fleet that are kept to be shown; older ones are only counted."""
+STOPPED = ("stopped before round", "stopped by a callback")
+"""The last line of the log of a run that was asked to end."""
 ELSEWHERE_SECONDS = 600.0
 """A run on another machine that wrote nothing for so long does not count as running."""
 
@@ -138,7 +140,7 @@ class Followed:
             return "running", f"round {self.done + 1} of {self.rounds}, {holder}"
         if holder is None:
             return "unfinished", f"{self.done} of {self.rounds} rounds are there"
-        if "stopped before round" in self._last_log_line():
+        if any(text in self._last_log_line() for text in STOPPED):
             return "stopped", f"stopped in round {self.done + 1}; --resume goes on"
         return (
             "crashed",

@@ -82,7 +82,7 @@ Watch.charts = (() => {
   // rows by columns of numbers, null where there is none
   function map(node, grid, columns, rows, x, y, unit, said) {
     const traces = (paint) => [{
-      type: "heatmap", z: grid, zmin: 0, x: columns.map(plain), y: rows.map(plain), xgap: columns.length > 80 ? 0 : 1,
+      type: "heatmap", z: grid, zmin: 0, ...(unit === "%" ? { zmax: 100 } : {}), x: columns.map(plain), y: rows.map(plain), xgap: columns.length > 80 ? 0 : 1,
       ygap: rows.length > 80 ? 0 : 1, hoverongaps: false,
       colorscale: [0, 1, 2, 3].map((step) => [step / 3, paint(`heat-${step}`)]),
       hovertemplate: `${plain(x)} %{x}<br>${plain(y)} %{y}<br>%{z:,.4~g} ${plain(unit)}<extra></extra>`,

@@ -93,7 +93,7 @@ Watch.severalRuns = (() => {
       const kinds = [...new Set(data.listing.runs.map((run) => run.judged_on))];
       const title = kinds.length > 1 ? "Accuracy" : kinds[0] === "validation" ? "Validation accuracy" : "Test accuracy";
       accuracy.querySelector("h2").textContent = title;
-      charts.lines(chart, lines, axis.title, "accuracy, %", { title });
+      charts.lines(chart, lines, axis.title, "accuracy, %", { title, zero: true });
       legendOf(legend);
     }
 
