@@ -51,6 +51,9 @@ def _what(model: Classifier) -> str:
         f"An image classifier of {len(about.classes)} classes: {names}.\n\n"
         f"- input: uint8 images [n, {channels}, {height}, {width}], n free; normalised inside by mean "
         f"{_numbers(about.mean)} and standard deviation {_numbers(about.std)} of values in 0 to 1\n"
+        f"- image files: turned upright by their EXIF orientation, converted to {'grey' if channels == 1 else 'RGB'}, "
+        f"and resized to {width} x {height} pixels by bilinear interpolation, without keeping the aspect ratio; "
+        "do the same where you call the model, since another resizing changes answers\n"
         f"- output: class probabilities [n, {len(about.classes)}], in the order above\n"
         f"- cut: the bottom gives {model.network.features} features per image\n"
         f"- network: the {about.network} of a run of {_title(about.method)} (`{about.method}`), "
@@ -82,8 +85,18 @@ def _quality(about: Description) -> str:
         f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
         f"trained on, after {about.tested_after} rounds.{_at_the_end(about)} Where the best of several rounds was chosen on these same "
         "images, expect a little less on others. `semisfl evaluate` tells precision, recall and calibration "
-        "on images of your own."
+        f"on images of your own.{_by_class(about)}"
     )
+
+
+def _by_class(about: Description) -> str:
+    if about.macro_f1 is None or about.recall_by_class is None:
+        return ""
+    lines = [
+        f"- {name}: {'no image' if recall is None else f'{recall:.1f} %'}"
+        for name, recall in zip(about.classes, about.recall_by_class, strict=True)
+    ]
+    return "\n".join([f"\n\nMacro-F1 {about.macro_f1:.1f} %. Recall of each class:\n", *lines])
 
 
 def _at_the_end(about: Description) -> str:

@@ -152,6 +152,9 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
         f"{best.sent['features_up']:,} bytes",
         "`semisfl.confidence_threshold = ",
         "membership inference",
+        "converted to RGB, and resized to 12 x 12 pixels by bilinear interpolation",
+        f"Macro-F1 {best.macro_f1:.1f} %. Recall of each class:",
+        f"- colour3: {best.recall_by_class[3]:.1f} %",
     ):
         assert expected in card, expected
     assert "fedmatch" not in card, "settings of other methods say nothing of this model"
