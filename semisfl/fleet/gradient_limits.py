@@ -18,7 +18,8 @@ def gradient_excess(gradients: Tensor, features: Tensor) -> str | None:
 
     Both are as the server knows them, so that a refusal tells it nothing. NaN is too long.
     """
-    typical = float(features.float().pow(2).sum(1).mean().sqrt())
+    # A small clip makes features short, and gradients shrink on their way through it.
+    typical = max(1.0, float(features.float().pow(2).sum(1).mean().sqrt()))
     rows = gradients.float().norm(dim=1)
     longest, together = float(rows.max()), float(rows.pow(2).mean().sqrt())
     for words, norm, limit in (("a row", longest, ROW), ("a batch", together, BATCH)):
