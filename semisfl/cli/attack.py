@@ -70,6 +70,7 @@ def leakage(
         else:
             asked = [*(settings or []), f"rounds={rounds}", f"runtime.evaluate_every={rounds}"]
             config = configs.parse(values_of(target, asked))
+            _defences(defence, config.policy)  # a mistake is reported before the training
             scene = exposure.of_preset(config, device, public, signals.flag)
         defences = _defences(defence, scene.config.policy)
         result, measured = exposure.measure_all(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,29 @@ import pytest
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.paper.exhibits import EXHIBITS
+from semisfl.paper.grid import Part
 from semisfl.paper.missing import chosen, missing
 from semisfl.paper.run_index import RunIndex
 from semisfl.runs import pools, start
+from tests.cli.test_signals import images as images
 from tests.processes import Forked
 
 TWO_ROUNDS = ["--rounds", "2", "--only", "supervised", "--device", "cpu"]
+SMALL = ("data.labeled=8", "server.batch=4", "server.steps=2", "clients.total=3", "clients.active=3")
+
+
+@pytest.fixture(autouse=True)
+def small(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put small images and few steps into the table that these tests make."""
+    changes = (*SMALL, f"data.name={images}", "data.augment.cutout=4")
+
+    def smaller(part: Part) -> Part:
+        cells = [replace(cell, changes=(*cell.changes, *changes)) for cell in part.cells]
+        return replace(part, cells=tuple(cells))
+
+    table = EXHIBITS["digits"]
+    parts = tuple(smaller(part) for part in table.parts)
+    monkeypatch.setitem(EXHIBITS, "digits", replace(table, parts=parts))
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:

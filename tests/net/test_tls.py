@@ -83,11 +83,13 @@ def server(place: Path, trusted: Path | None = None) -> Iterator[str]:
     async def start() -> tuple[grpc.aio.Server, int]:
         files = certs.load_server_credentials(place)
         trust = (trusted or place) / "authority.crt"
-        serving = grpc.aio.server(options=chunks.options())
+        serving = grpc.aio.server(options=[*chunks.options(), ("grpc.so_reuseport", 0)])
         secure = grpc.ssl_server_credentials(
             [(files.key, files.certificate)], trust.read_bytes(), require_client_auth=True
         )
-        port = serving.add_secure_port("localhost:0", secure)
+        # For "localhost:0", gRPC chooses a port that is free at ::1. At 127.0.0.1, another process
+        # may have it, and gRPC says nothing.
+        port = serving.add_secure_port("127.0.0.1:0", secure)
         await serving.start()
         return serving, port
 
