@@ -40,7 +40,8 @@ demo: $(VENV)/.installed
 		--out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # Files of tests differ a lot in how long they take: an idle worker takes over from a busy one.
-PARALLEL := -n auto --dist worksteal
+# One worker more than cores, as some tests only wait: for deadlines, or for other processes.
+PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
 quick: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu" -k "not ($(LONG))" $(QUICK)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.cli.test_signals import images as images
+
 RESULTS = Path(__file__).parents[2] / "results"
 RUN = min(RESULTS.rglob("*.run.json"))
 CODE = """
@@ -61,10 +63,10 @@ def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path
     assert json.loads(told.splitlines()[-1])["results"]
 
 
-def test_a_run_starts_without_the_compiler_of_torch(tmp_path: Path) -> None:
+def test_a_run_starts_without_the_compiler_of_torch(images: Path) -> None:
     """Importing it takes as long as torch itself does. This also shows that the tests above would
     see torch."""
-    short = "rounds=1 clients.steps=1 server.steps=1 clients.active=1"
-    _, modules = loaded(f"run digits --quiet --json --out {tmp_path}/run --set {short}")
+    short = "rounds=1 clients.steps=1 server.steps=1 clients.total=2 clients.active=1 data.labeled=8"
+    _, modules = loaded(f"run --quiet --json --out run --set data.name={images} {short}")
     assert {"torch", "torch._C"} <= modules
     assert not {"torch._dynamo", "torch._inductor"} & modules

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -72,8 +73,73 @@ def finished(process: "subprocess.Popen[str]") -> tuple[str, str]:
         raise
 
 
+def ranks(*words: str, restart: int = 0) -> "list[subprocess.Popen[str]]":
+    """Start two ranks as torchrun --max-restarts would, for the first time or once more."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    told |= {"TORCHELASTIC_RESTART_COUNT": str(restart), "TORCHELASTIC_MAX_RESTARTS": "1"}
+    told |= {"OMP_NUM_THREADS": "1"}
+    return [
+        Forked(
+            [sys.executable, "-m", "semisfl", *words],
+            env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+
+
+def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
+    """As torchrun passes Ctrl-C on: to every rank. It goes on in one process too, of torchrun's."""
+    out = images.parent / "out"
+    first, second = ranks(*words_of(images, 1_000_000, "--out", str(out)))
+    until_rounds(out, 1, first)
+    for process in (second, first):
+        process.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=PATIENCE)
+    silent = second.communicate(timeout=PATIENCE)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "stopped; continue with: semisfl run --resume" in said
+    assert silent == ("", "")
+    done = len(numbers(out))
+    assert RunDirectory(out).load()["round"] == done
+    with pytest.raises(ConfigError, match="needs the ranks of torchrun"):
+        resume(out, device="cpu")
+
+
+def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> None:
+    """Rank 0 says in one line that rank 1 was killed. Started again, both do the rest of the rounds."""
+    rounds, out = 16, images.parent / "out"
+    words = words_of(images, rounds, "--out", str(out), "--quiet")
+    first, second = ranks(*words)
+    until_rounds(out, 2, first)
+    second.kill()
+    said, complained = first.communicate(timeout=PATIENCE)
+    second.communicate()
+    assert first.returncode == 1 and said == ""
+    assert complained.startswith("error: another rank is gone; torchrun --max-restarts N")
+    assert len(numbers(out)) < rounds, "it was over before the rank was killed"
+    for rank in ranks(*words, restart=1):
+        complained = finished(rank)[1]
+        assert rank.returncode == 0, complained
+    assert re.search(r"rounds [1-9]\d* to 15", (out / "run.log").read_text()), "it began again"
+    assert_as_alone(out)
+
+
+def assert_as_alone(out: Path) -> None:
+    """Assert that the numbers are those of one process that nobody disturbed."""
+    config, alone = RunDirectory(out).config(), out.parent / "alone"
+    assert config.fleet.kind == "cluster"
+    train(config.model_copy(update={"fleet": FleetConfig(kind="local")}), out=alone, device="cpu")
+    assert numbers(out) == numbers(alone)
+
+
+@pytest.mark.slow  # ranks of their own Python; what a lost rank leads to is tested above
 def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> None:
-    """With the numbers of one process that nobody disturbed; only rank 0 writes and speaks."""
+    """torchrun itself starts the ranks, twice; only rank 0 writes and prints."""
     rounds, out = 16, images.parent / "out"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--max-restarts", "1", "--standalone", "--tee", "3", "-m", "semisfl"]
@@ -90,59 +156,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> Non
     assert "going on from" in (out / "run.log").read_text() or "going on from" in complained
     assert "[default1]" not in said and "[default1]:semisfl" not in complained
     assert said.count(f"after {rounds} of {rounds} rounds") == 1
-    config, alone = RunDirectory(out).config(), images.parent / "alone"
-    assert config.fleet.kind == "cluster"
-    train(config.model_copy(update={"fleet": FleetConfig(kind="local")}), out=alone, device="cpu")
-    assert numbers(out) == numbers(alone)
-
-
-def ranks(images: Path, *words: str) -> "list[subprocess.Popen[str]]":
-    """Two ranks as torchrun would start them, without it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    told |= {"TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1"}
-    return [
-        Forked(
-            [sys.executable, "-m", "semisfl", *words],
-            env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-
-
-def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
-    """As torchrun passes Ctrl-C on: to every rank. It goes on in one process too, of torchrun's."""
-    out = images.parent / "out"
-    first, second = ranks(images, *words_of(images, 1_000_000, "--out", str(out)))
-    until_rounds(out, 1, first)
-    for process in (second, first):
-        process.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=PATIENCE)
-    silent = second.communicate(timeout=PATIENCE)
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert "stopped; continue with: semisfl run --resume" in said
-    assert silent == ("", "")
-    done = len(numbers(out))
-    assert RunDirectory(out).load()["round"] == done
-    with pytest.raises(ConfigError, match="needs the ranks of torchrun"):
-        resume(out, device="cpu")
-
-
-@pytest.mark.slow  # two more processes; what a lost rank leads to is tested above
-def test_a_rank_that_fails_ends_all(images: Path) -> None:
-    """Rank 1 is killed and nobody starts it again: rank 0 says so in a line."""
-    out = images.parent / "out"
-    first, second = ranks(images, *words_of(images, 1_000_000, "--out", str(out), "--quiet"))
-    until_rounds(out, 1, first)
-    second.kill()
-    said, complained = first.communicate(timeout=PATIENCE)
-    second.communicate()
-    assert first.returncode == 1 and said == ""
-    assert complained.startswith("error: another rank is gone; torchrun --max-restarts N")
+    assert_as_alone(out)
 
 
 def test_a_restarted_run_continues_only_in_its_own_directory(tmp_path: Path) -> None:
