@@ -66,7 +66,9 @@ def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path
 def test_a_run_starts_without_the_compiler_of_torch(images: Path) -> None:
     """Importing it takes as long as torch itself does. This also shows that the tests above would
     see torch."""
-    short = "rounds=1 clients.steps=1 server.steps=1 clients.total=2 clients.active=1 data.labeled=8"
+    short = (
+        "rounds=1 clients.steps=1 server.steps=1 clients.total=2 clients.active=1 data.labeled=8"
+    )
     _, modules = loaded(f"run --quiet --json --out run --set data.name={images} {short}")
     assert {"torch", "torch._C"} <= modules
     assert not {"torch._dynamo", "torch._inductor"} & modules

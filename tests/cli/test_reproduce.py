@@ -19,7 +19,13 @@ from tests.cli.test_signals import images as images
 from tests.processes import Forked
 
 TWO_ROUNDS = ["--rounds", "2", "--only", "supervised", "--device", "cpu"]
-SMALL = ("data.labeled=8", "server.batch=4", "server.steps=2", "clients.total=3", "clients.active=3")
+SMALL = (
+    "data.labeled=8",
+    "server.batch=4",
+    "server.steps=2",
+    "clients.total=3",
+    "clients.active=3",
+)
 
 
 @pytest.fixture(autouse=True)
