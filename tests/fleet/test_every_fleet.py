@@ -186,18 +186,18 @@ def test_clients_that_fail_to_answer_are_not_in_the_results(make: Make) -> None:
         assert list(fleet.present()) == [0, 1, 2]
         data, _ = toy_data(3)
         bottom = build_model(config, data.shape, len(data.classes)).bottom.state_dict()
-        fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.05, bottom, bottom))
+        fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.02, bottom, bottom))
         features = fleet.forward()
         assert features.clients == (0, 1, 2) and features.batch == config.clients.batch
         left = (0, 1, 2)
         if fixture.lose is not None:
             fixture.lose(1)
             left = (0, 2)
-        fleet.backward(torch.ones_like(features.student))
+        fleet.backward(0.1 * torch.ones_like(features.student))
         features = fleet.forward()
         assert features.clients == left
         assert len(features.student) == len(left) * config.clients.batch
-        fleet.backward(torch.ones_like(features.student))
+        fleet.backward(0.1 * torch.ones_like(features.student))
         mean = fleet.finish_round()
         alone = [_alone(config, client) for client in left]
         assert largest_difference(mean, mean_state(alone)) < 1e-5
@@ -213,9 +213,9 @@ def _alone(config: Config, client: int) -> dict[str, torch.Tensor]:
         data, _ = toy_data(3)
         bottom = build_model(config, data.shape, len(data.classes)).bottom.state_dict()
         fleet = fixture.experiment.fleet
-        fleet.start_round(SplitRound(0, (client,), 2, 0.05, bottom, bottom))
+        fleet.start_round(SplitRound(0, (client,), 2, 0.02, bottom, bottom))
         for _ in range(2):
-            fleet.backward(torch.ones_like(fleet.forward().student))
+            fleet.backward(0.1 * torch.ones_like(fleet.forward().student))
         return fleet.finish_round()
 
 
