@@ -81,10 +81,13 @@ def test_a_path_is_enough_to_run_show_and_resume(tmp_path: Path) -> None:
     kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert kept["method"] == PLACE
     assert kept["fixmatch"] == {"confidence_threshold": 0.2, "labeled_view": "weak"}
-    # Rounds that a longer run still has to do are done by the same method, without being told it.
+    # Rounds that a longer run still has to do are done by the same method.
     text = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
-    resumed = command("run", "--resume", "run", "--quiet")
+    # A run's directory may be somebody else's: it alone makes nothing be imported.
+    for refused in (command("run", "--resume", "run"), command("leakage", "run", "--quick")):
+        assert refused.returncode == 2 and f"add --allow-method {PLACE}" in refused.stderr
+    resumed = command("run", "--resume", "run", "--quiet", "--allow-method", PLACE)
     assert resumed.returncode == 0, resumed.stderr
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     reported = command("report", "run", "--json")

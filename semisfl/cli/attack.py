@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Device, Json, Preset, Quiet, Settings, name_of, values_of
+from semisfl.cli.options import (
+    AllowMethod,
+    Device,
+    Json,
+    Preset,
+    Quiet,
+    Settings,
+    name_of,
+    values_of,
+)
 from semisfl.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -53,6 +62,7 @@ def leakage(
     out: Annotated[Path, typer.Option(help="Folder for leakage.json and leakage.png.")] = Path(
         "leakage"
     ),
+    allow_method: AllowMethod = None,
     device: Device = "auto",
     json_: Json = False,
     quiet: Quiet = False,

@@ -8,6 +8,7 @@ import typer
 
 from semisfl.cli import console, watching
 from semisfl.cli.options import (
+    AllowMethod,
     Device,
     Insecure,
     Preset,
@@ -34,6 +35,7 @@ def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8443",
     out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
+    allow_method: AllowMethod = None,
     device: Device = "auto",
     insecure_loopback: Insecure = False,
     watch: Annotated[

@@ -43,6 +43,14 @@ Engine = Annotated[
     ),
 ]
 
+AllowMethod = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE.MODULE:CLASS",
+        help="Import this method if the run names it; may be repeated.",
+        callback=lambda names: _allowed(names),
+    ),
+]
 Target = Annotated[
     float | None,
     typer.Option(
@@ -128,6 +136,13 @@ def refuse_beside_resume(context: typer.Context) -> None:
             raise ValueError(
                 "--resume continues a run with its own settings; leave out PRESET and --out"
             )
+
+
+def _allowed(names: list[str] | None) -> list[str] | None:
+    from semisfl.settings import lookup
+
+    lookup.allow_methods(names or ())
+    return names
 
 
 def show_log() -> None:

@@ -8,6 +8,7 @@ import typer
 
 from semisfl.cli import console, results
 from semisfl.cli.options import (
+    AllowMethod,
     Device,
     Engine,
     Jobs,
@@ -35,6 +36,7 @@ def run(
         Path | None,
         typer.Option(help="Continue the run in this directory, or from this checkpoint."),
     ] = None,
+    allow_method: AllowMethod = None,
     json_: Json = False,
     quiet: Quiet = False,
     context: typer.Context = None,  # type: ignore[assignment]  # typer fills it in

@@ -20,7 +20,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take
 from semisfl.runs.reading import METRICS, parse_metrics, read_metrics
 from semisfl.runs.sinks import MetricsFile
-from semisfl.settings import config
+from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
@@ -89,7 +89,8 @@ class RunDirectory:
             if folder.exists():
                 break
             self._made.append(folder)
-        self.path.mkdir(parents=True, exist_ok=True)
+        # Weights and the names of devices are for the owner alone.
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         present = set(self.path.iterdir())
         self.lock()
         self.check_free(self.path)  # of two runs started at once, one is refused
@@ -140,6 +141,7 @@ class RunDirectory:
             raise ConfigError(
                 f"{file} is not whole: it has no {missing[0]!r}; restore it or start a run elsewhere"
             )
+        lookup.check_importable(values["method"], f"{file}")
         return config.parse(values)
 
     def changed(self, settings: Sequence[str]) -> Config:

@@ -8,7 +8,7 @@ may also be ``package.module:Class``. Nothing is imported before it is needed, a
 import importlib
 import logging
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -45,6 +45,30 @@ def method(name: str) -> NamedMethod:
     raise ConfigError(
         f"method = {name!r} is not known; use {', '.join(method_names())}, or package.module:Class"
     )
+
+
+_allowed: set[str] = set()
+
+
+def allow_methods(names: Iterable[str]) -> None:
+    """Let runs that are read in this process name these methods, as ``package.module:Class``."""
+    _allowed.update(names)
+
+
+def check_importable(name: object, where: str) -> None:
+    """Raise `ConfigError` if reading a run would import code that nobody here asked for.
+
+    A run's directory may come from somebody else, and importing a module runs it.
+    """
+    if not isinstance(name, str) or ":" not in name or name in _allowed:
+        return
+    known = name in method_names() or name in {entry.code for entry in catalog.METHODS.values()}
+    points = {point.value for point in _points("semisfl.methods", catalog.METHODS).values()}
+    if not known and name not in points and name.partition(":")[0] not in sys.modules:
+        raise ConfigError(
+            f"{where} names {name:.200}, code that would be imported; if you trust it, add "
+            f"--allow-method {name:.200} (in Python: import it first)"
+        )
 
 
 def method_names() -> list[str]:

@@ -1,6 +1,7 @@
 """The device of split inference: it runs the bottom, with torch or onnxruntime, and sends features."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from semisfl.engine.inference import outputs
 from semisfl.models.split import Shape, SplitModel, build
 from semisfl.net import chunks
 from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
+from semisfl.net.client.lines import plain
 from semisfl.net.frames import Schema, decode, encode
 from semisfl.net.tls.credentials import Credentials
 from semisfl.runs import checkpoint
@@ -111,24 +113,33 @@ class ModelClient:
             )
         layers, classes = parse_layers(model["layers"]), len(self.classes)
         network = build(layers, self.shape, classes, cut=model["cut"], projector="none")
-        cached = self._cache_file()
-        try:
-            weights = checkpoint.read(cached)["bottom"]
-        except CheckpointError:
-            schema = protocol.bottom_schema(network.bottom.state_dict())
-            weights = self._ask("Fetch", "fetch", {}, {}, "bottom", schema).tensors
-            try:
-                cached.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.write(cached, {"bottom": weights})
-            except OSError as error:
-                log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
+        weights = self._weights(network.bottom.state_dict(), model.get("bottom"))
         network.bottom.load_state_dict(weights)
         return _bottom(network, Normalizer.of(model["mean"], model["std"]))
 
-    def _cache_file(self) -> Path:
-        place = os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl"
-        name = "".join(letter if letter.isalnum() else "-" for letter in self.identity)
-        return Path(place) / f"bottom-{name[:64]}.safetensors"
+    def _weights(self, like: dict[str, Tensor], digest: object) -> dict[str, Tensor]:
+        """Return the weights with this digest from the cache, or fetch them.
+
+        Copies are kept by what they hold, so that no server can replace another one's.
+        """
+        cached = _cache_file(str(digest))
+        with contextlib.suppress(CheckpointError, KeyError):
+            if digest == checkpoint.digest(kept := checkpoint.read(cached)["bottom"]):
+                return dict(kept)
+        schema = protocol.bottom_schema(like)
+        weights: dict[str, Tensor] = self._ask("Fetch", "fetch", {}, {}, "bottom", schema).tensors
+        if digest is None:  # a server of an earlier version
+            return weights
+        if digest != checkpoint.digest(weights):
+            raise ValueError(
+                f"{self._address} sends another bottom than it describes; do not trust its answers"
+            )
+        try:
+            cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            checkpoint.write(cached, {"bottom": weights})
+        except OSError as error:
+            log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
+        return weights
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -190,7 +201,7 @@ class ModelClient:
         return decode(reply, {answer: schema})
 
     def _reason(self, error: Any) -> Exception:
-        code, details = error.code(), " ".join((error.details() or "").split())
+        code, details = error.code(), plain(error.details() or "")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ValueError(f"{self._address} serves no model; is it `semisfl serve-model`?")
         if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -208,3 +219,9 @@ def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
         return torch.cat(list(outputs(network.bottom, images, normalizer)))
 
     return run
+
+
+def _cache_file(digest: str) -> Path:
+    place = os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl"
+    name = "".join(letter if letter.isalnum() else "-" for letter in digest)
+    return Path(place) / f"bottom-{name[:64]}.safetensors"

@@ -20,6 +20,7 @@ from semisfl.net.server import endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
+from semisfl.runs import checkpoint
 from semisfl.settings import lookup
 from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Classifier
@@ -60,6 +61,8 @@ class ModelServer:
         if accept_images:
             model.need("bottom")
         self._model, self._accept_images = model, accept_images
+        bottom = model.network.bottom.state_dict() if "bottom" in model.parts else None
+        self._bottom_digest = None if bottom is None else checkpoint.digest(bottom)
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         self.answered: Counter[str] = Counter()
@@ -149,7 +152,9 @@ class ModelServer:
     def _describe(self, data: bytearray, _: Mapping[str, str]) -> Answer:
         decode(data, {"describe": protocol.DESCRIBE})
         model = self._model
-        describe = protocol.describe(model.description, model.identity, model.network.features)
+        describe = protocol.describe(
+            model.description, model.identity, model.network.features, self._bottom_digest
+        )
         return _joined("model", {"model": describe, "images": self._accept_images}, {}), 0
 
     def _fetch(self, data: bytearray, _: Mapping[str, str]) -> Answer:

@@ -57,8 +57,13 @@ def method(name: str) -> str:
     return f"/{SERVICE}/{name}"
 
 
-def describe(description: Description, identity: str, features: int) -> str:
-    """Return the model's description for a device, without what concerns only its training."""
+def describe(
+    description: Description, identity: str, features: int, bottom: str | None = None
+) -> str:
+    """Return the model's description for a device, without what concerns only its training.
+
+    ``bottom``: the digest of the bottom's weights, by which devices know their copy.
+    """
     return json.dumps(
         {
             "classes": description.classes,
@@ -69,6 +74,7 @@ def describe(description: Description, identity: str, features: int) -> str:
             "cut": description.cut,
             "identity": identity,
             "features": features,
+            "bottom": bottom,
         }
     )
 

@@ -19,6 +19,7 @@ from semisfl.cli.main import main
 from semisfl.net import chunks
 from semisfl.net.frames import encode
 from semisfl.net.tls import certs
+from semisfl.runs import checkpoint
 from semisfl.use import split_inference as said
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
@@ -95,6 +96,36 @@ def test_the_bottom_is_fetched_once(
         assert client.received == received[0], "a damaged copy is fetched anew"
         found = client.probabilities(PIXELS)
     torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+
+
+def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
+    model: Classifier,
+    address: str,
+    authority: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path))
+    honest = {k: v.clone() for k, v in model.network.bottom.state_dict().items()}
+    digest = checkpoint.digest(honest)
+    about = said.describe(model.description, model.identity, model.network.features, digest)
+    try:
+        model.network.bottom.load_state_dict({k: v * 0 for k, v in honest.items()})
+        with served(model, authority) as liar, monkeypatch.context() as lying:
+            lying.setattr(said, "describe", lambda *_: about)
+            with pytest.raises(ValueError, match="sends another bottom than it describes"):
+                connect(f"localhost:{liar.port}", authority)
+    finally:
+        model.network.bottom.load_state_dict(honest)
+    assert not list(tmp_path.iterdir())
+    # Somebody else of this machine puts weights under the honest one's name.
+    checkpoint.write(
+        tmp_path / f"bottom-{digest}.safetensors",
+        {"bottom": {k: v * 0 for k, v in honest.items()}},
+    )
+    with connect(address, authority) as client:
+        answers = client.probabilities(PIXELS)
+    torch.testing.assert_close(answers, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
 def test_images_go_only_to_a_server_that_takes_them(
