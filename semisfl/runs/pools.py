@@ -127,7 +127,9 @@ class Processes:
     def _words(self, job: Job) -> list[str]:
         common = ["--device", self._device, "--quiet"]
         if job.status == "unfinished":
-            return ["run", "--resume", str(job.path), *common, "--set", *job.changed]
+            method = job.config.method  # this process has imported it, so it is trusted
+            allowed = ["--allow-method", method] if ":" in method else []
+            return ["run", "--resume", str(job.path), *common, *allowed, "--set", *job.changed]
         file = Path(self._folder.name) / f"{len(self._attempts)}.toml"
         file.write_text(to_toml(job.config), encoding="utf-8")
         return ["run", str(file), "--out", str(job.path), *common]

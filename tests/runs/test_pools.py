@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,18 @@ def test_the_output_of_a_failed_process_is_reported(values: dict[str, Any], tmp_
     bad = jobs_in(tmp_path, values | {"data": {"labeled": 8, "name": "./nowhere"}})[0]
     with pytest.raises(OSError, match=r"1 of 1 runs failed; .*supervised-seed0: error: .*nowhere"):
         run_in_pool([bad], Processes(1, "cpu"), StopFlag(), lambda *done: None)
+
+
+def test_a_process_may_import_the_method_that_its_pool_was_asked_for(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = "semisfl.methods.supervised:Supervised"
+    job = replace(jobs_in(tmp_path, values)[0], status="unfinished")
+    job = replace(job, config=job.config.model_copy(update={"method": method}))
+    commands: list[list[str]] = []
+    monkeypatch.setattr(pools, "Popen", lambda words, **_: commands.append(words))
+    Processes(1, "cpu").start(job)
+    assert commands[0][commands[0].index("--allow-method") + 1] == method
 
 
 @pytest.mark.slow

@@ -117,6 +117,11 @@ def test_rows_hold_what_is_promised() -> None:
     json.dumps(rows)
 
 
+def test_a_run_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
+    train(small("method=supervised", "rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
 def test_supervised_only_sends_nothing() -> None:
     rows = train(small("method=supervised", "rounds=2"), data=DATA, device="cpu").rounds
     assert rows[-1]["bytes"] == {} and rows[-1]["bytes_total"] == 0
