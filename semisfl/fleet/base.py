@@ -101,6 +101,10 @@ class RoundAborted(Exception):
     """Raised when too few clients are left. The run repeats the round once enough are back."""
 
 
+class AbnormalValues(RoundAborted):
+    """Raised when the server itself computed values that no client can use. Waiting does not help."""
+
+
 class Fleet(Protocol):
     """Give a method access to its clients. Made from a `FleetSetup`, then opened, then closed."""
 
