@@ -23,7 +23,7 @@ from semisfl.settings import config as configs
 from semisfl.settings import presets
 from semisfl.settings.config import Config, parse
 from semisfl.settings.robust import SERVED
-from tests.net.harness import Network, network, tiny
+from tests.net.harness import Network, network, tiny, until
 from tests.net.test_poisoning import assert_sound, strikes
 
 ASKED = (
@@ -127,7 +127,7 @@ def test_a_run_that_fails_again_and_again_ends_with_its_last_good_checkpoint(
 
 
 def test_a_trial_ends_when_too_few_others_are_here() -> None:
-    with network(tiny(3, network={"quorum": 2})) as net:
+    with network(tiny(3, network={"quorum": 2, "deadline": 0.1})) as net:
         net.join_all()
         screen = net.fleet._questions.screen
         for client, size in enumerate((1.0, 5.0, 1.0)):
@@ -135,9 +135,7 @@ def test_a_trial_ends_when_too_few_others_are_here() -> None:
         screen.outliers()
         assert net.fleet.settle(good=False) == "plaintext:client-1"
         net.clients[2].kill()
-        while len(net.fleet.present()) > 1:
-            pass
-        net.fleet._settled = True
+        until(lambda: net.fleet.present() == [0])
         net.fleet.wait_ready()
         assert net.fleet.present() == [0, 1]
 
