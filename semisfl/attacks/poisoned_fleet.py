@@ -58,6 +58,7 @@ class PoisonedBlock(ClientBlock):
         # Attackers follow no policy.
         self._unguarded = Outgoing()
         self._unguarded.agree(setup.config.model_copy(update={"policy": Policy()}))
+        self._unguarded.policy = Policy(full_models=self.outgoing.policy.full_models)
         self._generator = torch.Generator(setup.hardware.device)
         white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
         self._white = float(setup.normalizer(white, torch.float32).max())
@@ -136,8 +137,7 @@ class PoisonedBlock(ClientBlock):
         ]
 
     def _poisoned_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
-        sent = {**plan.held.get(result.client, {}), **plan.send}
-        sent |= plan.send_to.get(result.client, {})
+        sent = plan.known_to(result.client)
         self._remember(sent)
         return {
             name: self._poisoned(name, state, sent[name]) if name in sent else state

@@ -87,6 +87,10 @@ class FullRound:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain values the client half reads."""
 
+    def known_to(self, client: int) -> dict[str, State]:
+        """Return the states that ``client`` has without asking for one."""
+        return {**self.send, **self.held.get(client, {}), **self.send_to.get(client, {})}
+
 
 @dataclass(frozen=True)
 class ClientResult:

@@ -201,9 +201,8 @@ class NetworkFleet:
             for client in sorted(answers)
         }
         before = self._split_round.plan.bottom
-        for client in self._far_from(
-            {client: {"bottom": state} for client, state in states.items()}, {"bottom": before}
-        ):
+        uploads = {client: {"bottom": state} for client, state in states.items()}
+        for client in self._far_from(uploads, lambda _: {"bottom": before}):
             del states[client]
         self._check_quorum(len(states))
         bottom = combine(self.config.robust, states, before, self.held_back)
@@ -222,19 +221,23 @@ class NetworkFleet:
         for client in self._questions.collect("model", full_round.go_on):
             full_round.results.pop(client, None)
         results = full_round.results
-        for client in self._far_from({c: one.states for c, one in results.items()}, plan.send):
+        uploads = {client: result.states for client, result in results.items()}
+        for client in self._far_from(uploads, plan.known_to):
             del results[client]
         self._check_quorum(len(results))
         return [results[client] for client in sorted(results)]
 
     def _far_from(
-        self, states: Mapping[int, Mapping[str, State]], sent: Mapping[str, State]
+        self,
+        uploads: Mapping[int, Mapping[str, State]],
+        sent_to: Callable[[int], Mapping[str, State]],
     ) -> set[int]:
         """Return the clients whose states are too far from what they were sent to be used."""
-        for client, named in states.items():
+        for client, states in uploads.items():
+            sent = sent_to(client)
             moved = {
-                f"{name} update": update_size(named[name], sent[name])
-                for name in named.keys() & sent.keys()
+                f"{name} update": update_size(states[name], sent[name])
+                for name in states.keys() & sent.keys()
             }
             self._questions.screen.takes(client, moved)
         return self._questions.refuse_outliers()
