@@ -1,6 +1,6 @@
 """Clients of one process, some of which attack. A simulation has many; a device is a block of one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,10 +32,10 @@ class PoisonedFleet(LocalFleet):
     """A simulation in which some clients attack."""
 
     def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
-        super().__init__(setup, lambda setup: PoisonedBlock(setup, attack, share))
+        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
+        super().__init__(setup, lambda setup: PoisonedBlock(setup, attack, self.attackers))
         self.capturable = False  # the attackers change from round to round
         self._attack = attack
-        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
 
     def present(self) -> Sequence[int]:
         everybody = super().present()
@@ -51,10 +51,13 @@ class PoisonedFleet(LocalFleet):
 class PoisonedBlock(ClientBlock):
     """The clients of one process; the attackers among them send poisoned values."""
 
-    def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
+    def __init__(
+        self, setup: FleetSetup, attack: Attack, attackers: Container[int] | None = None
+    ) -> None:
+        """``attackers``: the numbers of those that attack; None: all. A device does not know how many there are."""
         super().__init__(setup)
         self.attack = attack
-        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
+        self.attackers = range(len(self.shards)) if attackers is None else attackers
         # Attackers follow no policy.
         self._unguarded = Outgoing()
         self._unguarded.agree(setup.config.model_copy(update={"policy": Policy()}))

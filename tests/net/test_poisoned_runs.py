@@ -36,9 +36,10 @@ def attacked(
     monkeypatch: pytest.MonkeyPatch, config: Config, attack: str, share: float
 ) -> set[int]:
     """Let a share of the devices attack; return which."""
-    block = partial(PoisonedBlock, attack=attack_named(attack), share=share)
+    attackers = attackers_of(config.seed, config.clients.total, share)
+    block = partial(PoisonedBlock, attack=attack_named(attack), attackers=attackers)
     monkeypatch.setattr(member, "ClientBlock", block)
-    return set(attackers_of(config.seed, config.clients.total, share))
+    return set(attackers)
 
 
 def saved_run(net: Network, place: Path) -> tuple[Result, RunDirectory]:

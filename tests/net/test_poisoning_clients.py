@@ -43,7 +43,9 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     simulated = assemble(config, data, partition, device="cpu", make_fleet=make)
     rows = run_rounds(simulated).rounds
     monkeypatch.setattr(
-        member, "ClientBlock", partial(PoisonedBlock, attack=attack_named(attack), share=0.25)
+        member,
+        "ClientBlock",
+        partial(PoisonedBlock, attack=attack_named(attack), attackers={attacker}),
     )
     with network(config) as net:
         net.join_all()
@@ -69,7 +71,7 @@ def test_round_metrics_name_a_client_with_unbelievable_values(
     config = tiny(4, rounds=1)
     (attacker,) = attackers_of(config.seed, 4, 0.25)
     times_100 = Attack("times_100", "", features=lambda s: (100 * s.student, 100 * s.teacher))
-    scaled = partial(PoisonedBlock, attack=times_100, share=0.25)
+    scaled = partial(PoisonedBlock, attack=times_100, attackers={attacker})
     monkeypatch.setattr(member, "ClientBlock", scaled)
     with network(config) as net:
         net.join_all()
