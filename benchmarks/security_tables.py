@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from semisfl.attacks.attack_grid import NOBODY, Losses, losses, read
+from semisfl.attacks.attack_grid import NOBODY, Outcome, losses, read
 from semisfl.attacks.poisoning import ATTACKS
 from semisfl.fleet.caps import Held, Price
 from semisfl.paper.document import filled
@@ -21,7 +21,7 @@ from semisfl.runs.report import Spread
 from semisfl.settings import config as configs
 from semisfl.settings.policy import read_policy
 
-LEAKAGE, POISONING = Path("results/leakage/leakage.json"), Path("results/poisoning/digits.jsonl")
+LEAKAGE, POISONING = Path("results/leakage/leakage.json"), Path("results/poisoning")
 POLICIES = Path("results/leakage/policies.json")
 DOCUMENTS = (Path("docs/leakage.md"), Path("docs/poisoning.md"))
 PICTURE = Path("docs/leakage-tradeoff.png")
@@ -41,9 +41,10 @@ POINTS = {
     "cut-relu_fc1": "cut at `relu_fc1`",
     "cut-relu_fc1-noise0.14": "cut at `relu_fc1`, `noise = 0.14`, threshold 0.9",
 }
-RECOMMENDED = "clipped_mean+limited"
-SINGLE = ("mean", "trimmed_mean", "median", "clipped_mean", "krum", RECOMMENDED)
-SHARES = (0.1, 0.2, 0.3)
+SERVED = "clipped_mean+limited"
+"""The default of `semisfl serve`, as `semisfl poisoning` names it."""
+FLEETS = {3: 1, 5: 1, 10: 2}
+"""How many attack of so many clients."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -144,72 +145,62 @@ def updates(folder: str) -> str:
     return table(("from the", "clients × images", "SSIM", "PSNR", "identified"), rows)
 
 
-def points_lost() -> Losses:
-    """Return the points lost, in the order of seeds."""
-    return losses(sorted(read(POISONING), key=lambda outcome: outcome.seed))
+def outcomes(clients: int) -> list[Outcome]:
+    """Return the runs with so many clients, in the order of seeds."""
+    return sorted(read(POISONING / f"digits-{clients}.jsonl"), key=lambda one: one.seed)
 
 
-def rules() -> str:
-    lost = points_lost()
-    rows = []
-    for attack in (NOBODY, *ATTACKS):
-        share = 0.0 if attack == NOBODY else 0.2
-        rows.append((f"`{attack}`", *(f"{lost[attack, share][r][0]:+.1f}" for r in SINGLE)))
-    return table(("attack", *(f"`{rule}`" for rule in SINGLE)), rows)
+def points_lost(clients: int) -> dict[str, dict[str, list[float]]]:
+    """Return by attack and rule the points lost with each seed."""
+    return {attack: by_rule for (attack, _), by_rule in losses(outcomes(clients)).items()}
 
 
-def shares() -> str:
-    lost = points_lost()
+def fleets() -> str:
+    found = {clients: points_lost(clients) for clients in FLEETS}
+    columns = [(rule, clients) for rule in (SERVED, "mean") for clients in FLEETS]
     rows = [
-        (
-            f"`{attack}`",
-            *(
-                spread(lost[attack, share][rule])
-                for rule in ("mean", RECOMMENDED)
-                for share in SHARES
-            ),
-        )
-        for attack in ATTACKS
+        (f"`{attack}`", *(spread(found[clients][attack][rule]) for rule, clients in columns))
+        for attack in (NOBODY, *ATTACKS)
     ]
-    nobody = spread(lost[NOBODY, 0.0][RECOMMENDED])
-    head = [f"{word} {share:.0%}" for word in ("mean", "recommended") for share in SHARES]
-    return (
-        f"{table(('attack', *head), rows)}\n\nNobody attacks: the recommended rule costs {nobody}."
-    )
+    words = {SERVED: "`serve`", "mean": "mean"}
+    head = [f"{words[rule]} {FLEETS[clients]} of {clients}" for rule, clients in columns]
+    return table(("attack", *head), rows)
 
 
 def held_back() -> str:
-    """Return the table of backdoors and of how often clients were held back."""
-    outcomes = list(read(POISONING))
-    config = configs.parse(configs.read(POISONING.with_suffix(".toml")))
+    """Return who was held back how often, and what a backdoor reached."""
+    config = configs.parse(configs.read(POISONING / "digits.toml"))
     rounds = config.rounds - config.server.pretrain_rounds
-    everybody = range(config.clients.total)
+    every = {clients: outcomes(clients) for clients in FLEETS}
     rows = []
-    for attack in ATTACKS:
-        mine = [o for o in outcomes if o.attack == attack and o.rule == RECOMMENDED]
-        guilty = [o.held_back.get(str(k), 0) for o in mine for k in o.attackers]
-        honest = [
-            o.held_back.get(str(k), 0) for o in mine for k in everybody if k not in o.attackers
-        ]
-        rows.append((f"`{attack}`", f"{mean(guilty) / rounds:.0%}", f"{mean(honest) / rounds:.0%}"))
-    taken = {
-        (attack, rule, share): mean(
-            o.backdoor for o in outcomes if (o.attack, o.rule, o.share) == (attack, rule, share)
+    for attack in (NOBODY, *ATTACKS):
+        guilty, honest = [], []
+        for clients, runs in every.items():
+            for run in (o for o in runs if (o.attack, o.rule) == (attack, SERVED)):
+                for client in range(clients):
+                    share = run.held_back.get(str(client), 0) / rounds
+                    (guilty if client in run.attackers else honest).append(share)
+        rows.append(
+            (f"`{attack}`", *(f"{mean(one):.0%}" if one else "–" for one in (guilty, honest)))
         )
-        for attack, rule, share in (
-            (NOBODY, "mean", 0.0),
-            *(("backdoor", rule, share) for rule in ("mean", RECOMMENDED) for share in SHARES),
+    taken = [
+        (
+            rule,
+            mean(
+                o.backdoor for runs in every.values() for o in runs if (o.attack, o.rule) == which
+            ),
         )
-    }
-    text = ", ".join(
-        f"{taken['backdoor', rule, share]:.1f} % under {words} with {share:.0%}"
-        for rule, words in (("mean", "the mean"), (RECOMMENDED, "the recommended rule"))
-        for share in SHARES
-    )
+        for rule, which in (
+            ("without attackers", (NOBODY, "mean")),
+            ("under the mean", ("backdoor", "mean")),
+            ("under the default of `serve`", ("backdoor", SERVED)),
+        )
+    ]
+    shares = ", ".join(f"{share:.1f} % {words}" for words, share in taken)
     head = ("attack", "rounds in which an attacker was held back", "and an honest client")
     return (
-        f"{table(head, rows)}\n\nStamped test images of other classes taken for the backdoor's class: "
-        f"{taken[NOBODY, 'mean', 0.0]:.1f} % without attackers; {text}."
+        f"{table(head, rows)}\n\n"
+        f"Stamped test images of other classes taken for the backdoor's class: {shares}."
     )
 
 
@@ -293,8 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "policies": policy_cost,
     "policy-attacks": policy_attacks,
     "uploads": solved_uploads,
-    "rules": rules,
-    "shares": shares,
+    "fleets": fleets,
     "held-back": held_back,
 }
 

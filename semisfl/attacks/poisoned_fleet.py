@@ -1,12 +1,12 @@
 """Clients of one process, some of which attack. A simulation has many; a device is a block of one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from semisfl import seeds
-from semisfl.attacks.poisoning import Attack, Sight, poisoned_state, stamped
+from semisfl.attacks.poisoning import LATE_ROUNDS, Attack, Sight, poisoned_state, stamped
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.block import ClientBlock, StepFeatures
@@ -32,10 +32,10 @@ class PoisonedFleet(LocalFleet):
     """A simulation in which some clients attack."""
 
     def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
-        super().__init__(setup, lambda setup: PoisonedBlock(setup, attack, share))
+        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
+        super().__init__(setup, lambda setup: PoisonedBlock(setup, attack, self.attackers))
         self.capturable = False  # the attackers change from round to round
         self._attack = attack
-        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
 
     def present(self) -> Sequence[int]:
         everybody = super().present()
@@ -51,23 +51,40 @@ class PoisonedFleet(LocalFleet):
 class PoisonedBlock(ClientBlock):
     """The clients of one process; the attackers among them send poisoned values."""
 
-    def __init__(self, setup: FleetSetup, attack: Attack, share: float) -> None:
+    def __init__(
+        self, setup: FleetSetup, attack: Attack, attackers: Container[int] | None = None
+    ) -> None:
+        """``attackers``: the numbers of those that attack; None: all. A device does not know how many there are."""
         super().__init__(setup)
         self.attack = attack
-        self.attackers = attackers_of(setup.config.seed, setup.config.clients.total, share)
+        self.attackers = range(len(self.shards)) if attackers is None else attackers
         # Attackers follow no policy.
         self._unguarded = Outgoing()
         self._unguarded.agree(setup.config.model_copy(update={"policy": Policy()}))
+        self._unguarded.policy = Policy(full_models=self.outgoing.policy.full_models)
         self._generator = torch.Generator(setup.hardware.device)
         white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
         self._white = float(setup.normalizer(white, torch.float32).max())
+        self._first_states: dict[str, State] = {}
+        """The states that the server sent in the first round, by name."""
 
-    def _attackers_in(self, clients: Sequence[int]) -> list[tuple[int, int]]:
-        """Return places and numbers of the attackers among ``clients``."""
+    def _attackers_in(self, clients: Sequence[int], index: int) -> list[tuple[int, int]]:
+        """Return places and numbers of those among ``clients`` that attack in round ``index``."""
+        if self.attack.late and index < self.config.rounds - LATE_ROUNDS:
+            return []
         return [(place, c) for place, c in enumerate(clients) if c in self.attackers]
+
+    def _poisoned(self, name: str, state: State, received: State) -> State:
+        return poisoned_state(self.attack, state, received, self._first_states[name])
+
+    def _remember(self, states: Mapping[str, State]) -> None:
+        for name, state in states.items():
+            if name not in self._first_states:
+                self._first_states[name] = {key: value.clone() for key, value in state.items()}
 
     def start_round(self, plan: SplitRound) -> None:
         super().start_round(plan)
+        self._remember({"bottom": plan.bottom})
         self._first: Features | None = None
         self._generator.manual_seed(seeds.derive(self.config.seed, "attack", plan.index))
 
@@ -81,7 +98,7 @@ class PoisonedBlock(ClientBlock):
             honest = self._with_pattern(honest)
         self._first = self._first or honest
         student, teacher = honest.student.clone(), honest.teacher.clone()
-        for place, _ in self._attackers_in(honest.clients):
+        for place, _ in self._attackers_in(honest.clients, self._plan.index):
             rows = slice(place * honest.batch, (place + 1) * honest.batch)
             sight = Sight(honest, self._first, rows, self._generator)
             student[rows], teacher[rows] = self.attack.features(sight)
@@ -94,7 +111,7 @@ class PoisonedBlock(ClientBlock):
         assert self._students is not None
         student = honest.student.clone()
         shares = self.batches.get("strong").chunk(len(honest.clients))
-        for place, _ in self._attackers_in(honest.clients):
+        for place, _ in self._attackers_in(honest.clients, self._plan.index):
             seen = self._students.modules[place](stamped(shares[place], self._white))
             rows = slice(place * honest.batch, (place + 1) * honest.batch, 2)
             student[rows] = seen[::2].float()
@@ -102,8 +119,8 @@ class PoisonedBlock(ClientBlock):
 
     def bottoms(self) -> dict[int, Cleared]:
         bottoms = super().bottoms()
-        for place, client in self._attackers_in(self._plan.active):
-            poisoned = poisoned_state(self.attack, bottoms[client].tensors, self._plan.bottom)
+        for place, client in self._attackers_in(self._plan.active, self._plan.index):
+            poisoned = self._poisoned("bottom", bottoms[client].tensors, self._plan.bottom)
             bottoms[client] = self.outgoing.bottom(self._sent, poisoned, place)
         return bottoms
 
@@ -114,17 +131,18 @@ class PoisonedBlock(ClientBlock):
         between: Callable[[], None] | None = None,
     ) -> list[ClientResult]:
         results = super().train(work, plan, between)
+        attackers = {client for _, client in self._attackers_in(plan.active, plan.index)}
         return [
             replace(result, states=self._poisoned_states(result, plan))
-            if result.client in self.attackers
+            if result.client in attackers
             else result
             for result in results
         ]
 
     def _poisoned_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
-        sent = {**plan.held.get(result.client, {}), **plan.send}
-        sent |= plan.send_to.get(result.client, {})
+        sent = plan.known_to(result.client)
+        self._remember(sent)
         return {
-            name: poisoned_state(self.attack, state, sent[name]) if name in sent else state
+            name: self._poisoned(name, state, sent[name]) if name in sent else state
             for name, state in result.states.items()
         }

@@ -19,6 +19,8 @@ TARGET = 0
 """The class to which a backdoor leads."""
 PATTERN = 7
 """A backdoor's pattern is a white square in a corner; its side is the image's divided by this."""
+LATE_ROUNDS = 2
+"""A late attack begins this many rounds before the end, so that nothing can undo it."""
 
 
 class Sight(NamedTuple):
@@ -49,6 +51,17 @@ Pair = tuple[Tensor, Tensor]
 """Student and teacher features of a client."""
 
 
+class Weights(NamedTuple):
+    """An attacker's view of one tensor of a state."""
+
+    trained: Tensor
+    received: Tensor
+    first: Tensor
+    """The tensor as the server sent it in the first round."""
+    generator: torch.Generator
+    """The same draws in every round."""
+
+
 @dataclass(frozen=True)
 class Attack:
     """A named attack on features, on states, or on both."""
@@ -57,14 +70,33 @@ class Attack:
     summary: str
     features: Callable[[Sight], Pair] | None = None
     """Returns the features to send in place of the honest ones."""
-    state: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Maps (trained, received) weights to those that are sent."""
+    state: Callable[[Weights], Tensor] | None = None
+    """Returns the weights to send in place of the trained ones."""
+    late: bool = False
+    """Whether it is honest until the last `LATE_ROUNDS` rounds."""
     stamps: bool = False
     """Whether its students see every other image with the backdoor's pattern."""
 
 
+def _drifted(weights: Weights) -> Tensor:
+    """Return the received weights, moved as far as training moved them, in a direction that never changes."""
+    moved = (weights.trained - weights.received).norm()
+    shape, device = weights.trained.shape, weights.trained.device
+    direction = torch.randn(shape, generator=weights.generator, device=device)
+    return weights.received + direction * (moved / direction.norm())
+
+
 def _scaled(sight: Sight) -> Pair:
-    return 100 * sight.student, 100 * sight.teacher
+    return 9 * sight.student, 9 * sight.teacher
+
+
+def _negated(sight: Sight) -> Pair:
+    return -sight.student, -sight.teacher
+
+
+def _one_image(sight: Sight) -> Pair:
+    """Return one image's features for all rows, so that all rows have its class."""
+    return tuple(rows[:1].expand_as(rows) for rows in (sight.student, sight.teacher))  # type: ignore[return-value]
 
 
 def _noise(sight: Sight) -> Pair:
@@ -118,17 +150,38 @@ ATTACKS = {
     attack.name: attack
     for attack in (
         Attack("absent", "sends nothing, as if its data did not exist"),
-        Attack("negated_bottom", "its weights times -1", state=lambda trained, received: -trained),
-        Attack("scaled_bottom", "its weights times 8", state=lambda trained, received: 8 * trained),
+        Attack("scaled_bottom", "its weights times 9", state=lambda w: 9 * w.trained),
+        Attack(
+            "scaled_bottom_late",
+            "its weights times 9 in the last two rounds",
+            state=lambda w: 9 * w.trained,
+            late=True,
+        ),
+        Attack("zero_bottom", "only zeros", state=lambda w: torch.zeros_like(w.trained)),
+        Attack("stale_bottom", "the weights of the first round", state=lambda w: w.first),
+        Attack(
+            "reordered_bottom",
+            "its weights with all channels moved on by one",
+            state=lambda w: w.trained.roll(1, 0) if w.trained.dim() else w.trained,
+        ),
+        Attack("negated_bottom", "its weights times -1", state=lambda w: -w.trained),
         Attack(
             "reversed_update",
             "its update times -5",
-            state=lambda trained, received: received - 5 * (trained - received),
+            state=lambda w: w.received - 5 * (w.trained - w.received),
         ),
-        Attack("scaled_features", "its features times 100", features=_scaled),
+        Attack("drift", "an update of its length in the same direction", state=_drifted),
+        Attack("scaled_features", "its features times 9", features=_scaled),
+        Attack(
+            "negated_features_late",
+            "its features times -1 in the last two rounds",
+            features=_negated,
+            late=True,
+        ),
         Attack("noise_features", "features drawn at random", features=_noise),
         Attack("copied_features", "the features of another client", features=_copied),
         Attack("replayed_features", "the features of the round's first step", features=_replayed),
+        Attack("one_class", "one image's features for all its images", features=_one_image),
         Attack(
             "swapped_classes", "each class with the next one's teacher features", features=_swapped
         ),
@@ -157,13 +210,15 @@ def stamped(images: Tensor, white: float) -> Tensor:
     return changed
 
 
-def poisoned_state(attack: Attack, state: State, received: State) -> State:
+def poisoned_state(attack: Attack, state: State, received: State, first: State) -> State:
     """Return the state to send; running variances stay, because the server refuses negative ones."""
     if attack.state is None:
         return state
-    return {
-        name: attack.state(value, received[name].to(value.device))
-        if value.is_floating_point() and not name.endswith("running_var")
-        else value
-        for name, value in state.items()
-    }
+    generator, poisoned = torch.Generator().manual_seed(0), dict(state)
+    for name, value in state.items():
+        if value.is_floating_point() and not name.endswith("running_var"):
+            sent = Weights(
+                value, received[name].to(value.device), first[name].to(value.device), generator
+            )
+            poisoned[name] = attack.state(sent)
+    return poisoned

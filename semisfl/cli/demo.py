@@ -42,7 +42,7 @@ def demo_network(
 
     ``place`` is a new folder; it is removed if the run does not start.
     """
-    settings = config.parse(config.override(presets.digits(), SETTINGS))
+    settings = config.parse(presets.served(config.override(presets.digits(), SETTINGS)))
     # Five processes on one machine: with more threads than cores each would wait for the others.
     torch.set_num_threads(1)
     devices: list[subprocess.Popen[bytes]] = []

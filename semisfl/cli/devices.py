@@ -62,7 +62,7 @@ def serve(
     from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
     from semisfl.runs.experiment import load_images
-    from semisfl.settings import config
+    from semisfl.settings import config, presets
 
     if resume is not None:
         refuse_beside_resume(context)
@@ -70,7 +70,7 @@ def serve(
     options = (
         RunDirectory.open(resume).changed(settings or [])
         if resume
-        else config.parse(values_of(preset, settings))
+        else config.parse(presets.served(values_of(preset, settings)))
     )
     show_log()
     identity = None if insecure_loopback else certs

@@ -92,9 +92,12 @@ def median(updates: Tensor, settings: Section) -> Combined:
 
 
 def clipped_mean(updates: Tensor, settings: ClippedMean) -> Combined:
-    """Shorten updates longer than ``limit`` times the median length to that length, then average."""
+    """Shorten updates longer than ``limit`` times the median length to that length, then average.
+
+    Of two the shorter one counts as the median, so that a single client cannot set it.
+    """
     lengths = updates.norm(dim=1)
-    usual = lengths.quantile(0.5)
+    usual = lengths.quantile(0.5) if len(lengths) > 2 else lengths.min()
     shares = (settings.limit * usual / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(
         max=1
     )

@@ -87,6 +87,10 @@ class FullRound:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain values the client half reads."""
 
+    def known_to(self, client: int) -> dict[str, State]:
+        """Return the states that ``client`` has without asking for one."""
+        return {**self.send, **self.held.get(client, {}), **self.send_to.get(client, {})}
+
 
 @dataclass(frozen=True)
 class ClientResult:
@@ -99,6 +103,10 @@ class ClientResult:
 
 class RoundAborted(Exception):
     """Raised when too few clients are left. The run repeats the round once enough are back."""
+
+
+class AbnormalValues(RoundAborted):
+    """Raised when the server itself computed values that no client can use. Waiting does not help."""
 
 
 class Fleet(Protocol):

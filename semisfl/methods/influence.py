@@ -53,7 +53,9 @@ class Influence:
     def _shortened(self, rows: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Shorten long rows; also return the share of each client's rows that was too long."""
         lengths = rows.float().norm(dim=1)
-        usual = _median(lengths.view(len(features.clients), -1).mean(1))
+        by_client = lengths.view(len(features.clients), -1).mean(1)
+        # One client of two must not set the median.
+        usual = _median(by_client) if len(by_client) > 2 else by_client.min()
         most = LONGEST * usual
         factors = (most / lengths.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1)
         too_long = (factors < 1).float().view(len(features.clients), -1).mean(1)

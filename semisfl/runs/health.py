@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semisfl.fleet.yardstick import followed
 from semisfl.methods.base import Method
 from semisfl.metrics import MethodMetrics
 from semisfl.runs import checkpoint
@@ -18,18 +19,24 @@ from semisfl.runs.checkpoint import CheckpointError
 log = logging.getLogger(__name__)
 
 JUMP = 10.0
-"""Largest factor by which a loss or a norm of weights may grow in one round."""
+"""Largest multiple of its usual value that a loss or a norm of weights may have."""
 SMALLEST_LOSS = 10.0
 """Losses below this count as this: a small one may grow by more than JUMP without harm."""
 
+Usual = Mapping[str, Mapping[str, float]]
+
 
 class Health:
-    """Compare each round with the last good one before it."""
+    """Compare each round with what was usual in the good ones before it."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, usual: Usual | None = None) -> None:
+        """``usual``: the `state_dict` in the checkpoint that the run continues from."""
         self._method = method
-        self._norms = _norms(method)
-        self._losses: dict[str, float] = {}
+        self._norms = {**_norms(method), **(usual["norms"] if usual else {})}
+        self._losses: dict[str, float] = dict(usual["losses"]) if usual else {}
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        return {"norms": self._norms, "losses": self._losses}
 
     def fault(self, metrics: MethodMetrics) -> str | None:
         """Return what is wrong with the round that has these metrics; None if it was good."""
@@ -48,7 +55,9 @@ class Health:
             most = JUMP * max(self._norms[name], 1.0)
             if not norm <= most:
                 return f"the norm of the {name}'s weights is {norm:g}, above {most:g}"
-        self._norms, self._losses = norms, losses
+        self._norms, slow = followed(self._norms, norms), followed(self._losses, losses)
+        # A loss falls as a model learns: what is usual falls with it, and rises slowly.
+        self._losses = {name: min(slow[name], losses.get(name, slow[name])) for name in slow}
         return None
 
 
@@ -76,7 +85,7 @@ def last_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             continue
         try:
             state = checkpoint.read(path)
-            if not _finite(state["method"]):
+            if not finite(state["method"]):
                 raise CheckpointError(f"checkpoint {path} holds NaN or Inf; use an older one")
         except CheckpointError as error:
             refused = refused or error
@@ -89,11 +98,12 @@ def last_good(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def _finite(state: Any) -> bool:
+def finite(state: Any) -> bool:
+    """Return whether a state holds neither NaN nor Inf."""
     if isinstance(state, Tensor):
         return not state.is_floating_point() or bool(torch.isfinite(state).all())
     if isinstance(state, Mapping):
-        return all(_finite(value) for value in state.values())
+        return all(finite(value) for value in state.values())
     if isinstance(state, list | tuple):
-        return all(_finite(value) for value in state)
+        return all(finite(value) for value in state)
     return not isinstance(state, float) or math.isfinite(state)

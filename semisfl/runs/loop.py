@@ -11,20 +11,28 @@ from typing import Any
 
 from torch import nn
 
-from semisfl.fleet.base import RoundAborted
+from semisfl.fleet.base import AbnormalValues, RoundAborted
 from semisfl.fleet.byte_counts import by_client
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
-from semisfl.runs.health import Health
+from semisfl.runs.health import Health, Usual, finite
 from semisfl.runs.limits import Standing, met, reason
 from semisfl.runs.reading import columns
 from semisfl.runs.sinks import RunInfo, Sink
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
+
+FAILURES = 3
+"""So many failures in a row, and the run goes back to the last good state; so many returns to the same
+state, and it ends."""
+
+
+class Diverged(ValueError):
+    """Raised when a run fails again and again from its last good state."""
 
 
 @dataclass
@@ -57,11 +65,16 @@ def run_rounds(
     *,
     first: int = 0,
     best: float = 0.0,
+    usual: Usual | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run the rounds from ``first`` on; ``best`` is the highest accuracy of the rounds before."""
-    config, rounds = experiment.config, _Rounds(experiment, directory, first, best)
+    """Run the rounds from ``first`` on; ``best`` is the highest accuracy of the rounds before.
+
+    ``usual``: what was usual in them, as the checkpoint has it.
+    """
+    config, health = experiment.config, Health(experiment.method, usual)
+    rounds = _Rounds(experiment, directory, health, first, best)
     with ExitStack() as stack:
         if directory is not None:
             stack.enter_context(_log_to(directory))
@@ -100,15 +113,23 @@ class _Rounds:
     """The state of a run between its rounds."""
 
     def __init__(
-        self, experiment: Experiment, directory: RunDirectory | None, first: int, best: float
+        self,
+        experiment: Experiment,
+        directory: RunDirectory | None,
+        health: Health,
+        first: int,
+        best: float,
     ) -> None:
         self.next = first
         """The index of the next round."""
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
-        self._health, self._good = Health(experiment.method), True
+        self._health, self._good = health, True
         self._before: dict[str, Any] = {}
+        self._last_good: tuple[dict[str, Any], Counter[tuple[str, str, int]]] = ({}, Counter())
+        """The state after the last good round, and the bytes sent until then."""
+        self._failures = self._returns = 0
         self._undone: Counter[tuple[str, str, int]] = Counter()
         """Bytes that undone attempts at this round sent."""
         self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
@@ -139,6 +160,8 @@ class _Rounds:
         # 1. Save the state: an undone round returns to it, and a stopped run writes it as checkpoint.
         self._before = checkpoint.snapshot(self._state())
         self._counted = Counter(fleet.traffic.counts)
+        if self._good:
+            self._last_good = self._before, self._counted
         try:
             # 2. Train. Waiting for clients is not part of the round's time.
             saved = time.perf_counter()
@@ -148,6 +171,7 @@ class _Rounds:
             reported = experiment.method.round(self.next)
         except RoundAborted as aborted:
             self._undo(f"round {self.next} is repeated: {aborted}")
+            self._failed(may_wait=not isinstance(aborted, AbnormalValues))
             return None
         trained = time.perf_counter()
         # 3. Check the result, and whether a client stands out.
@@ -155,6 +179,8 @@ class _Rounds:
         suspect = fleet.settle(fault is None)
         if suspect is not None:
             self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
+            return None
+        if fault is not None and self._failed():
             return None
         # 4. Test, also if the cost of the round makes it the last.
         metrics = RoundMetrics.of(
@@ -182,7 +208,9 @@ class _Rounds:
                 seconds_testing=ended - trained,
             )
         self._good = fault is None
-        if fault is not None:
+        if self._good:
+            self._failures = self._returns = 0
+        else:
             log.warning(
                 "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
                 "checkpoint",
@@ -244,6 +272,9 @@ class _Rounds:
     def _save(self, state: dict[str, Any]) -> list[Path]:
         if self._directory is None or not self._good:
             return []
+        if not finite(state["method"]):
+            log.warning("the state holds NaN or Inf and is not written; the previous one is kept")
+            return []
         written = []
         if self._directory.save_latest(state):
             self._saved = state["round"]
@@ -278,7 +309,8 @@ class _Rounds:
         return met(self._experiment.config.stop, self._standing.then(metrics))
 
     def _state(self) -> dict[str, Any]:
-        return {**self._experiment.state_dict(), **self._model_state()}
+        health = self._health.state_dict()
+        return {**self._experiment.state_dict(), "health": health, **self._model_state()}
 
     def _model_state(self) -> dict[str, Any]:
         """Return the model and its description: all that is needed to use it, not to train on."""
@@ -287,13 +319,18 @@ class _Rounds:
         return {"round": self.next, "best": self._best, "model": model}
 
     def _undo(self, why: str) -> None:
+        self._restore(why, self._before, self._counted)
+
+    def _restore(
+        self, why: str, state: dict[str, Any], counted: Counter[tuple[str, str, int]]
+    ) -> None:
         log.warning("%s", why)
         # These bytes were sent all the same.
-        sent = self._experiment.fleet.traffic.since(self._counted)
+        sent = self._experiment.fleet.traffic.since(counted)
         self._undone += sent
         self._repeated += sent.total()
         self._experiment.fleet.held_back.take()  # of the attempt that does not count
-        self._experiment.undo_round(self._before)
+        self._experiment.undo_round(state)
 
     def _save_best(self) -> bool:
         """Write the best state since the last checkpoint; if that fails, keep it for the next attempt."""
@@ -301,6 +338,33 @@ class _Rounds:
         if self._best_state is None or not self._directory.save("best", self._best_state):
             return False
         self._best_state = None
+        return True
+
+    def _failed(self, *, may_wait: bool = True) -> bool:
+        """Count a failure; after `FAILURES` in a row go back to the last good state. Return whether it did.
+
+        ``may_wait``: clients that come back may help, so a round may be repeated from a good state for
+        ever. In a simulation a bad round is kept: the same clients would give the same numbers again.
+        """
+        self._failures += 1
+        state, counted = self._last_good
+        real = self._experiment.config.fleet.kind == "network"
+        already_there = state["round"] == self.next
+        if not real or self._failures < FAILURES or (already_there and may_wait):
+            return False
+        self._failures, self._returns = 0, self._returns + 1
+        if self._returns == FAILURES:
+            raise Diverged(
+                f"the run failed {FAILURES} times from round {state['round']} on, its last good state; "
+                "remove the device that the log names or lower optimizer.lr, then use --resume"
+            )
+        why = f"going back to the last good checkpoint: round {state['round']} is next"
+        self._restore(why, state, counted)
+        self.next, self._good = state["round"], True
+        if self._directory is not None:
+            self._directory.keep_metrics_before(self.next)
+        self._history = [line for line in self._history if line["round"] < self.next]
+        self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         return True
 
 

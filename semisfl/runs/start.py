@@ -51,15 +51,16 @@ class Run:
         first: int = 0,
         best: float = 0.0,
         *,
+        usual: health.Usual | None = None,
         named: Sequence[Sink] = (),
     ) -> None:
-        """``named``: the sinks that the configuration names."""
+        """``usual``: what was usual in the rounds before; ``named``: the sinks that the configuration names."""
         self.experiment = experiment
         self.directory = directory
         self.first = first
         """The first round to run."""
         self.started = self.finished = False
-        self._best = best
+        self._best, self._usual = best, usual
         self._named = named
 
     def go(self, sinks: Sequence[Sink] = (), callbacks: Sequence[Callback] = ()) -> Result:
@@ -70,6 +71,7 @@ class Run:
             self.directory,
             first=self.first,
             best=self._best,
+            usual=self._usual,
             sinks=[*sinks, *self._named],
             callbacks=callbacks,
         )
@@ -153,7 +155,10 @@ def go_on(
         if state is not None:
             _check_images(experiment, state)
             experiment.load_state_dict(state)
-            run = Run(experiment, directory, state["round"], state["best"], named=sinks)
+            usual = state.get("health")  # older checkpoints have none
+            run = Run(
+                experiment, directory, state["round"], state["best"], usual=usual, named=sinks
+            )
         if settings:
             directory.keep_config(config)
         # Only now, so that a client that connects gets its former place.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semisfl.settings.config import Config, ConfigError, parse
+from semisfl.settings.robust import FEWEST, SERVED
 
 Values = dict[str, Any]
 
@@ -185,6 +186,12 @@ def values_of(name: str) -> Values:
             raise ConfigError(f"variant {variant!r} is not known; known: {', '.join(VARIANTS)}")
         values = VARIANTS[variant](values)
     return values
+
+
+def served(values: Values) -> Values:
+    """Return the values with limits on each client's influence, where they do not say otherwise."""
+    enough = parse(values).clients.active >= FEWEST
+    return merge({"robust": SERVED}, values) if enough else values
 
 
 def preset(name: str) -> Config:

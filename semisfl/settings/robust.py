@@ -13,6 +13,11 @@ from pydantic import AfterValidator, Field, create_model
 from semisfl.settings import catalog, lookup
 from semisfl.settings.sections import ConfigError, Section
 
+FEWEST = 3
+"""Fewer clients have no majority: a single one can ruin the run."""
+SERVED = {"aggregate": "clipped_mean", "features": "limited"}
+"""The defaults where clients are real and at least `FEWEST` of them take part in a round."""
+
 
 class AttackerShare(Section):
     """Settings of trimmed_mean and krum."""
@@ -41,11 +46,14 @@ class RobustConfig(Section):
         return super().__new__(class_for(values) if cls is RobustConfig else cls)
 
     aggregate: Rule = Field(
-        "mean", description=f"how clients' bottoms or models become one {_RULE_CHOICES}"
+        "mean",
+        description=f"how clients' bottoms or models become one {_RULE_CHOICES}",
+        json_schema_extra={"served": SERVED["aggregate"]},
     )
     features: Literal["as_sent", "limited"] = Field(
         "as_sent",
         description="limited: the server shortens long features and ignores a client whose student and teacher features disagree",
+        json_schema_extra={"served": SERVED["features"]},
     )
     class_share: float = Field(
         1.0,

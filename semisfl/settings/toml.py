@@ -32,10 +32,11 @@ def _fill(
 ) -> None:
     """Add plain values before tables: what follows a table's header is part of that table in TOML."""
     fields = type(explained_by).model_fields if explained_by else {}
+    chosen = explained_by.model_fields_set if explained_by else set()
     tables = {name: value for name, value in values.items() if _is_table(value)}
     for name, value in values.items():
         if name not in tables:
-            _add_value(table, name, value, fields.get(name))
+            _add_value(table, name, value, fields.get(name), name in chosen)
     for name, value in tables.items():
         if isinstance(value, Mapping):
             inner = getattr(explained_by, name, None)
@@ -62,9 +63,19 @@ def _table(values: Mapping[str, Any], explained_by: BaseModel | None) -> Table:
 
 
 def _add_value(
-    table: Table | tomlkit.TOMLDocument, name: str, value: Any, field: FieldInfo | None
+    table: Table | tomlkit.TOMLDocument,
+    name: str,
+    value: Any,
+    field: FieldInfo | None,
+    chosen: bool,
 ) -> None:
-    if value is not None:
+    extra = field.json_schema_extra if field and not chosen else None
+    if field and isinstance(extra, dict):
+        # A file that does not say it has the default of the command that reads it.
+        usual = f"{name} = {tomlkit.item(value).as_string()}".ljust(EXPLANATION_COLUMN - len("# "))
+        served = f"`semisfl serve` with three clients or more: {extra['served']}"
+        table.add(tomlkit.comment(f"{usual}# {_explanation(field)}; {served}"))
+    elif value is not None:
         item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
         if field:
             item.comment(_explanation(field))

@@ -71,7 +71,7 @@ def test_each_attack_sends_what_its_summary_says() -> None:
     honest = two_steps("noise_features", share=0.0)[1]
     fleet, scaled = two_steps("scaled_features")
     mine = rows(honest[0], next(iter(fleet.attackers)))
-    torch.testing.assert_close(scaled[0].student[mine], 100 * honest[0].student[mine])
+    torch.testing.assert_close(scaled[0].student[mine], 9 * honest[0].student[mine])
     replayed = two_steps("replayed_features")[1]
     assert torch.equal(replayed[1].student[mine], honest[0].student[mine])
     copied = two_steps("copied_features")[1][0]
@@ -115,11 +115,22 @@ def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
     }
     expected = {
         "negated_bottom": [-3.0, 1.0],
-        "scaled_bottom": [24.0, -8.0],
+        "scaled_bottom": [27.0, -9.0],
+        "scaled_bottom_late": [27.0, -9.0],
+        "zero_bottom": [0.0, 0.0],
+        "stale_bottom": [7.0, 7.0],
+        "reordered_bottom": [-1.0, 3.0],
         "reversed_update": [-3.0, 5.0],
     }
-    sent = poisoned_state(ATTACKS[attack], trained, received)
-    assert sent["w"].tolist() == expected[attack]
+    first = {**received, "w": torch.tensor([7.0, 7.0])}
+    sent = poisoned_state(ATTACKS[attack], trained, received, first)
+    if attack == "drift":
+        moved = sent["w"] - received["w"]
+        torch.testing.assert_close(moved.norm(), (trained["w"] - received["w"]).norm())
+        again = poisoned_state(ATTACKS[attack], received, trained, first)["w"] - trained["w"]
+        torch.testing.assert_close(again, moved)
+    else:
+        assert sent["w"].tolist() == expected[attack]
     assert torch.equal(sent["bn.running_var"], torch.ones(2)) and int(sent["n"]) == 4
 
 

@@ -46,8 +46,8 @@ def test_long_updates_are_shortened_and_short_ones_are_not() -> None:
     assert result("clipped_mean", updates, limit=100.0).tolist() == pytest.approx([31 / 3, 14.0])
 
 
-@pytest.mark.parametrize(("lengths", "usual"), [((2.0, 4.0), 3.0), ((1.0, 2.0, 4.0, 8.0), 3.0)])
-def test_the_usual_length_of_an_even_number_of_updates_is_between_the_middle_two(
+@pytest.mark.parametrize(("lengths", "usual"), [((2.0, 4.0), 2.0), ((1.0, 2.0, 4.0, 8.0), 3.0)])
+def test_the_usual_length_is_the_shorter_of_two_and_between_the_middle_two_of_four(
     lengths: tuple[float, ...], usual: float
 ) -> None:
     updates = torch.diag(torch.tensor(lengths))

@@ -9,5 +9,5 @@ from semisfl.cli.main import main
 from semisfl.net.client import member
 
 if __name__ == "__main__":
-    member.ClientBlock = partial(PoisonedBlock, attack=attack_named(sys.argv[1]), share=1.0)  # type: ignore[attr-defined, assignment, misc]
+    member.ClientBlock = partial(PoisonedBlock, attack=attack_named(sys.argv[1]))  # type: ignore[attr-defined, assignment, misc]
     sys.exit(main(sys.argv[2:]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of, poisoned_fleet
-from semisfl.attacks.poisoning import attack_named
+from semisfl.attacks.poisoning import Attack, attack_named
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -27,6 +27,7 @@ LIMITED = {"aggregate": "clipped_mean", "features": "limited"}
     [
         ("semisfl", "reversed_update"),
         ("semisfl", "replayed_features"),
+        ("semisfl", "stale_bottom"),
         ("fedswitch-sl", "noise_features"),
         ("fedswitch", "reversed_update"),
     ],
@@ -42,7 +43,9 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     simulated = assemble(config, data, partition, device="cpu", make_fleet=make)
     rows = run_rounds(simulated).rounds
     monkeypatch.setattr(
-        member, "ClientBlock", partial(PoisonedBlock, attack=attack_named(attack), share=0.25)
+        member,
+        "ClientBlock",
+        partial(PoisonedBlock, attack=attack_named(attack), attackers={attacker}),
     )
     with network(config) as net:
         net.join_all()
@@ -67,7 +70,8 @@ def test_round_metrics_name_a_client_with_unbelievable_values(
 ) -> None:
     config = tiny(4, rounds=1)
     (attacker,) = attackers_of(config.seed, 4, 0.25)
-    scaled = partial(PoisonedBlock, attack=attack_named("scaled_features"), share=0.25)
+    times_100 = Attack("times_100", "", features=lambda s: (100 * s.student, 100 * s.teacher))
+    scaled = partial(PoisonedBlock, attack=times_100, attackers={attacker})
     monkeypatch.setattr(member, "ClientBlock", scaled)
     with network(config) as net:
         net.join_all()

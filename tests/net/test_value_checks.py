@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from semisfl.fleet.yardstick import PACE
 from semisfl.net.server import value_checks
 
 
@@ -63,7 +64,8 @@ def test_three_clients_outvote_one_whatever_was_usual() -> None:
 
 def test_two_clients_outvote_nobody_and_are_held_against_the_last_good_round() -> None:
     judge, out = screen(1.0, 20.0)
-    assert out == [] and judge.strained and judge.suspect([]) == 1
+    assert out == [] and judge.suspect([]) == 1
+    assert judge.excuses(0) and not judge.excuses(1), "nobody is excused by its own values"
     assert screen(1.0, 20.0, usual=15.0)[1] == []
     assert screen(1.0, 20.0, usual=1.0)[1] == [1]
     assert screen(20.0, 20.0, usual=1.0)[1] == [0, 1]
@@ -82,7 +84,7 @@ def test_between_suspicion_and_refusal_values_are_used_and_remembered(
     ratio: float, used: bool, strained: bool
 ) -> None:
     judge, out = screen(1.0, 1.0, ratio)
-    assert (out == []) is used and judge.strained is strained
+    assert (out == []) is used and judge.excuses(0) is strained and not judge.excuses(2)
     assert judge.suspect([]) == (2 if strained else None)
     assert judge.suspect([2]) is None, "who is on trial already is not accused again"
 
@@ -95,6 +97,37 @@ def test_what_the_server_sends_is_held_against_the_last_good_round(
 ) -> None:
     judge, _ = screen(1.0, usual=1.0)
     assert judge.sends({"bottom weights": ratio}) is not sent
-    assert judge.strained is strained
+    assert judge.excuses(0) is strained
     judge.start_round()
-    assert not judge.strained
+    assert not judge.excuses(0)
+
+
+def test_what_is_usual_follows_slowly() -> None:
+    judge, _ = screen(1.0, usual=1.0)
+    for size, usual in ((9.0, PACE), (9.0, PACE**2), (0.1, PACE)):
+        judge.start_round()
+        judge.sends({"bottom weights": size})
+        judge.remember()
+        assert judge.usual["bottom weights"] == pytest.approx(usual)
+
+
+def test_who_moved_the_weights_is_suspected_before_who_has_large_features() -> None:
+    judge = value_checks.Screen(updates_limited=True)
+    for client, (update, feature) in enumerate([(0.01, 9.0), (0.01, 1.0), (8.0, 1.0)]):
+        judge.takes(client, {"bottom update": update, "student": feature})
+    assert judge.outliers() == {} and judge.suspect([]) == 2 and judge.suspect([2]) == 0
+
+
+@pytest.mark.parametrize(("moved", "out"), [(0.4, []), (0.6, [2])])
+def test_an_update_is_too_long_only_if_it_changes_the_weights_much(
+    moved: float, out: list[int]
+) -> None:
+    """Where the others found no confident label, an honest update is many times theirs."""
+    sent = {"w": torch.ones(4), "bn.running_var": torch.ones(4), "n": torch.tensor(3)}
+    judge = value_checks.Screen()
+    for client, far in enumerate((0.001, 0.001, moved)):
+        state = {"w": sent["w"] * (1 + far), "bn.running_var": 90 * torch.ones(4), "n": sent["n"]}
+        size = value_checks.update_size(state, sent)
+        assert size == pytest.approx(far, rel=1e-3)
+        judge.takes(client, {"bottom update": size})
+    assert list(judge.outliers()) == out

@@ -37,7 +37,9 @@ def test_the_configuration_lists_nothing_that_exists() -> None:
     code = "".join(Path(file).read_text(encoding="utf-8") for file in files)
     rows = {**catalog.METHODS, **catalog.DATA, **catalog.CODECS, **catalog.AGGREGATES, **MODELS}
     named = {name for name in rows if f'"{name}"' in code}
-    assert named == {"semisfl", "digits", "fp32", "bf16", "cnn", "mean"}, "bf16: an arithmetic too"
+    assert named == {"semisfl", "digits", "fp32", "bf16", "cnn", "mean", "clipped_mean"}, (
+        "bf16: an arithmetic too; clipped_mean: the default of `serve`"
+    )
 
 
 def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:

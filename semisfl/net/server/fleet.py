@@ -41,7 +41,8 @@ from semisfl.net.server.listener import Listener
 from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
-from semisfl.net.server.value_checks import ranges, sizes
+from semisfl.net.server.trials import Trials, limits_on_one_client
+from semisfl.net.server.value_checks import update_size
 from semisfl.net.server.waiting import Waiting
 from semisfl.settings.config import ConfigError
 
@@ -75,8 +76,6 @@ class NetworkFleet:
         self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
-        self._on_trial: list[int] = []
-        """Left out of the round that is being repeated, to see whether it is good without them."""
         terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
         context = ServerContext(
             terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
@@ -87,6 +86,8 @@ class NetworkFleet:
         )
         self._questions = Questions(context, self._listener)
         self._administration: Administration | None = None
+        quorum = setup.config.network.quorum
+        self._trials = Trials(self._questions.screen, self.roster, self._listener, quorum)
         self.waiting = Waiting(context, self._listener, self.present)
         self.port = self._listener.port
 
@@ -96,6 +97,7 @@ class NetworkFleet:
             self._seen, self._moved = remembered(directory), self.traffic.by_client()
             self.device_log.open(directory, self.devices, lambda: self.waiting.state)
             self._administration = Administration(directory, self._actions(), self._listener.thread)
+        log.log(*limits_on_one_client(self.config))
         self._listener.start()
 
     def _actions(self) -> Actions:
@@ -121,8 +123,7 @@ class NetworkFleet:
     # --- who is there ----------------------------------------------------------------------------
 
     def present(self) -> Sequence[int]:
-        with self._listener.changed:
-            return sorted(self._listener.sessions.keys() - set(self._on_trial))
+        return self._trials.present()
 
     def image_counts(self) -> Mapping[int, int]:
         return dict(self.roster.images)
@@ -150,6 +151,7 @@ class NetworkFleet:
         return statuses
 
     def wait_ready(self) -> None:
+        self._trials.end_if_needed()
         self.waiting.until_ready()
 
     def wait_for(self, count: int, seconds: float | None = None) -> bool:
@@ -199,6 +201,10 @@ class NetworkFleet:
             for client in sorted(answers)
         }
         before = self._split_round.plan.bottom
+        uploads = {client: {"bottom": state} for client, state in states.items()}
+        for client in self._far_from(uploads, lambda _: {"bottom": before}):
+            del states[client]
+        self._check_quorum(len(states))
         bottom = combine(self.config.robust, states, before, self.held_back)
         return {name: tensor.to(self._hardware.device) for name, tensor in bottom.items()}
 
@@ -214,8 +220,27 @@ class NetworkFleet:
             full_round.begin(client)
         for client in self._questions.collect("model", full_round.go_on):
             full_round.results.pop(client, None)
-        self._check_quorum(len(full_round.results))
-        return [full_round.results[client] for client in sorted(full_round.results)]
+        results = full_round.results
+        uploads = {client: result.states for client, result in results.items()}
+        for client in self._far_from(uploads, plan.known_to):
+            del results[client]
+        self._check_quorum(len(results))
+        return [results[client] for client in sorted(results)]
+
+    def _far_from(
+        self,
+        uploads: Mapping[int, Mapping[str, State]],
+        sent_to: Callable[[int], Mapping[str, State]],
+    ) -> set[int]:
+        """Return the clients whose states are too far from what they were sent to be used."""
+        for client, states in uploads.items():
+            sent = sent_to(client)
+            moved = {
+                f"{name} update": update_size(states[name], sent[name])
+                for name in states.keys() & sent.keys()
+            }
+            self._questions.screen.takes(client, moved)
+        return self._questions.refuse_outliers()
 
     def _tell_held_back(self, client: int, why: str) -> None:
         name = self.roster.name(client)
@@ -226,37 +251,10 @@ class NetworkFleet:
 
     def settle(self, good: bool) -> str | None:
         self._moved = self.traffic.by_client()
-        if good:
-            self._questions.screen.remember()
-            if self._on_trial:
-                # The round was bad with this client and good without it.
-                blamed = self.roster.name(self._on_trial[-1])
-                self._listener.strike(blamed, "the round diverged with its values and not without")
-            self._on_trial.clear()
-            return None
-        suspect = self._accuse()
-        if suspect is None:
-            self._on_trial.clear()
-        return suspect
-
-    def _accuse(self) -> str | None:
-        """Exclude the most suspicious client from the retry and return its name, or None."""
-        suspect = self._questions.screen.suspect(self._on_trial)
-        if suspect is None or len(self.present()) <= self.config.network.quorum:
-            return None
-        self._on_trial.append(suspect)
-        return self.roster.name(suspect)
+        return self._trials.settle(good)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:
-        """Abort before sending abnormal values, and retry without the likely cause."""
-        if not self._questions.screen.sends(sizes(ranges(sent))):
-            return
-        suspect = self._accuse()
-        if suspect is not None:
-            self._questions.give_up()
-            raise RoundAborted(
-                f"the values that the server computed are far from usual; {suspect} stands out"
-            )
+        self._trials.check_sent(sent, self._questions.give_up)
 
     def _check_quorum(self, answered: int) -> None:
         quorum = self.config.network.quorum
@@ -269,11 +267,12 @@ class NetworkFleet:
     # --- lasting and ending ----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"roster": self.roster.state_dict()}
+        return {"roster": self.roster.state_dict(), "usual": dict(self._questions.screen.usual)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "roster" in state:
             self.roster.load_state_dict(state["roster"])
+        self._questions.screen.usual = dict(state.get("usual", {}))  # older checkpoints have none
 
     def stream_bytes(self) -> tuple[int, int]:
         """Return bytes sent and received on all streams, framing included."""

@@ -58,8 +58,7 @@ class ServerFullRound:
 
     def _states(self, client: int) -> dict[str, State]:
         # Clients keep nothing between rounds, so states in `held` are sent and counted again.
-        plan = self._plan
-        return {**plan.send, **plan.held.get(client, {}), **plan.send_to.get(client, {})}
+        return self._plan.known_to(client)
 
     def begin(self, client: int) -> None:
         plan = self._plan

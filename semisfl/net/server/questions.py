@@ -50,7 +50,7 @@ class Questions:
     """Ask at most one question per client at a time. Only the thread that trains uses this."""
 
     def __init__(self, context: ServerContext, listener: Listener) -> None:
-        self.screen = Screen()
+        self.screen = Screen(updates_limited=context.config.robust.aggregate != "mean")
         self._context, self._listener = context, listener
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
@@ -115,6 +115,10 @@ class Questions:
             self._leave_out_overdue()
         while self._crossed:
             self._count(self._crossed.popleft())
+        return self.refuse_outliers()
+
+    def refuse_outliers(self) -> set[int]:
+        """Leave out the clients whose values stand out, and return them."""
         outliers = self.screen.outliers()
         for client, reason in outliers.items():
             self._not_believed(client, reason)
@@ -181,8 +185,8 @@ class Questions:
         """Leave the client out; it gets no strike if the server's own values may be the cause."""
         self._leave_out(client, fault)
         self._context.held_back.note(client, fault)
-        if self.screen.strained:
-            log.warning("the server's own values may be the cause, so this is not a strike")
+        if self.screen.excuses(client):
+            log.warning("values of the server or of others may be the cause: this is not a strike")
         else:
             self._listener.strike(self._context.roster.name(client), fault)
 

@@ -2,15 +2,20 @@
 
 Impossible values are refused frame by frame. Possible values are compared with those of the other
 clients: a *size* is the largest magnitude in a part of an answer (one kind of features, a state's
-weights, its statistics), and the yardstick is the median over the clients that answered. With one or
-two clients the median says nothing, so the yardstick is the size in the last good round.
+weights, its statistics) or how far a client moved the weights that it was sent. The yardstick is the
+median over the clients that answered. With one or two clients the median says nothing, so the yardstick
+is what was usual in good rounds, which it follows slowly.
 """
 
 import math
 import statistics
 from collections.abc import Collection, Mapping
 
+import torch
 from torch import Tensor
+
+from semisfl.fleet.base import State
+from semisfl.fleet.yardstick import followed
 
 ABSURD = 1e6
 """No feature, weight or statistic of a working model is anywhere near this large."""
@@ -20,9 +25,13 @@ OUTLIER = 10.0
 """Times the yardstick: left out at once, before anything is computed with it."""
 SUSPECT = 3.0
 """Times the yardstick: the possible cause if the round diverges."""
-SMALLEST = {"weights": 0.01, "values": 1.0}
-"""Yardsticks are at least this: where all features (or gradients, or statistics) are nearly zero,
-one that is not does no harm. Weights never are."""
+SMALLEST = {"weights": 0.01, "update": 0.05}
+"""Yardsticks are at least this, those of other parts 1: where all features (or gradients, or
+statistics) are nearly zero, one that is not does no harm. Weights never are. An update that changes
+the weights by less than half does no harm either."""
+FIRST_UPDATE = 0.5
+"""Yardstick of updates in the first round of one or two clients: no training moves weights by five
+times their own norm."""
 
 Ranges = Mapping[str, tuple[float, float]]
 Sizes = dict[str, float]
@@ -64,29 +73,50 @@ def sizes(extremes: Ranges) -> Sizes:
     return parts
 
 
+def update_size(state: State, sent: State) -> float:
+    """Return how far the weights of ``state`` are from those that were ``sent``, in norms of the latter."""
+    names = [
+        name
+        for name, value in sent.items()
+        if value.is_floating_point() and not name.endswith(("running_mean", "running_var"))
+    ]
+    moved = [(state[name] - sent[name].to(state[name].device)).float().norm() for name in names]
+    norms = [sent[name].float().norm() for name in names]
+    # Weights that begin at zero have no norm to compare with.
+    return float(torch.stack(moved).norm()) / max(float(torch.stack(norms).norm()), 1.0)
+
+
 class Screen:
     """Compare the clients of a round with each other, and the rounds of a run."""
 
-    def __init__(self) -> None:
-        self.strained = False
-        """Whether the server sent or accepted unusual values in this round. Later answers may then be
-        absurd without any fault of the client."""
-        self._usual: Sizes = {}
+    def __init__(self, *, updates_limited: bool = False) -> None:
+        """``updates_limited``: long updates are shortened later, so no client is left out for one."""
+        self._updates_limited = updates_limited
+        self._strained_by: set[int | None] = set()
+        """Whose unusual values were sent or accepted in this round; None: the server's own."""
+        self.usual: Sizes = {}
+        """The sizes in good rounds; a restarted server needs them."""
         self._latest: Sizes = {}
         self._step: dict[str, dict[int, float]] = {}
-        self._ratios: dict[int, float] = {}
+        self._ratios: dict[str, dict[int, float]] = {}
+        """The largest ratio of each client in this round: of its updates, and of other values."""
 
     def start_round(self) -> None:
-        self.strained = False
+        self._strained_by.clear()
         self._latest.clear()
         self._step.clear()
         self._ratios.clear()
 
+    def excuses(self, client: int) -> bool:
+        """Return whether values of the server or of others may be why this client's are absurd."""
+        return bool(self._strained_by - {client})
+
     def sends(self, parts: Sizes) -> bool:
         """Note the sizes of what the server sends; return whether they are far from usual."""
-        ratios = [_ratio(part, size, self._usual.get(part)) for part, size in parts.items()]
+        ratios = [_ratio(part, size, self.usual.get(part)) for part, size in parts.items()]
         self._latest |= parts
-        self.strained |= any(ratio >= SUSPECT for ratio in ratios)
+        if any(ratio >= SUSPECT for ratio in ratios):
+            self._strained_by.add(None)
         return any(ratio >= OUTLIER for ratio in ratios)
 
     def takes(self, client: int, parts: Sizes) -> None:
@@ -98,34 +128,51 @@ class Screen:
         reasons: dict[int, str] = {}
         for part, by_client in self._step.items():
             median = statistics.median_low(by_client.values())
-            yardstick = median if len(by_client) > 2 else self._usual.get(part)
+            yardstick = median if len(by_client) > 2 else self.usual.get(part)
+            if yardstick is None and _kind(part) == "update":
+                yardstick = FIRST_UPDATE
+            used = self._updates_limited and _kind(part) == "update"
             for client, size in by_client.items():
                 ratio = _ratio(part, size, yardstick if yardstick else min(by_client.values()))
-                if ratio >= OUTLIER and yardstick is not None:
+                if ratio >= OUTLIER and yardstick is not None and not used:
                     reasons[client] = (
                         f"{part} reaches {size:g} where {yardstick:g} is usual; "
                         f"at most {OUTLIER:g} times that is used"
                     )
                 else:
-                    self._ratios[client] = max(ratio, self._ratios.get(client, 0.0))
-                    self.strained |= ratio >= SUSPECT
+                    ratios = self._ratios.setdefault(_kind(part), {})
+                    ratios[client] = max(ratio, ratios.get(client, 0.0))
+                    if ratio >= SUSPECT:
+                        self._strained_by.add(client)
             self._latest[part] = median
         self._step.clear()
         return reasons
 
     def suspect(self, others: Collection[int]) -> int | None:
-        """Return the most suspicious client of this round that is not in ``others``, or None."""
-        ratios = {client: r for client, r in self._ratios.items() if client not in others}
-        worst = max(ratios, key=ratios.__getitem__, default=None)
-        return worst if worst is not None and ratios[worst] >= SUSPECT else None
+        """Return the most suspicious client of this round that is not in ``others``, or None.
+
+        Updates come first: once one has ruined the weights, all clients have large features.
+        """
+        for kind in ("update", "weights", "values"):
+            ratios = {c: r for c, r in self._ratios.get(kind, {}).items() if c not in others}
+            worst = max(ratios, key=ratios.__getitem__, default=None)
+            if worst is not None and ratios[worst] >= SUSPECT:
+                return worst
+        return None
 
     def remember(self) -> None:
-        """Take the sizes of a good round as the usual ones."""
-        self._usual |= self._latest
+        """Let what is usual follow the sizes of a good round."""
+        self.usual = followed(self.usual, self._latest)
+
+
+def _kind(part: str) -> str:
+    word = part.rpartition(" ")[2]
+    return word if word in SMALLEST else "values"
 
 
 def _ratio(part: str, size: float, yardstick: float | None) -> float:
-    if yardstick is None and part.endswith("weights"):
+    if not size <= ABSURD:
+        return math.inf
+    if yardstick is None and _kind(part) == "weights":
         return 1.0  # the first weights of a run: what is usual is not known yet
-    kind = "weights" if part.endswith("weights") else "values"
-    return size / max(yardstick or 0.0, SMALLEST[kind])
+    return size / max(yardstick or 0.0, SMALLEST.get(_kind(part), 1.0))

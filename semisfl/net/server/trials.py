@@ -1,0 +1,95 @@
+"""Find the client that ruined a round: repeat the round without it, and strike it if that helps."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from semisfl.fleet.base import AbnormalValues
+from semisfl.net.server.listener import Listener
+from semisfl.net.server.roster import Roster
+from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable
+from semisfl.settings.config import Config
+from semisfl.settings.robust import FEWEST
+
+log = logging.getLogger(__name__)
+
+
+def limits_on_one_client(config: Config) -> tuple[int, str]:
+    """Return a log level and a line that says what one client can do to the run."""
+    active, robust = config.clients.active, config.robust
+    rules = f"robust.aggregate = {robust.aggregate}, robust.features = {robust.features}"
+    if active < FEWEST:
+        return logging.WARNING, (
+            f"clients.active = {active}: a single device can ruin the run; limits need {FEWEST}"
+        )
+    if robust.aggregate == "mean" or robust.features == "as_sent":
+        return logging.WARNING, f"{rules}: a single device can ruin the run; the defaults limit it"
+    return logging.INFO, f"each device's influence is limited: {rules}"
+
+
+class Trials:
+    """Keep the clients that are left out of the round being repeated, to see whether it is good then."""
+
+    def __init__(self, screen: Screen, roster: Roster, listener: Listener, quorum: int) -> None:
+        self._screen, self._roster, self._listener, self._quorum = screen, roster, listener, quorum
+        self._clients: list[int] = []
+
+    def present(self) -> list[int]:
+        """Return the clients that are here and not on trial; any thread may call."""
+        with self._listener.changed:
+            return sorted(self._listener.sessions.keys() - set(self._clients))
+
+    def end_if_needed(self) -> None:
+        """End all trials if too few other clients are here: the run must not wait for a culprit."""
+        if self._clients and len(self.present()) < self._quorum:
+            log.warning("%s may take part again: too few others are here", self._names())
+            self._clients.clear()
+
+    def settle(self, good: bool) -> str | None:
+        """End a round; return the name of the client that the repetition leaves out, or None."""
+        if not good:
+            suspect = self._accuse()
+            if suspect is None:
+                self._clients.clear()
+            return suspect
+        self._screen.remember()
+        if self._clients:
+            # The round was bad with this client and good without it.
+            blamed = self._roster.name(self._clients[-1])
+            self._listener.strike(blamed, "the round diverged with its values and not without")
+        self._clients.clear()
+        return None
+
+    def check_sent(self, sent: Mapping[str, Tensor], give_up: Callable[[], None]) -> None:
+        """Abort before sending abnormal values, and retry without the likely cause."""
+        extremes = ranges(sent)
+        fault = unbelievable(sent, extremes)
+        if not self._screen.sends(sizes(extremes)):
+            return
+        suspect = self._accuse()
+        if suspect is None and fault is None:
+            return
+        give_up()
+        stands_out = f"; {suspect} stands out" if suspect else ""
+        what = f"impossible: {fault}" if fault else "far from usual"
+        raise AbnormalValues(f"the values that the server computed are {what}{stands_out}")
+
+    def _accuse(self) -> str | None:
+        """Exclude the most suspicious client from the retry and return its name, or None."""
+        suspect = self._screen.suspect(self._clients)
+        if suspect is None:
+            return None
+        name = self._roster.name(suspect)
+        if len(self.present()) <= self._quorum:
+            log.warning(
+                "%s stands out; the round cannot be repeated without it, because network.quorum = %d",
+                name,
+                self._quorum,
+            )
+            return None
+        self._clients.append(suspect)
+        return name
+
+    def _names(self) -> str:
+        return ", ".join(self._roster.name(client) for client in self._clients)

@@ -1,0 +1,232 @@
+"""One device with plausible values neither stops a run nor poisons it, and no honest one is shut out."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of
+from semisfl.attacks.poisoning import attack_named
+from semisfl.cli import devices
+from semisfl.metrics import MethodMetrics
+from semisfl.net.client import member
+from semisfl.net.tls import certs
+from semisfl.runs import start
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import load_data
+from semisfl.runs.health import finite
+from semisfl.runs.loop import Diverged, Result, run_rounds
+from semisfl.settings import config as configs
+from semisfl.settings import presets
+from semisfl.settings.config import Config, parse
+from semisfl.settings.robust import SERVED
+from tests.net.harness import Network, network, tiny, until
+from tests.net.test_poisoning import assert_sound, strikes
+
+ASKED = (
+    *("scaled_bottom", "scaled_bottom_late", "zero_bottom", "stale_bottom", "reordered_bottom"),
+    *("drift", "scaled_features", "negated_features_late", "one_class", "swapped_classes"),
+)
+
+
+def attacked(
+    monkeypatch: pytest.MonkeyPatch, config: Config, attack: str, share: float
+) -> set[int]:
+    """Let a share of the devices attack; return which."""
+    attackers = attackers_of(config.seed, config.clients.total, share)
+    block = partial(PoisonedBlock, attack=attack_named(attack), attackers=attackers)
+    monkeypatch.setattr(member, "ClientBlock", block)
+    return set(attackers)
+
+
+def saved_run(net: Network, place: Path) -> tuple[Result, RunDirectory]:
+    directory = RunDirectory.create(place, net.config)
+    return run_rounds(net.experiment, directory), directory
+
+
+@pytest.mark.parametrize("clients", [5, 3])
+def test_nine_times_its_bottom_does_not_stop_a_run(
+    clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over mutual TLS, with a quorum of all: nobody can be left out."""
+    certs.make_authority(tmp_path / "certs")
+    certs.make_server(tmp_path / "certs", ["localhost"])
+    for index in range(clients):
+        certs.make_client(tmp_path / "certs", f"client-{index}")
+    config = tiny(clients, rounds=4, robust=SERVED, network={"quorum": clients})
+    (attacker,) = attacked(monkeypatch, config, "scaled_bottom", 1 / clients)
+    with network(config, certificates=tmp_path / "certs") as net:
+        net.join_all()
+        result, directory = saved_run(net, tmp_path / "run")
+        assert_sound(net)
+        assert strikes(net) == {} and len(net.fleet.present()) == clients
+    assert [list(row["held_back"]) for row in result.rounds] == [[str(attacker)]] * 4
+    assert directory.load()["round"] == 4
+
+
+@pytest.mark.parametrize("clients", [5, 3, 2])
+def test_with_the_plain_mean_who_sends_nine_times_its_bottom_is_shut_out(
+    clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(clients, rounds=5)
+    (attacker,) = attacked(monkeypatch, config, "scaled_bottom", 1 / clients)
+    with network(config) as net:
+        net.join_all()
+        saved_run(net, tmp_path / "run")
+        assert_sound(net)
+        assert strikes(net) == {f"plaintext:client-{attacker}": 3}
+        assert net.fleet.present() == [c for c in range(clients) if c != attacker]
+
+
+def ruined(net: Network, rounds: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server's own weights become NaN at the end of some rounds, counted as they are run."""
+    method, count = net.experiment.method, iter(range(100))
+    original = method.round
+
+    def ruin(index: int) -> MethodMetrics:
+        metrics = original(index)
+        if rounds(next(count)):
+            with torch.no_grad():
+                next(method.student.bottom.parameters()).fill_(torch.nan)  # type: ignore[attr-defined]
+        return metrics
+
+    monkeypatch.setattr(method, "round", ruin)
+
+
+def test_what_the_server_itself_ruined_takes_the_run_back_and_is_nobodys_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with network(tiny(3, rounds=4)) as net:
+        net.join_all()
+        ruined(net, lambda run: run == 1, monkeypatch)
+        result, directory = saved_run(net, tmp_path / "run")
+        assert_sound(net)
+        assert strikes(net) == {} and net.fleet.present() == [0, 1, 2]
+    assert "the values that the server computed are impossible" in caplog.text
+    assert "going back to the last good checkpoint: round 1 is next" in caplog.text
+    rounds = [line["round"] for line in directory.metrics()]
+    assert rounds == [line["round"] for line in result.rounds] == [0, 1, 2, 3]
+    assert result.rounds[-1]["bytes_repeated"] > 0
+    assert directory.load()["round"] == 4 and finite(directory.load()["method"])
+
+
+def test_a_run_that_fails_again_and_again_ends_with_its_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with network(tiny(3, rounds=4)) as net:
+        net.join_all()
+        ruined(net, lambda run: run >= 1, monkeypatch)
+        with pytest.raises(Diverged, match="failed 3 times from round 1 on"):
+            saved_run(net, tmp_path / "run")
+        assert strikes(net) == {}
+    state = RunDirectory.open(tmp_path / "run").load()
+    assert state["round"] == 1 and finite(state["method"])
+    assert state["fleet"]["usual"]["bottom weights"] > 0, "a restarted server knows what is usual"
+
+
+def test_a_trial_ends_when_too_few_others_are_here() -> None:
+    with network(tiny(3, network={"quorum": 2, "deadline": 0.1})) as net:
+        net.join_all()
+        screen = net.fleet._questions.screen
+        for client, size in enumerate((1.0, 5.0, 1.0)):
+            screen.takes(client, {"student": size})
+        screen.outliers()
+        assert net.fleet.settle(good=False) == "plaintext:client-1"
+        net.clients[2].kill()
+        until(lambda: net.fleet.present() == [0])
+        net.fleet.wait_ready()
+        assert net.fleet.present() == [0, 1]
+
+
+# --- what `serve` does by default -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "aggregate", "features"),
+    [
+        ([], "clipped_mean", "limited"),
+        (["robust.aggregate=mean"], "mean", "limited"),
+        (["robust.features=as_sent", "robust.clipped_mean.limit=2"], "clipped_mean", "as_sent"),
+        (["clients.active=2"], "mean", "as_sent"),
+    ],
+)
+def test_serve_limits_each_device_unless_it_is_told_otherwise(
+    changes: list[str],
+    aggregate: str,
+    features: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[Config] = []
+
+    def begin(config: Config, **_: object) -> None:
+        served.append(config)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(start, "begin", begin)
+    monkeypatch.setattr("semisfl.runs.experiment.load_images", lambda *_: None)
+    with pytest.raises(ValueError, match="enough"):
+        devices.serve(tmp_path, settings=changes, out=tmp_path / "run", insecure_loopback=True)
+    (config,) = served
+    assert (config.robust.aggregate, config.robust.features) == (aggregate, features)
+    if "robust.clipped_mean.limit=2" in changes:
+        assert config.robust.of_rule.limit == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("active", "robust", "level", "line"),
+    [
+        (2, {}, logging.WARNING, "clients.active = 2: a single device can ruin the run"),
+        (3, {}, logging.WARNING, "robust.features = as_sent: a single device can ruin the run"),
+        (3, SERVED, logging.INFO, "each device's influence is limited: robust.aggregate = clipped"),
+    ],
+)
+def test_a_server_says_at_start_what_one_device_can_do(
+    active: int,
+    robust: dict[str, str],
+    level: int,
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "semisfl")
+    with network(tiny(active, robust=robust)):
+        pass
+    assert [record.levelno for record in caplog.records if line in record.getMessage()] == [level]
+
+
+# --- the grid of docs/poisoning.md over the network -----------------------------------------------
+
+
+def digits(clients: int) -> Config:
+    values = configs.read(Path("results/poisoning/digits.toml"))
+    counts = {"total": clients, "active": clients}
+    values = presets.merge(values, {"clients": counts, "network": {"quorum": clients}})
+    return parse(presets.served(values))
+
+
+def accuracy(config: Config) -> tuple[float, dict[str, int]]:
+    """Return the accuracy over the network, and who was struck."""
+    data, partition = load_data(config)
+    net = Network(config, data, partition)
+    try:
+        net.join_all()
+        return run_rounds(net.experiment).accuracy, strikes(net)
+    finally:
+        net.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ASKED)
+@pytest.mark.parametrize(("clients", "share"), [(3, 0.34), (5, 0.2), (10, 0.2)])
+def test_an_attack_costs_little_and_stops_nothing(
+    clients: int, share: float, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = digits(clients)
+    honest, _ = accuracy(config)
+    attackers = attacked(monkeypatch, config, attack, share)
+    reached, struck = accuracy(config)
+    assert honest - reached <= 3.0
+    assert struck.keys() <= {f"plaintext:client-{client}" for client in attackers}
