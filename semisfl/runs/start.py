@@ -96,7 +96,7 @@ def begin(
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if place is not None:
-            run.directory = RunDirectory.create(place, config, experiment.holdings)
+            run.directory = RunDirectory.create(place, experiment.config, experiment.holdings)
         experiment.fleet.open(place)
         yield run
 
