@@ -67,37 +67,37 @@ def test_clients_that_bring_nothing_over_labels_alone() -> None:
     assert not warned(config, [*alone, *[{"accuracy": 60.5}] * 12])
 
 
-def hopeless(**more: Any) -> Config:
+def means() -> dict[str, Any]:
+    data = toy.dataset()
+    shards = toy.partition(data)
+    return {"data": data, "partition": shards, "model": toy.network(), "device": "cpu"}
+
+
+def hopeless() -> Config:
     """Return the settings of a run that does not move."""
-    still = ["rounds=12", "optimizer.lr=1e-12", "optimizer.lr_min=0"]
-    return toy.values("supervised", *still, *(f"{key}={value}" for key, value in more.items()))
+    return toy.values("supervised", "rounds=12", "optimizer.lr=1e-12", "optimizer.lr_min=0")
 
 
 def test_a_run_keeps_its_warnings_and_says_each_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = toy.dataset()
-    shards = toy.partition(data)
     out = tmp_path / "run"
-    result = start.train(hopeless(), data=data, partition=shards, device="cpu", out=out)
+    result = start.train(hopeless(), **means(), out=out)
     (text,) = result.warnings
     assert "guessing gives 25.0 %" in text and not result.diverged
     assert caplog.text.count("guessing gives") == 1
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [("guessing" in line) for line in lines] == [False] * 9 + [True] + [False] * 2
     # Done again from the last checkpoint, it has nothing new to say.
-    resumed = start.resume(
-        out, settings=["stop.hours=9"], data=data, partition=shards, device="cpu"
-    )
+    resumed = start.resume(out, settings=["stop.hours=9"], **means())
     assert resumed.warnings == [text] and caplog.text.count("guessing gives") == 1
 
 
 def test_a_run_that_diverges_is_not_a_success(caplog: pytest.LogCaptureFixture) -> None:
     settings = toy.values("supervised", "rounds=2", "optimizer.lr=1e30")
-    data = toy.dataset()
-    result = start.train(settings, data=data, partition=toy.partition(data), device="cpu")
+    result = start.train(settings, **means())
     assert result.diverged and "lower optimizer.lr = 1e+30" in caplog.text
-    assert not all(math.isfinite(one.abs().max()) for one in result.model.parameters())
+    assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
 
 
 def test_a_batch_is_at_most_the_images_of_the_largest_client(
@@ -113,14 +113,8 @@ def test_a_batch_is_at_most_the_images_of_the_largest_client(
         assert experiment.config.clients.batch == used
         said = f"clients.batch = {batch} is more than the {most} images of the largest client"
         assert (said in caplog.text) == (batch > most)
-    with start.begin(
-        toy.values("semisfl", "clients.batch=999999"),
-        out=tmp_path / "run",
-        data=data,
-        partition=shards,
-        model=toy.network(),
-        device="cpu",
-    ) as run:
+    settings = toy.values("semisfl", "clients.batch=999999")
+    with start.begin(settings, out=tmp_path / "run", **means()) as run:
         assert run.directory is not None and run.directory.config().clients.batch == most
 
 
