@@ -66,7 +66,7 @@ def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
             f"clients.active = {config.clients.active} or server.batch = {config.server.batch}, "
             "or choose a smaller model"
         )
-    if wanted.disk > disk:
+    if disk is not None and wanted.disk > disk:
         raise ConfigError(
             f"the checkpoints of this run need {wanted.disk / GIGA:.1f} GB and {disk / GIGA:.1f} GB are "
             f"free at {place}; name another --out, or choose a smaller model"
@@ -89,6 +89,8 @@ def _on_cpu(device: str) -> bool:
     return device == "cpu" or not torch.cuda.is_available()
 
 
-def _free_disk(place: Path) -> int:
+def _free_disk(place: Path) -> int | None:
+    """Return the free bytes where ``place`` will be; None for a file system without a size."""
     there = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
+    usage = shutil.disk_usage(there)
+    return usage.free if usage.total else None

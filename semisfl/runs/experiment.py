@@ -169,8 +169,8 @@ def divide(config: Config, data: Dataset) -> Partition:
     )
 
 
-def _with_batches_that_fit(config: Config, partition: Partition) -> Config:
-    """Return ``config`` with ``clients.batch`` at most the images of the largest client."""
+def with_batches_that_fit(config: Config, partition: Partition) -> Config:
+    """Return ``config`` with ``clients.batch`` at most the images of the largest simulated client."""
     most, clients = max(map(len, partition.clients), default=0), config.clients
     if not 0 < most < clients.batch:
         return config

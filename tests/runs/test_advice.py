@@ -75,7 +75,8 @@ def means() -> dict[str, Any]:
 
 def hopeless() -> Config:
     """Return the settings of a run that does not move."""
-    return toy.values("supervised", "rounds=12", "optimizer.lr=1e-12", "optimizer.lr_min=0")
+    still = ("rounds=14", "optimizer.lr=1e-12", "optimizer.lr_min=0", "stop.patience=11")
+    return toy.values("supervised", *still)
 
 
 def test_a_run_keeps_its_warnings_and_says_each_once(
@@ -88,8 +89,9 @@ def test_a_run_keeps_its_warnings_and_says_each_once(
     assert caplog.text.count("guessing gives") == 1
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [("guessing" in line) for line in lines] == [False] * 9 + [True] + [False] * 2
-    # Done again from the last checkpoint, it has nothing new to say.
-    resumed = start.resume(out, settings=["stop.hours=9"], **means())
+    # It goes on beyond its limit and has nothing new to say.
+    resumed = start.resume(out, settings=["stop.patience=none"], **means())
+    assert len(resumed.rounds) == 14
     assert resumed.warnings == [text] and caplog.text.count("guessing gives") == 1
 
 
@@ -109,13 +111,12 @@ def test_a_batch_is_at_most_the_images_of_the_largest_client(
     for batch, used in ((999_999, most), (most, most), (most - 1, most - 1)):
         caplog.clear()
         settings = toy.values("semisfl", f"clients.batch={batch}")
-        experiment = assemble(settings, data, shards, toy.network(), device="cpu")
-        assert experiment.config.clients.batch == used
+        with start.begin(settings, out=tmp_path / "run", **means()) as run:
+            assert run.directory is not None
+            assert run.experiment.config.clients.batch == used
+            assert run.directory.config().clients.batch == used
         said = f"clients.batch = {batch} is more than the {most} images of the largest client"
         assert (said in caplog.text) == (batch > most)
-    settings = toy.values("semisfl", "clients.batch=999999")
-    with start.begin(settings, out=tmp_path / "run", **means()) as run:
-        assert run.directory is not None and run.directory.config().clients.batch == most
 
 
 def test_batchnorm_over_one_value_names_the_settings() -> None:
