@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from semisfl.costs.about_images import AboutImages
-from semisfl.costs.cuts import FP32
+from semisfl.models.memory import FP32
 from semisfl.costs.rounds import Priced
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
