@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from semisfl.costs.about_images import AboutImages
-from semisfl.models.memory import FP32
 from semisfl.costs.rounds import Priced
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.methods.sizes import Cost
+from semisfl.models.memory import FP32
 from semisfl.settings.config import Config, ConfigError
 
 CHECKPOINTS = 3
