@@ -119,7 +119,7 @@ PARTS = {
     "align-client": '`semisfl.align = "client"`',
     "teacher-ema": "clients average their teachers",
     "int4": "int4, models int8",
-    "both-views": '`semisfl.labeled_view = "both"`',
+    "both-views": '`server.labeled_view = "both"`',
     "together": "together",
 }
 
@@ -141,7 +141,7 @@ def frontier_parts() -> str:
 
 FEW = {
     "plain": "SemiSFL",
-    "both-views": '`semisfl.labeled_view = "both"`',
+    "both-views": '`server.labeled_view = "both"`',
     "align-global": '`semisfl.align = "global"`',
     "rate-5": "`optimizer.lr = 0.05`",
     "fewer-steps": "32 supervised steps per round, always",

@@ -123,7 +123,7 @@ CHANGES = {
     "`runtime.precision=tf32`": ("tf32", "tf32"),
     "`runtime.precision=fp32`": ("fp32", None),
     "`semisfl.queue=single` (the published code's)": ("single-queue", "single-queue"),
-    "`semisfl.labeled_view`: weak on CIFAR-10, strong on SVHN": ("labels-strong", "labels-weak"),
+    "`server.labeled_view`: weak on CIFAR-10, strong on SVHN": ("labels-strong", "labels-weak"),
     "`semisfl.own_key=false`": ("no-own-key", None),
     "`semisfl.server_pass=in_turn`": ("in-turn", None),
     "clients average their teachers (the paper's formula)": ("client-ema", None),

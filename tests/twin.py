@@ -202,7 +202,7 @@ class PlainTwin:
         first, second = (
             draw_view(
                 self.augmentation,
-                config.semisfl.labeled_view,
+                config.labeled_view,
                 chosen,
                 self.size,
                 config.seed,

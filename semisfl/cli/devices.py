@@ -114,6 +114,7 @@ def serve(
             f"{one_run.judged(options)} {result.accuracy:.1f} % after {len(result.rounds)} rounds"
             f"{one_run.at_the_end(result)}; saved in {place}"
         )
+    one_run.leave_if_diverged(result)
 
 
 def join(

@@ -27,6 +27,7 @@ from semisfl.cli import (
     watching,
 )
 from semisfl.cli.options import fill_in_watch, spread_settings
+from semisfl.runs import advice
 from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.settings.version import VERSION
 from semisfl.stopping import Stopped
@@ -39,6 +40,8 @@ MISTAKE = 2
 """The command line, a setting or the data is wrong; the message names the fix."""
 IN_USE = EXIT_CODE
 """3: the run directory is in use by another process, or already holds a run."""
+DIVERGED = advice.DIVERGED
+"""4: the run ended with NaN, or with losses or weights out of bounds."""
 INTERRUPTED = 130
 """A second signal ended the command at once."""
 

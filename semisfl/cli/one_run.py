@@ -5,12 +5,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import typer
+
 from semisfl.cli import console, progress
 from semisfl.cli.signals import StopSignals
+from semisfl.costs import needs
 from semisfl.data import holdings
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.runs import start as runs
+from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import load_data
 from semisfl.runs.loop import Result
@@ -30,6 +34,7 @@ def start(
     """Train a new run in ``out``. If it cannot start, ``out`` is not changed."""
     RunDirectory.check_free(out)
     data, partition = load_data(config)
+    needs.check(config, needs.about(data, partition), out, device)
     with runs.begin(
         config, out=out, data=data, partition=partition, device=device, stop=signals.flag
     ) as run:
@@ -78,6 +83,15 @@ def rounds(
             f"{directory.path}; make room, then --resume {directory.path} repeats what is missing"
         )
     return result
+
+
+def leave_if_diverged(result: Result) -> None:
+    """End the command with `DIVERGED` if the run's losses or weights left all bounds."""
+    if result.diverged:
+        console.say(
+            "error: the run diverged: its weights are of no use; start again with a lower optimizer.lr"
+        )
+        raise typer.Exit(DIVERGED)
 
 
 def judged(config: Config) -> str:

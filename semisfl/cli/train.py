@@ -76,6 +76,7 @@ def run(
             )
     assert result.directory is not None
     _print_run(result, json_)
+    one_run.leave_if_diverged(result)
 
 
 def _print_run(result: Any, as_json: bool) -> None:
@@ -96,6 +97,8 @@ def _print_run(result: Any, as_json: bool) -> None:
                     "rounds": done,
                     "stopped": result.stopped,
                     "stopped_by": result.stopped_by,
+                    "diverged": result.diverged,
+                    "warnings": result.warnings,
                     "accuracy": result.accuracy if tested else None,
                     "best": result.best if tested else None,
                     "judged_on": judged,

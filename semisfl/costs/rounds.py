@@ -79,8 +79,10 @@ class Priced:
         images = supervised_steps * self.config.server.batch
         # A teacher that only computes keys runs its bottom and head, not its top.
         top = self.cut.flops - self.cut.bottom_flops
-        passes_of_top = passes.supervised - passes.head
-        server = images * (passes.supervised * (self.cut.bottom_flops + head) + passes_of_top * top)
+        # A second view of each labelled image is trained on as well: 3 passes.
+        supervised = passes.supervised + 3.0 * (self.config.labeled_view == "both")
+        passes_of_top = supervised - passes.head
+        server = images * (supervised * (self.cut.bottom_flops + head) + passes_of_top * top)
         if not crossed:
             return RoundWork(server)
         if (cost is not None and cost.features) or any(

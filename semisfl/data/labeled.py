@@ -1,7 +1,6 @@
 """The server's labelled images, as batches with their labels."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from semisfl import seeds
 from semisfl.data.batches import RoundBatches, Views, draw_view
 from semisfl.data.positions import draw_batches
 from semisfl.settings.config import Config
-from semisfl.settings.sections import View
+from semisfl.settings.sections import LabeledView, View
 
 # The published code shuffles enough labelled images for this many steps, whatever K_s is.
 LABELED_POOL_STEPS = 100
@@ -56,9 +55,7 @@ class LabeledImages:
         counts = torch.bincount(self._labels, minlength=classes).float().clamp(min=0.5)
         return counts / counts.sum()
 
-    def start(
-        self, round_index: int, steps: int, view: View | Literal["both"], views: int = 2
-    ) -> None:
+    def start(self, round_index: int, steps: int, view: LabeledView, views: int = 2) -> None:
         """Begin a round of ``steps`` with this ``view`` of the images, drawn ``views`` times."""
         self._shown = tuple(_kinds(view, views))
         self._batches.start_from((round_index, steps, view, views), self._make)
@@ -66,9 +63,7 @@ class LabeledImages:
             lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make)
         )
 
-    def _make(
-        self, round_index: int, steps: int, view: View | Literal["both"], views: int
-    ) -> Views:
+    def _make(self, round_index: int, steps: int, view: LabeledView, views: int) -> Views:
         seed, batch = self._config.seed, self._config.server.batch
         rng = seeds.generator(seed, "labeled", round_index)
         indices = draw_batches(rng, len(self), steps, batch, least=LABELED_POOL_STEPS * batch)
@@ -89,10 +84,16 @@ class LabeledImages:
         return plans, {"labels": self._labels[torch.from_numpy(indices).to(self._labels.device)]}
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Return one view and the labels, and go to the next step."""
-        pair = self._batches.get("view1"), self._batches.extra("labels")
+        """Return one view and the labels, and go to the next step.
+
+        With the view "both" these are the strong images and then the weak ones, each with its label.
+        """
+        views = [self._batches.get(name) for name in self._shown]
+        labels = self._batches.extra("labels")
         self._batches.advance()
-        return pair
+        if len(views) == 1:
+            return views[0], labels
+        return torch.cat(views), labels.repeat(len(views))
 
     def next_two(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return two views and the labels, and go to the next step.
@@ -105,7 +106,7 @@ class LabeledImages:
         return triple
 
 
-def _kinds(view: View | Literal["both"], views: int) -> dict[str, View]:
+def _kinds(view: LabeledView, views: int) -> dict[str, View]:
     """Return the views of each image that a step shows, by name."""
     kinds: list[View] = [*["strong"] * views, "weak"] if view == "both" else [view] * views  # type: ignore[list-item]
     return {f"view{number}": kind for number, kind in enumerate(kinds, 1)}

@@ -47,7 +47,7 @@ class FedSwitch:
         self.settings = config.settings(FedSwitchSettings)
         self.student = setup.engine.prepared(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
-        self.supervised = SupervisedPhase(setup, self.student, view="weak", ema=self.ema)
+        self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
         self.work = FedSwitchWork()
 
     def round(self, round_index: int) -> MethodMetrics:

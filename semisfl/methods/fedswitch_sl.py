@@ -34,7 +34,7 @@ class FedSwitchSL:
         self.teacher_bottom, self.teacher_top = (
             self.ema.model.get_submodule(part) for part in ("bottom", "top")
         )
-        self.supervised = SupervisedPhase(setup, self.student, view="weak", ema=self.ema)
+        self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
         self.server_sgd = setup.engine.sgd(self.top.parameters(), config.optimizer)
         self.active: tuple[int, ...] = ()
         # By position among the active clients; updated in place, as a repeated step reads it.

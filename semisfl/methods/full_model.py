@@ -12,7 +12,7 @@ from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods import statistics
 from semisfl.methods.base import ServerDropout, Setup
-from semisfl.settings.sections import View
+from semisfl.settings.sections import LabeledView
 
 
 class SupervisedPhase:
@@ -23,17 +23,13 @@ class SupervisedPhase:
         setup: Setup,
         model: nn.Module,
         *,
-        view: View = "weak",
+        view: LabeledView | None = None,
         ema: Teacher[Any] | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        self.labeled, self.model, self.view, self.ema, self.clip_norm = (
-            setup.labeled,
-            model,
-            view,
-            ema,
-            clip_norm,
-        )
+        """``view``: how labelled images are shown; None: as the configuration says."""
+        self.labeled, self.model, self.ema, self.clip_norm = setup.labeled, model, ema, clip_norm
+        self.view = view or setup.config.labeled_view
         self.dropout = ServerDropout(setup)
         self.sgd = setup.engine.sgd(model.parameters(), setup.config.optimizer)
         if ema is not None:

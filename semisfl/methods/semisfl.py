@@ -69,7 +69,7 @@ class SemiSFL:
         self.dropout.start(round_index)
 
         # Lines 3-6: supervised training on the server.
-        self.labeled.start(round_index, supervised_steps, self.settings.labeled_view)
+        self.labeled.start(round_index, supervised_steps, config.labeled_view)
         self.supervised_sgd.restart(lr)
         for _ in range(supervised_steps):
             self.supervised_step()

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
-from semisfl.settings.sections import Section, View
+from semisfl.settings.sections import Section
 
 
 class SemiSFLSettings(Section):
@@ -30,9 +30,6 @@ class SemiSFLSettings(Section):
         "joint",
         description="same-step keys of all clients are references (the authors' code), or only one's own (the paper)",
     )
-    labeled_view: View | Literal["both"] = Field(
-        "strong", description="augmentation of labelled images; both: each is shown as either"
-    )
     client_teacher: Literal["frozen", "ema"] = Field(
         "frozen",
         description="teacher bottoms on clients: as sent (the authors' code), or averaged there too (the paper)",
@@ -45,5 +42,4 @@ class SemiSFLSettings(Section):
 
 def cost(sizes: Sizes, settings: SemiSFLSettings) -> Cost:
     # A labelled image passes through the teacher too, for its key; all keys through the head.
-    views = 2 if settings.labeled_view == "both" else 1
-    return split_round(sizes, Work(supervised=3.0 * views + 1, head=True))
+    return split_round(sizes, Work(supervised=4.0, head=True))

@@ -111,6 +111,12 @@ class RoundMetrics(MethodMetrics):
         line="test",
         gauge="last_round_testing_seconds",
     )
+    warnings: list[str] | None = metric(
+        "list: what shows since this round that the run cannot work as it is, each with what to change",
+        unit="text",
+        gauge=None,
+        missing="nothing new",
+    )
     stopped_by: str | None = _cost(
         "the limit that this round met, which ended the run: `target`, `patience`, `hours` or `gigabytes` of `stop`; "
         "a run that went on beyond it keeps the key in this round",

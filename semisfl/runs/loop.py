@@ -15,6 +15,7 @@ from semisfl.fleet.base import AbnormalValues, RoundAborted
 from semisfl.fleet.byte_counts import by_client
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
+from semisfl.runs.advice import Advice, about_batchnorm
 from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
@@ -52,6 +53,13 @@ class Result:
     stopped_by: str | None = None
     """The key of ``stop`` that is met, if one is."""
     directory: Path | None = None
+    diverged: bool = False
+    """Whether losses or weights are NaN or out of bounds after the last round."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what showed in the rounds that the run cannot work as it is, each with what to change."""
+        return [text for one in self.rounds for text in one.get("warnings", ())]
 
     @property
     def history(self) -> dict[str, list[Any]]:
@@ -125,6 +133,9 @@ class _Rounds:
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
+        self._advice = Advice(experiment.config, len(experiment.description.classes))
+        for line in self._history:  # what they showed was said then
+            self._advice.after(RoundMetrics.from_dict(line))
         self._health, self._good = health, True
         self._before: dict[str, Any] = {}
         self._last_good: tuple[dict[str, Any], Counter[tuple[str, str, int]]] = ({}, Counter())
@@ -173,6 +184,10 @@ class _Rounds:
             self._undo(f"round {self.next} is repeated: {aborted}")
             self._failed(may_wait=not isinstance(aborted, AbnormalValues))
             return None
+        except ValueError as error:
+            if (mistake := about_batchnorm(error, experiment.config)) is None:
+                raise
+            raise mistake from error
         trained = time.perf_counter()
         # 3. Check the result, and whether a client stands out.
         fault = self._health.fault(reported)
@@ -213,11 +228,15 @@ class _Rounds:
         else:
             log.warning(
                 "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
-                "checkpoint",
+                "checkpoint; lower optimizer.lr = %g",
                 self.next,
                 fault,
+                experiment.config.optimizer.lr,
             )
-        metrics = replace(metrics, stopped_by=self._limit_after(metrics))
+        warnings = self._advice.after(metrics)
+        for text in warnings:
+            log.warning("%s", text)
+        metrics = replace(metrics, stopped_by=self._limit_after(metrics), warnings=warnings or None)
         # 5. If rounds are judged on validation images, read the test set once, at the end.
         at_end = self._is_last or metrics.stopped_by is not None
         return self._tested(metrics) if at_end and experiment.validation is not None else metrics
@@ -294,6 +313,7 @@ class _Rounds:
             stopped=stopped,
             stopped_by=None if stopped else self.limit,
             directory=self._directory.path if self._directory else None,
+            diverged=not self._good,
         )
 
     @property

@@ -41,6 +41,7 @@ METHODS = {
             summary="split model, teacher pseudo-labels, clustering regularisation",
             section="semisfl",
             settings="semisfl.methods.semisfl_settings:SemiSFLSettings",
+            labeled_view="strong",
             cost="semisfl.methods.semisfl_settings:cost",
         ),
         NamedMethod(

@@ -35,6 +35,7 @@ from semisfl.settings.run import (
     WireConfig,
 )
 from semisfl.settings.sections import ConfigError as ConfigError
+from semisfl.settings.sections import LabeledView
 from semisfl.settings.sections import Section as Section
 
 Settings = TypeVar("Settings", bound=Section)
@@ -125,6 +126,12 @@ class Config(Section):
             )
         return self
 
+    @property
+    def labeled_view(self) -> LabeledView:
+        """Return how labelled images are shown: as ``server.labeled_view`` says, or as the method does."""
+        own = cast(LabeledView, lookup.method(self.method).labeled_view)
+        return self.server.labeled_view or own
+
     def settings(self, kind: type[Settings]) -> Settings:
         """Return the section of class ``kind``: a method asks for its own."""
         for name in type(self).model_fields:
@@ -187,7 +194,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
     Sections of methods and rules that are not chosen are checked and left out, because the values
     of a comparison have those of all its methods. ``others``: methods without a name here.
     """
-    values = modernised(values)
+    values = _without_own_view(modernised(values))
     kind = _class_for(values)
     entries = (*others, *lookup.methods().values())
     sections = {entry.section for entry in entries if entry.section} - set(kind.model_fields)
@@ -201,6 +208,24 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
         return kind.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_one_line(error, known_keys(kind))) from error
+
+
+def _without_own_view(values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` without a ``server.labeled_view`` that the method has anyway.
+
+    Runs that say it and runs that do not are then the same.
+    """
+    name, server = values.get("method", Config.model_fields["method"].default), values.get("server")
+    try:
+        own = lookup.method(name).labeled_view if isinstance(name, str) else None
+    except ConfigError:  # the field reports it
+        own = None
+    if not isinstance(server, Mapping) or own is None or server.get("labeled_view") != own:
+        return values
+    return {
+        **values,
+        "server": {key: value for key, value in server.items() if key != "labeled_view"},
+    }
 
 
 def _without_others(

@@ -18,6 +18,8 @@ class NamedMethod:
     """Where its settings stand in a configuration; methods may share one."""
     settings: str | None = None
     """Their class, a `semisfl.settings.sections.Section`, in a module that loads no torch."""
+    labeled_view: str = "weak"
+    """How it shows labelled images where ``server.labeled_view`` is none."""
     metrics: str | None = None
     """A class derived from `semisfl.metrics.MethodMetrics`, in a module that loads no torch: what only this method reports."""
     works: tuple[str, ...] = ()

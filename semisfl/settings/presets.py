@@ -49,7 +49,7 @@ def cifar10() -> Values:
 
 def svhn() -> Values:
     """The paper's SVHN: CNN, 1,000 labels, 30 clients, 1,000 rounds, IID; digits are mirrored, as there."""
-    more = {"semisfl": {"client_teacher": "ema", "labeled_view": "weak"}}
+    more = {"semisfl": {"client_teacher": "ema"}, "server": {"labeled_view": "weak"}}
     return _paper("svhn", "cnn", 1000, 64, 64, **more)
 
 
@@ -78,7 +78,10 @@ def as_published_code(values: Values) -> Values:
     return merge(
         values,
         {
-            "server": {"pretrain_rounds": 20 if data == "image100" else 0},
+            "server": {
+                "pretrain_rounds": 20 if data == "image100" else 0,
+                "labeled_view": "weak" if data == "svhn" else "none",
+            },
             "teacher": {"warmup": True},
             "controller": {"kind": "normalised"},
             "semisfl": {
@@ -87,7 +90,6 @@ def as_published_code(values: Values) -> Values:
                 "confidence_rule": ">=",
                 "server_pass": "joint",
                 "client_teacher": "frozen",
-                "labeled_view": "weak" if data == "svhn" else "strong",
             },
         },
     )
@@ -106,9 +108,8 @@ def as_in_paper(values: Values) -> Values:
                 "confidence_rule": ">",
                 "server_pass": "in_turn",
                 "client_teacher": "ema",
-                "labeled_view": "strong",
             },
-            "server": {"pretrain_rounds": 0},
+            "server": {"pretrain_rounds": 0, "labeled_view": "none"},
         },
     )
 

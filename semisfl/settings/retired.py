@@ -29,7 +29,6 @@ RETIRED: dict[str, Any] = {
     "fedmatch.sparse": False,
     "fedmatch.threshold": 1e-5,
     "fedswitch.controller": False,
-    "fedswitch.labeled_view": "weak",
     "fedswitch.rule": "student",
     "fl2.clip_norm": 1.0,
     "fl2.eta": 0.01,
@@ -77,8 +76,16 @@ MOVED = {
     "robust.attackers": ("robust.trimmed_mean.attackers", "robust.krum.attackers"),
     "robust.limit": ("robust.clipped_mean.limit",),
     "semisfl.labels.align": ("semisfl.align",),
+    "semisfl.labeled_view": ("server.labeled_view",),
+    "fedswitch.labeled_view": ("server.labeled_view",),
 }
 """Each key with its new names: the same value counts under every one of them."""
+
+OWN_VIEWS = {
+    "semisfl.labeled_view": (("semisfl",), "strong"),
+    "fedswitch.labeled_view": (("fedswitch", "fedswitch-sl"), "weak"),
+}
+"""Moved keys that only these methods read, with the value that is theirs where nothing else is said."""
 
 
 RETIRED_VALUES = (("semisfl.queue", "balanced"),)
@@ -93,6 +100,9 @@ def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in leaves:
         key = ".".join(path)
         if key in RETIRED and _off(key, value):
+            continue
+        methods, own = OWN_VIEWS.get(key, ((), None))
+        if methods and (value == own or values.get("method", "semisfl") not in methods):
             continue
         for name in MOVED.get(key, (None,)):
             _place(result, name.split(".") if name else path, value)

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from semisfl.settings import catalog, lookup
 from semisfl.settings.layer_kinds import Layer, parse_layers
-from semisfl.settings.sections import ConfigError, Section
+from semisfl.settings.sections import ConfigError, LabeledView, Section
 
 CUSTOM = "custom"
 """The name of a model that the user describes by its layers."""
@@ -70,6 +70,10 @@ class ServerConfig(Section):
     batch: int = Field(64, ge=1, description="labelled images per step, B_s")
     steps: int = Field(100, ge=1, description="supervised steps in the first round, K_s")
     pretrain_rounds: int = Field(0, ge=0, description="first rounds without clients")
+    labeled_view: LabeledView | None = Field(
+        None,
+        description="augmentation of labelled images, strong, weak or both of each image; none: the method's own, which is strong for SemiSFL and weak for the others",
+    )
 
 
 class ModelConfig(Section):

@@ -54,6 +54,8 @@ class Followed:
         """One list per metric, as long as there are rounds."""
         self.standing = Standing()
         self.coverage = Coverage()
+        self.warnings: list[str] = []
+        """What showed that the run cannot work as it is."""
 
     def _forget_events(self) -> None:
         self.events: deque[dict[str, Any]] = deque(maxlen=LATEST_EVENTS)
@@ -98,6 +100,7 @@ class Followed:
             known = value is not None and math.isfinite(value)
             self.columns.setdefault(key, [None] * done).append(value if known else None)
         self.standing = self.standing.then(metrics)
+        self.warnings += metrics.warnings or []
         self.coverage.add(metrics.round, metrics.coverage_by_client or {})
 
     def _add_event(self, line: bytes) -> None:

@@ -191,7 +191,7 @@ def _summary(followed: Followed) -> Plain:
         "seed": config.get("seed"),
         "state": state,
         "note": note,
-        "problem": followed.problem,
+        "problem": followed.problem or "; ".join(followed.warnings) or None,
         "done": followed.done,
         "rounds": followed.rounds,
         "judged_on": judged_on(config),

@@ -12,7 +12,7 @@ from semisfl.settings import presets
 from tests import toy
 from tests.leaving import leave
 
-PARTS = ("semisfl.align=client", "semisfl.labeled_view=both")
+PARTS = ("semisfl.align=client", "server.labeled_view=both")
 EVERYTHING = (*PARTS, "semisfl.confidence_threshold=0.6")
 
 
@@ -89,7 +89,7 @@ def test_a_client_that_leaves_keeps_its_own_means() -> None:
 def test_both_views_are_the_strong_and_the_weak_one_of_the_same_images() -> None:
     shown = {}
     for view in ("strong", "weak", "both"):
-        experiment = toy.assemble("semisfl", f"semisfl.labeled_view={view}")
+        experiment = toy.assemble("semisfl", f"server.labeled_view={view}")
         labeled = method_of(experiment).labeled
         labeled.start(0, 2, view)  # type: ignore[arg-type]
         shown[view] = labeled.next_two()

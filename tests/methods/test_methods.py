@@ -48,7 +48,7 @@ def test_learns_a_toy_set(method: str, own_table: bool, monkeypatch: pytest.Monk
         method,
         "rounds=16",
         "server.steps=10",
-        "semisfl.labeled_view=weak",
+        "server.labeled_view=weak",
         *settings,
     )
     result = train(chosen, data=data, partition=even, model=model, device="cpu")

@@ -135,7 +135,7 @@ def test_semisfls_labels_are_corrected_after_the_warm_up_only(
 
 
 def test_both_views_of_an_image_have_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = toy.assemble("semisfl", "semisfl.labeled_view=both").method
+    method = toy.assemble("semisfl", "server.labeled_view=both").method
     assert isinstance(method, SemiSFL)
     drawn: list[torch.Tensor] = []
     used: list[torch.Tensor] = []

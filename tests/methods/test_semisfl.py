@@ -70,7 +70,7 @@ CASES: dict[str, tuple[bool, list[str]]] = {
     "no queue": (False, ["semisfl.queue_size=0", "model.projector=none"]),
     "early cut": (False, ["model.cut=pool1", "model.projector=linear"]),
     # With more momentum, rounding errors grow faster than the comparison allows.
-    "weak labelled views": (False, ["semisfl.labeled_view=weak", "optimizer.momentum=0.5"]),
+    "weak labelled views": (False, ["server.labeled_view=weak", "optimizer.momentum=0.5"]),
     "plain SGD": (False, ["optimizer.momentum=0"]),
     "pre-rounds": (False, ["server.pretrain_rounds=2"]),
     "controller": (

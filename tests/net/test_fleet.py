@@ -96,7 +96,7 @@ def test_batchnorm_and_teacher_variants(teacher: str) -> None:
 
 def test_labels_that_adapt_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 0)
-    compare(tiny(semisfl={"align": "client", "labeled_view": "both"}))
+    compare(tiny(semisfl={"align": "client"}, server={"labeled_view": "both"}))
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("semifl", "fl2")])

@@ -133,7 +133,7 @@ def test_paper_settings() -> None:
         chosen = presets.preset(name)
         assert (chosen.model.name, chosen.data.labeled) == (model, labeled)
         assert (chosen.server.batch, chosen.clients.batch) == (server, client)
-        assert (chosen.server.pretrain_rounds, chosen.semisfl.labeled_view) == (before, view)
+        assert (chosen.server.pretrain_rounds, chosen.labeled_view) == (before, view)
         assert (chosen.rounds, chosen.clients.total, chosen.clients.active) == (1000, 30, 10)
         assert (chosen.server.steps, chosen.clients.steps) == (100, 50)
     default: Any = config.parse({})

@@ -127,6 +127,26 @@ def test_a_moved_setting_of_a_file_counts_under_its_new_name() -> None:
     assert robust.clipped_mean.limit == 2.0
 
 
+@pytest.mark.parametrize(
+    ("method", "section", "view", "today"),
+    [
+        ("semisfl", "semisfl", "strong", "strong"),
+        ("semisfl", "semisfl", "weak", "weak"),
+        ("semisfl", "semisfl", "both", "both"),
+        ("fedswitch-sl", "fedswitch", "strong", "strong"),
+        ("fedswitch", "fedswitch", "weak", "weak"),
+        # Another method's section of a file does not matter.
+        ("fedswitch-sl", "semisfl", "strong", "weak"),
+        ("supervised", "semisfl", "both", "weak"),
+        ("semisfl", "fedswitch", "weak", "strong"),
+    ],
+)
+def test_a_view_of_labelled_images_in_a_methods_section_means_the_same(
+    method: str, section: str, view: str, today: str
+) -> None:
+    assert parse({"method": method, section: {"labeled_view": view}}).labeled_view == today
+
+
 @pytest.mark.parametrize("key", MOVED)
 def test_a_moved_setting_of_a_command_is_told_its_new_name(key: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -152,3 +152,11 @@ def test_coverage_is_the_mean_over_a_columns_rounds(tmp_path: Path) -> None:
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere is no folder; give run directories"):
         Runs([tmp_path / "nowhere"])
+
+
+def test_warnings_of_a_run_are_shown(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run")
+    directory.record.write(RoundMetrics(round=1, warnings=["the loss rises; lower it"]))
+    directory.record.write(RoundMetrics(round=2))
+    (run,) = Runs([tmp_path]).listing()["runs"]
+    assert run["problem"] == "the loss rises; lower it"

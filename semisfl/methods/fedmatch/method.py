@@ -96,7 +96,7 @@ class FedMatch:
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # The server descends sigma, psi fixed.
         self.dropout.start(round_index)
-        self.setup.labeled.start(round_index, steps, "weak", views=1)
+        self.setup.labeled.start(round_index, steps, config.labeled_view, views=1)
         self.sgd.restart(lr)
         for _ in range(steps):
             self.supervised_step()

@@ -5,17 +5,21 @@ import threading
 import time
 from collections import Counter
 
-LONGEST = 200
+LONGEST = 280
 """Characters of a line."""
 LINES, SECONDS = 60, 60.0
 """Lines from one place of the program in so many seconds; further ones are counted."""
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
-    """Return ``text`` in one line without control characters, cut at ``longest`` characters."""
-    cut = text[: longest + 1]
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(cut.split()))
-    return line if len(text) <= longest else line[: longest - 1] + "…"
+    """Return ``text`` in one line without control characters, of at most ``longest`` characters.
+
+    A longer text loses its middle: its end says what to do.
+    """
+    if len(text) > longest:
+        end = longest // 3
+        text = text[: longest - end - 1] + "…" + text[-end:]
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
 class Brief(logging.Filter):

@@ -1,0 +1,112 @@
+"""Notice in the metrics that a run cannot work as it is, and say what to change. Loads no torch."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from semisfl.metrics import RoundMetrics
+from semisfl.settings.config import Config, ConfigError
+
+DIVERGED = 4
+"""Exit code of a command whose run ended with NaN, or with losses or weights out of bounds."""
+ROUNDS = 5
+"""Rounds in a row without a confident image, and rounds over which losses are averaged."""
+FEWEST = 10
+"""Accuracies and labels are judged after a tenth of the rounds, but never before so many."""
+BETTER_THAN_CHANCE = 1.2
+"""An accuracy up to this multiple of chance is no better than guessing."""
+RISE = 2.0
+"""A loss rises if its mean is this multiple of its lowest mean, and higher by `LEAST_RISE`."""
+LEAST_RISE = 0.5
+
+
+class Advice:
+    """Look at each round after the ones before it. Every warning comes once per run."""
+
+    def __init__(self, config: Config, classes: int) -> None:
+        self._config, self._chance = config, 100 / classes
+        self._unsure = 0
+        """Rounds in a row without a confident image."""
+        self._best, self._labels_alone = 0.0, 0.0
+        """Highest accuracy of rounds with clients, and of the rounds before them."""
+        self._losses: list[float] = []
+        self._lowest = math.inf
+        self._given: set[str] = set()
+
+    def after(self, metrics: RoundMetrics) -> list[str]:
+        """Return the warnings that are new with this round."""
+        self._look(metrics)
+        new = {
+            key: text for key, text in self._warnings(metrics.round + 1) if key not in self._given
+        }
+        self._given |= new.keys()
+        return list(new.values())
+
+    def _look(self, metrics: RoundMetrics) -> None:
+        if metrics.mask_rate is not None or metrics.contributing is not None:
+            some = metrics.contributing != 0 and (metrics.mask_rate or 0.0) < 1
+            self._unsure = 0 if some else self._unsure + 1
+        accuracy = metrics.accuracy or 0.0
+        if metrics.round < self._config.server.pretrain_rounds:
+            self._labels_alone = max(self._labels_alone, accuracy)
+        else:
+            self._best = max(self._best, accuracy)
+        if metrics.loss_supervised is not None and math.isfinite(metrics.loss_supervised):
+            self._losses = [*self._losses, metrics.loss_supervised][-ROUNDS:]
+            if len(self._losses) == ROUNDS:
+                self._lowest = min(self._lowest, self._mean_loss)
+
+    @property
+    def _mean_loss(self) -> float:
+        return sum(self._losses) / len(self._losses)
+
+    def _warnings(self, done: int) -> Iterator[tuple[str, str]]:
+        config = self._config
+        lr = f"optimizer.lr = {config.optimizer.lr:g}"
+        early = done < max(FEWEST, config.rounds / 10)
+        if self._unsure >= ROUNDS and not early:
+            yield (
+                "unsure",
+                f"no image was confident for {ROUNDS} rounds, so the clients learn nothing; "
+                f"lower {_threshold(config)}, or raise data.labeled or server.steps",
+            )
+        if self._losses and self._mean_loss > max(RISE * self._lowest, self._lowest + LEAST_RISE):
+            yield (
+                "rising",
+                f"the supervised loss rises: {self._mean_loss:.3g} on average of {ROUNDS} rounds, up "
+                f"from {self._lowest:.3g}; lower {lr}",
+            )
+        if early or not self._best:
+            return
+        if self._best <= BETTER_THAN_CHANCE * self._chance:
+            yield (
+                "chance",
+                f"after {done} rounds the accuracy is {self._best:.1f} %, and guessing gives "
+                f"{self._chance:.1f} %; check that the labels belong to their images, or lower {lr}",
+            )
+        if 0 < self._best <= self._labels_alone:
+            yield (
+                "nothing",
+                f"the clients bring nothing: {self._best:.1f} % with them, {self._labels_alone:.1f} % "
+                f"with labels alone; lower clients.steps = {config.clients.steps}, or raise "
+                f"{_threshold(config)} so that fewer labels are wrong",
+            )
+
+
+def about_batchnorm(error: ValueError, config: Config) -> ConfigError | None:
+    """Return the settings to change if ``error`` is BatchNorm's about a batch of one value per channel."""
+    if "more than 1 value per channel" not in str(error):
+        return None
+    return ConfigError(
+        f"BatchNorm cannot train on one image of 1x1 pixels: set clients.batch = {config.clients.batch} "
+        f"and server.batch = {config.server.batch} to 2 or more, or data.size to a larger side"
+    )
+
+
+def _threshold(config: Config) -> str:
+    """Return the setting with the confidence that a pseudo-label needs, and its value."""
+    for name in type(config).model_fields:
+        value: Any = getattr(getattr(config, name), "confidence_threshold", None)
+        if value is not None:
+            return f"{name}.confidence_threshold = {value:g}"
+    return "the method's confidence threshold"

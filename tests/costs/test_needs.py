@@ -1,0 +1,65 @@
+"""Memory and disk of a run are known before its first round, and compared with what is free."""
+
+from pathlib import Path
+
+import pytest
+
+from semisfl.cli.main import main
+from semisfl.costs import needs
+from semisfl.costs.about_images import AboutImages
+from semisfl.costs.rounds import Priced
+from semisfl.settings.config import parse
+from tests.cli.test_signals import images as images
+
+HELD = AboutImages((1, 28, 28), 10, 100.0, {0: 100, 1: 60})
+SMALL = ["rounds=1", "clients.total=2", "clients.active=2", "data.labeled=8", "data.name=images"]
+
+
+def needed(*, held: AboutImages = HELD, **sections: dict[str, object]) -> needs.Needs:
+    return needs.needs(parse(dict(sections)), held)
+
+
+def test_memory_is_that_of_plan_for_all_clients_and_the_server() -> None:
+    config = parse({"clients": {"total": 4, "active": 3, "batch": 8}, "server": {"batch": 16}})
+    cut = Priced.of(config, HELD).cut
+    # The head: 1,024 to 1,024 to 128 without biases.
+    head = 4 * (1024 * 1024 + 1024 * 128)
+    server = cut.memory(16, 4, 1, whole=True) + 4 * head
+    assert needs.needs(config, HELD).memory == server + 3 * cut.memory(8, 4, 1)
+    weights = 4 * sum(layer.parameters for layer in cut.layers)
+    assert needs.needs(config, HELD).disk == 3 * 2 * (weights + head)
+
+
+def test_a_batch_counts_up_to_the_images_of_a_client() -> None:
+    assert needed(clients={"batch": 999_999}) == needed(clients={"batch": 100})
+    assert needed(clients={"batch": 100}).memory > needed(clients={"batch": 99}).memory
+
+
+@pytest.mark.usefixtures("images")
+def test_a_run_that_does_not_fit_is_refused_before_its_directory_exists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--out", "run", "--quiet", "--device", "cpu", "--set", *SMALL]
+    monkeypatch.setattr(needs, "free_memory", lambda device: 1_000_000)
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "GB of memory and 0.0 GB are free; lower clients.batch = 32" in told
+    monkeypatch.setattr(needs, "free_memory", lambda device: None)
+    monkeypatch.setattr(needs, "_free_disk", lambda place: 1000)
+    assert main(words) == 2
+    assert "the checkpoints of this run need" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("images")
+def test_a_diverged_run_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--out", "run", "--quiet", "--device", "cpu", "--set", *SMALL]
+    assert main([*words, "method=supervised", "server.steps=2", "optimizer.lr=1e30"]) == 4
+    assert "error: the run diverged" in capsys.readouterr().err
+
+
+def test_memory_and_disk_that_are_free_are_known_here(tmp_path: Path) -> None:
+    memory = needs.free_memory("cpu")
+    assert memory is None or memory > 1_000_000
+    assert (needs._free_disk(tmp_path / "not" / "there") or 0) > 1000
+    assert needs._free_disk(Path("/proc/run")) is None, "it has no size, and cannot be written to"

@@ -1,0 +1,133 @@
+"""A run that cannot work says so, with what to change: in the log, in its metrics and in its result."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semisfl.metrics import RoundMetrics
+from semisfl.runs import start
+from semisfl.runs.advice import Advice
+from semisfl.runs.experiment import assemble
+from semisfl.runs.loop import run_rounds
+from semisfl.settings.config import Config, ConfigError, parse
+from tests import toy
+
+CLASSES = 10
+
+
+def warned(config: Config, rounds: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """Return the warnings by round; only rounds with some are in it."""
+    advice = Advice(config, CLASSES)
+    found = {
+        index: advice.after(RoundMetrics(round=index, **one)) for index, one in enumerate(rounds)
+    }
+    return {index: texts for index, texts in found.items() if texts}
+
+
+@pytest.mark.parametrize("nothing", [{"mask_rate": 1.0}, {"contributing": 0}])
+def test_no_confident_image_for_five_rounds(nothing: dict[str, Any]) -> None:
+    config = parse({"method": "semifl", "rounds": 40, "semifl": {"confidence_threshold": 0.8}})
+    some = {"mask_rate": 0.9, "contributing": 2}
+    ((at, (text,)),) = warned(config, [some] * 3 + [nothing] * 20).items()
+    assert at == 9, "the first rounds say little"
+    assert "lower semifl.confidence_threshold = 0.8" in text
+    assert list(warned(config, [some] * 12 + [nothing] * 5)) == [16]
+    assert not warned(config, ([nothing] * 4 + [some]) * 6)
+
+
+@pytest.mark.parametrize(("rounds", "at"), [(30, 9), (300, 29)])
+def test_accuracy_at_chance_after_a_tenth_of_the_rounds(rounds: int, at: int) -> None:
+    config = parse({"rounds": rounds, "optimizer": {"lr": 0.3}})
+    ((index, (text,)),) = warned(config, [{"accuracy": 11.5}] * 40).items()
+    assert index == at
+    assert "the accuracy is 11.5 %, and guessing gives 10.0 %" in text
+    assert "lower optimizer.lr = 0.3" in text
+    assert not warned(config, [{"accuracy": 12.5}] * 40)
+    assert not warned(config, [{}] * 40), "never tested"
+
+
+def test_losses_that_rise() -> None:
+    fall = [{"loss_supervised": 3.0 - 0.1 * index} for index in range(20)]
+    rise = [{"loss_supervised": 1.0 + 0.4 * index} for index in range(8)]
+    ((at, (text,)),) = warned(parse({}), fall + rise).items()
+    assert at > 20 and "the supervised loss rises" in text and "lower optimizer.lr = 0.02" in text
+    assert not warned(parse({}), fall + [{"loss_supervised": 1.6}] * 8)
+    small = [{"loss_supervised": value} for value in [0.01] * 8 + [0.2] * 8]
+    assert not warned(parse({}), small), "a multiple of almost nothing"
+
+
+def test_clients_that_bring_nothing_over_labels_alone() -> None:
+    config = parse({"rounds": 20, "server": {"pretrain_rounds": 3}, "clients": {"steps": 7}})
+    alone = [{"accuracy": accuracy} for accuracy in (30.0, 60.0, 55.0)]
+    ((at, (text,)),) = warned(config, [*alone, *[{"accuracy": 60.0}] * 12]).items()
+    assert at == 9 and "60.0 % with them, 60.0 % with labels alone" in text
+    assert "lower clients.steps = 7" in text
+    assert not warned(config, [*alone, *[{"accuracy": 60.5}] * 12])
+
+
+def means() -> dict[str, Any]:
+    data = toy.dataset()
+    shards = toy.partition(data)
+    return {"data": data, "partition": shards, "model": toy.network(), "device": "cpu"}
+
+
+def hopeless() -> Config:
+    """Return the settings of a run that does not move."""
+    still = ("rounds=14", "optimizer.lr=1e-12", "optimizer.lr_min=0", "stop.patience=11")
+    return toy.values("supervised", *still)
+
+
+def test_a_run_keeps_its_warnings_and_says_each_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    result = start.train(hopeless(), **means(), out=out)
+    (text,) = result.warnings
+    assert "guessing gives 25.0 %" in text and not result.diverged
+    assert caplog.text.count("guessing gives") == 1
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [("guessing" in line) for line in lines] == [False] * 9 + [True] + [False] * 2
+    # It goes on beyond its limit and has nothing new to say.
+    resumed = start.resume(out, settings=["stop.patience=none"], **means())
+    assert len(resumed.rounds) == 14
+    assert resumed.warnings == [text] and caplog.text.count("guessing gives") == 1
+
+
+def test_a_run_that_diverges_is_not_a_success(caplog: pytest.LogCaptureFixture) -> None:
+    settings = toy.values("supervised", "rounds=2", "optimizer.lr=1e30")
+    result = start.train(settings, **means())
+    assert result.diverged and "lower optimizer.lr = 1e+30" in caplog.text
+    assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
+
+
+def test_a_batch_is_at_most_the_images_of_the_largest_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = toy.dataset()
+    shards = toy.partition(data)
+    most = max(map(len, shards.clients))
+    for batch, used in ((999_999, most), (most, most), (most - 1, most - 1)):
+        caplog.clear()
+        settings = toy.values("semisfl", f"clients.batch={batch}")
+        with start.begin(settings, out=tmp_path / "run", **means()) as run:
+            assert run.directory is not None
+            assert run.experiment.config.clients.batch == used
+            assert run.directory.config().clients.batch == used
+        said = f"clients.batch = {batch} is more than the {most} images of the largest client"
+        assert (said in caplog.text) == (batch > most)
+
+
+def test_batchnorm_over_one_value_names_the_settings() -> None:
+    layers = """[
+        {kind = "conv", channels = 4, kernel = 12},
+        {kind = "batchnorm"},
+        {kind = "flatten"},
+        {kind = "linear"},
+    ]"""
+    settings = toy.values("supervised", f"model.layers={layers}", "server.batch=1")
+    data = toy.dataset()
+    experiment = assemble(settings, data, toy.partition(data), device="cpu")
+    with pytest.raises(ConfigError, match=r"1x1 pixels: set clients\.batch = .* server\.batch = 1"):
+        run_rounds(experiment)
