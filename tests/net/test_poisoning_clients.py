@@ -15,7 +15,7 @@ from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from tests.cli.test_deploy import TINY, labeled, serve_words, served
-from tests.net.harness import network, tiny, toy_data, weights
+from tests.net.harness import accept_all, network, tiny, toy_data, weights
 from tests.processes import Forked
 
 __all__ = ["labeled"]  # a fixture
@@ -93,7 +93,7 @@ def test_a_process_that_attacks_is_held_back(labeled: Path) -> None:
             if name == "attacker":
                 program = ["-m", "tests.net.poisoning_client", "reversed_update"]
             words = ["join", f"127.0.0.1:{port}", "--data", str(labeled / "train")]
-            words += ["--insecure-loopback", "--name", name]
+            words += ["--insecure-loopback", "--name", name, *accept_all(port)]
             devices.append(Forked([sys.executable, *program, *words]))
         _, err = server.communicate(timeout=300)
         codes = [device.wait(60) for device in devices]

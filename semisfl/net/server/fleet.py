@@ -76,9 +76,10 @@ class NetworkFleet:
         self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
-        terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        self.terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        """What devices are asked to accept."""
         context = ServerContext(
-            terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
+            self.terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
         )
         self.device_log = context.device_log
         self._listener = Listener(
