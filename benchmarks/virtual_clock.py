@@ -121,7 +121,7 @@ def compare(method: str, rounds: int, speed: float) -> list[Compared]:
                 name = f"device-{number}"
                 write_images(data, number, place / name)
                 port = stack.enter_context(relay(fleet.port, *link))
-                stack.enter_context(device(name, place / name, port))
+                stack.enter_context(device(name, place / name, port, fleet.terms.digest))
                 # Started in turn: the first to connect is client 0, which has the first connection.
                 assert fleet.wait_for(number + 1, 120)
             run.go()
@@ -143,8 +143,11 @@ def write_images(data: Dataset, number: int, place: Path) -> None:
 
 
 @contextmanager
-def device(name: str, images: Path, port: int) -> Iterator[None]:
+def device(name: str, images: Path, port: int, digest: str) -> Iterator[None]:
+    policy = images.with_suffix(".toml")
+    policy.write_text("full_models = true\n")
     options = ["--data", str(images), "--insecure-loopback", "--name", name, "--device", "cpu"]
+    options += ["--policy", str(policy), "--accept", digest]
     command = [sys.executable, "-m", "semisfl", "join", f"127.0.0.1:{port}", *options]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)

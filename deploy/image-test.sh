@@ -32,9 +32,10 @@ in_container "$server" semisfl serve digits --labeled labeled --certs certs --li
     clients.total=2 clients.active=2 clients.batch=4 clients.steps=2 server.batch=4 server.steps=2 network.quorum=2 &
 serving=$!
 sleep 1
-in_container "$one" semisfl join localhost:18443 --data 1 --certs certs/clients/device-1 --status 1.json &
+digest=$(in_container "$one" semisfl inspect localhost:18443 --certs certs/clients/device-1 | grep -o 'sha256:[0-9a-f]*')
+in_container "$one" semisfl join localhost:18443 --data 1 --certs certs/clients/device-1 --status 1.json --accept "$digest" &
 first=$!
-in_container "$two" semisfl join localhost:18443 --data 2 --certs certs/clients/device-2 --status 2.json &
+in_container "$two" semisfl join localhost:18443 --data 2 --certs certs/clients/device-2 --status 2.json --accept "$digest" &
 second=$!
 wait $first && wait $second && wait $serving
 grep '"state": "finished", "rounds": 2' "$data/1.json" "$data/2.json"

@@ -51,7 +51,7 @@ def demo_network(
         with _server(settings, place, device, signals.flag) as run:
             assert isinstance(run.experiment.fleet, NetworkFleet)
             for number in range(settings.clients.total):
-                devices.append(_device(f"device-{number}", place, run.experiment.fleet.port))
+                devices.append(_device(f"device-{number}", place, run.experiment.fleet))
             started = True
             result = one_run.rounds(run, signals, quiet=quiet, title="network")
             finished = not result.stopped
@@ -78,11 +78,12 @@ def _server(settings: Config, place: Path, device: str, stop: StopFlag) -> Itera
         yield run
 
 
-def _device(name: str, place: Path, port: int) -> subprocess.Popen[bytes]:
+def _device(name: str, place: Path, fleet: NetworkFleet) -> subprocess.Popen[bytes]:
     authority = place / "certs"
     certs.make_client(authority, name)
     options = ["--data", str(place / name), "--certs", str(authority / "clients" / name)]
-    command = [sys.executable, "-m", "semisfl", "join", f"localhost:{port}", *options]
+    options += ["--accept", fleet.terms.digest]
+    command = [sys.executable, "-m", "semisfl", "join", f"localhost:{fleet.port}", *options]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 

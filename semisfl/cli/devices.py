@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from semisfl.cli import console, watching
+from semisfl.cli.inspecting import checked_digests, inspect, question
 from semisfl.cli.options import (
     Device,
     Insecure,
@@ -92,6 +93,7 @@ def serve(
         with begun as run:
             fleet = run.experiment.fleet
             assert isinstance(fleet, NetworkFleet)
+            console.say(f"devices accept this run with --accept {fleet.terms.digest}")
             console.say(f"listening on port {fleet.port}; waiting for clients")
             assert run.directory is not None
             place = run.directory.path
@@ -137,6 +139,14 @@ def join(
         Path | None,
         typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIGEST",
+            help="Accept the terms with this digest of `semisfl inspect`; may be repeated. Without it "
+            "the terms are shown on a terminal, with a question.",
+        ),
+    ] = None,
     status: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Keep this device's state and counts there."),
@@ -176,6 +186,8 @@ def join(
                 allow_methods=allow_method or (),
                 policy=policy,
                 memory=None if memory is None else parse_memory(memory),
+                accept=checked_digests(accept),
+                ask=question(signals.flag),
                 stop=signals.flag,
                 report=report,
             )
@@ -217,4 +229,4 @@ def demo_network(
     print(f"saved in {place}; docs/deploy.md does the same on real machines")
 
 
-COMMANDS = {"serve": serve, "join": join, "demo-network": demo_network}
+COMMANDS = {"serve": serve, "join": join, "inspect": inspect, "demo-network": demo_network}

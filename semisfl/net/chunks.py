@@ -16,6 +16,8 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.settings.config import ConfigError
 
 METHOD = "/semisfl.Fleet/Session"
+TERMS = "/semisfl.Fleet/Terms"
+"""Answers with the run's terms, for `semisfl inspect`."""
 CHUNK = 512 * 1024
 """Bytes of one message. Half as large costs a tenth more CPU an iteration, twice as large saves less
 than can be measured and makes progress on a slow link harder to see (benchmarks/network.py)."""

@@ -23,7 +23,6 @@ The server asks, the client answers; an answer carries the ticket of what it ans
 """
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,25 +31,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl.models.split import Shape, SplitModel
+from semisfl.models.split import SplitModel
 from semisfl.net.frames import PROTOCOL, Schema, TensorSpec, WireError
-from semisfl.net.ranges import check_terms
+from semisfl.net.terms import EXTENSIONS
+from semisfl.net.terms import Terms as Terms
 from semisfl.settings import lookup
-from semisfl.settings.config import Config, parse
+from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy
 
-EXTENSIONS = ("teacher_once",)
-"""Settings of ``wire`` that both sides have to know, named in a hello like the codecs."""
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
 MAX_STATES = 16
-SERVERS_OWN: Mapping[str, Any] = {
-    **dict.fromkeys(("stop", "robust", "sinks", "network"), True),
-    "clients": {"total", "active"},
-    "model": {"weights"},
-    "runtime": {"best_by"},
-}
-"""Settings that no device needs. They may change at a restart without making it another run."""
 
 BY_POLICY = "the client's policy: "
 """How a server's reason begins if a device's own policy keeps it out."""
@@ -97,64 +88,6 @@ Table = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 def table(state: Mapping[str, Tensor]) -> Table:
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Hold everything that a client needs to take part; the server sends it."""
-
-    config: Config
-    shape: Shape
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def to_json(self) -> str:
-        plain = {
-            "config": self.config.model_dump(mode="json", exclude=dict(SERVERS_OWN)),
-            "shape": list(self.shape),
-            "classes": self.classes,
-            "mean": list(self.mean),
-            "std": list(self.std),
-        }
-        return json.dumps(plain, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str, methods: Collection[str]) -> "Terms":
-        """Return the terms; raise `WireError` unless their method is one of this device's ``methods``.
-
-        Other methods' settings are not even parsed: that would import the method's code, and no
-        server may choose what a device imports.
-        """
-        try:
-            plain = json.loads(text)
-            if (method := plain["config"]["method"]) not in methods:
-                raise ValueError(
-                    f"method {str(method)[:80]!r} is neither installed here nor allowed by --allow-method"
-                )
-            channels, height, width = (int(side) for side in plain["shape"])
-            terms = cls(
-                parse(plain["config"]),
-                (channels, height, width),
-                int(plain["classes"]),
-                tuple(float(value) for value in plain["mean"]),
-                tuple(float(value) for value in plain["std"]),
-            )
-            check_terms(terms.config, terms.shape, terms.classes, terms.mean, terms.std)
-            return terms
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise WireError(f"the server's terms cannot be read: {error}") from error
-
-    @property
-    def run(self) -> str:
-        """Return an identifier of these terms."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
-
-    def codecs(self) -> set[str]:
-        """Return the codecs and the `EXTENSIONS` that a client has to know."""
-        wire, least = self.config.wire, self.config.policy.codec
-        used = {name for name in EXTENSIONS if getattr(wire, name)}
-        return wire.codecs | used | ({least} if least is not None else set())
 
 
 def hello(

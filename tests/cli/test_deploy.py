@@ -19,7 +19,7 @@ from PIL import Image
 from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from tests.net.harness import tiny, until
+from tests.net.harness import accept_all, tiny, until
 from tests.processes import Forked
 
 TINY = ["--set", "rounds=2", "clients.total=1", "clients.active=1", "clients.batch=4"]
@@ -128,7 +128,7 @@ def joined(port: int, labeled: Path) -> subprocess.CompletedProcess[str]:
     """A device that takes part to the end."""
     device = start(
         *("join", f"127.0.0.1:{port}", "--data", str(labeled / "train" / "a")),
-        *("--insecure-loopback", "--name", "one"),
+        *("--insecure-loopback", "--name", "one", *accept_all(port)),
     )
     out, err = device.communicate(timeout=300)
     return subprocess.CompletedProcess(device.args, device.returncode, out, err)

@@ -128,5 +128,5 @@ def take_part(place: Path, name: str, port: int, pipe: Pipe) -> None:
     _speak_to(pipe)
     _impatient()
     certificates = place / "certs" / "clients" / name
-    join(f"localhost:{port}", place / name, certificates=certificates, device="cpu")
+    join(f"localhost:{port}", place / name, certificates=certificates, device="cpu", ask=bool)
     sys.exit(0)

@@ -26,6 +26,7 @@ from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
+from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
 from semisfl.net.frames import Frame, encode
 from semisfl.net.messages import Terms
@@ -76,6 +77,16 @@ def toy_data(clients: int = 3, seed: int = 0) -> tuple[Dataset, Partition]:
     return data, Partition(labeled=np.arange(8), clients=tuple(shards))
 
 
+def anything(terms: Terms) -> None:
+    """Accept any terms, as the owner of a device in a test."""
+
+
+def accept_all(port: int) -> list[str]:
+    """Return the options with which `semisfl join` accepts what a server in plaintext asks."""
+    terms = read_terms(f"127.0.0.1:{port}", None, insecure_loopback=True)
+    return ["--accept", terms.digest]
+
+
 class Killed(BaseException):
     """Raised inside a client to end it as a power cut would."""
 
@@ -92,6 +103,7 @@ class Client(threading.Thread):
         credentials: certs.Credentials | None = None,
         allow_methods: Sequence[str] = (),
         policy: Policy | None = None,
+        approve: Callable[[Terms], None] | None = None,
         break_at: Callable[["Client", Frame], None] | None = None,
         load: Images | None = None,
         allowance: Allowance | None = None,
@@ -104,6 +116,7 @@ class Client(threading.Thread):
             insecure_loopback=credentials is None,
             allow_methods=allow_methods,
             policy=policy,
+            approve=approve or anything,
             thread=loop_thread(),
         )
         self.device = Device(

@@ -550,7 +550,7 @@ from semisfl.stopping import StopFlag
 place, port, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 credentials, stop = place / "certs" / "clients" / name, StopFlag()
 signal.signal(signal.SIGTERM, lambda *_: stop.request())
-join(f"localhost:{port}", place / name, certificates=credentials, device="cpu", stop=stop)
+join(f"localhost:{port}", place / name, certificates=credentials, device="cpu", stop=stop, ask=bool)
 """
 
 

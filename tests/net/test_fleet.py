@@ -302,11 +302,7 @@ def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
 
 def test_terms_say_everything_and_tell_runs_apart() -> None:
     terms = Terms(tiny(), (1, SIDE, SIDE), 4, (0.5,), (0.25,))
-    received = Terms.from_json(terms.to_json(), ["semisfl"])
-    # The size of the fleet and its waits are the server's own: they may change at a resume.
-    usual = {"clients": {"total": 10, "active": 5}, "network": {"deadline": 60.0, "quorum": 1}}
-    assert received == Terms(tiny(**usual), (1, SIDE, SIDE), 4, (0.5,), (0.25,))
-    assert received.run == terms.run
+    assert Terms.from_json(terms.to_json(), ["semisfl"]).to_json() == terms.to_json()
     others = [
         Terms(tiny(seed=6), (1, SIDE, SIDE), 4, (0.5,), (0.25,)),
         Terms(tiny(), (1, SIDE, SIDE), 5, (0.5,), (0.25,)),

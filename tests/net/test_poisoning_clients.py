@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,15 +11,27 @@ import torch
 
 from semisfl.attacks.poisoned_fleet import PoisonedBlock, attackers_of, poisoned_fleet
 from semisfl.attacks.poisoning import attack_named
+from semisfl.fleet.setup import FleetSetup
 from semisfl.net.client import member
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
 from tests.cli.test_deploy import TINY, labeled, serve_words, served
-from tests.net.harness import network, tiny, toy_data, weights
+from tests.net.harness import accept_all, network, tiny, toy_data, weights
 from tests.processes import Forked
 
 __all__ = ["labeled"]  # a fixture
 LIMITED = {"aggregate": "clipped_mean", "features": "limited"}
+
+
+def attacking(attacker: int, attack: str) -> Callable[[FleetSetup], PoisonedBlock]:
+    """Make blocks of devices, which do not know the size of the fleet, one of which attacks."""
+
+    def make(setup: FleetSetup) -> PoisonedBlock:
+        block = PoisonedBlock(setup, attack_named(attack), share=0.0)
+        block.attackers = frozenset({attacker})
+        return block
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -41,9 +53,7 @@ def test_an_attack_and_its_rule_are_the_same_over_the_network(
     data, partition = toy_data(4)
     simulated = assemble(config, data, partition, device="cpu", make_fleet=make)
     rows = run_rounds(simulated).rounds
-    monkeypatch.setattr(
-        member, "ClientBlock", partial(PoisonedBlock, attack=attack_named(attack), share=0.25)
-    )
+    monkeypatch.setattr(member, "ClientBlock", attacking(attacker, attack))
     with network(config) as net:
         net.join_all()
         over_network = run_rounds(net.experiment).rounds
@@ -67,8 +77,7 @@ def test_round_metrics_name_a_client_with_unbelievable_values(
 ) -> None:
     config = tiny(4, rounds=1)
     (attacker,) = attackers_of(config.seed, 4, 0.25)
-    scaled = partial(PoisonedBlock, attack=attack_named("scaled_features"), share=0.25)
-    monkeypatch.setattr(member, "ClientBlock", scaled)
+    monkeypatch.setattr(member, "ClientBlock", attacking(attacker, "scaled_features"))
     with network(config) as net:
         net.join_all()
         (row,) = run_rounds(net.experiment).rounds
@@ -89,7 +98,7 @@ def test_a_process_that_attacks_is_held_back(labeled: Path) -> None:
             if name == "attacker":
                 program = ["-m", "tests.net.poisoning_client", "reversed_update"]
             words = ["join", f"127.0.0.1:{port}", "--data", str(labeled / "train")]
-            words += ["--insecure-loopback", "--name", name]
+            words += ["--insecure-loopback", "--name", name, *accept_all(port)]
             devices.append(Forked([sys.executable, *program, *words]))
         _, err = server.communicate(timeout=300)
         codes = [device.wait(60) for device in devices]

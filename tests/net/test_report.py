@@ -30,6 +30,7 @@ def images(tmp_path: Path) -> Path:
 def join(net: Network, images: Path, *more: str, name: str = "client-0") -> int:
     return main(
         ["join", net.address, "--data", str(images), "--device", "cpu", *more]
+        + ["--accept", net.fleet.terms.digest]
         + (["--insecure-loopback", "--name", name] if net.certificates is None else [])
     )
 

@@ -28,12 +28,12 @@ def check_full(config: Config, fields: Mapping[str, Any]) -> None:
     """Raise `PolicyBreach` if a full-model round differs from the terms in its numbers or settings."""
     # Work that only computes statistics takes no step.
     _check_numbers(config, fields, least_steps=0)
-    agreed = {**config.teacher.model_dump(mode="json"), **method_settings(config)}
+    agreed = {"ema_decay": config.teacher.ema_decay, **method_settings(config)}
     for name, value in fields["settings"].items():
         if name not in agreed:
             raise PolicyBreach(
                 f"the server sends settings.{name:.40} for a round, which the agreed terms do not have; "
-                "it must be a setting of the method or of [teacher]"
+                "it must be a setting of the method, or ema_decay"
             )
         _check_equal(name, value, agreed[name])
 

@@ -7,7 +7,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import grpc
 import grpc.aio
@@ -15,11 +15,13 @@ import grpc.aio
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
+from semisfl.net.client.approval import Approval
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
 from semisfl.net.client.lines import brief_logger, plain
 from semisfl.net.client.stream import Received as Received
 from semisfl.net.client.stream import Stream as Stream
 from semisfl.net.frames import encode
+from semisfl.net.terms import Terms
 from semisfl.net.tls import credentials
 from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
@@ -75,13 +77,16 @@ class Connection:
         insecure_loopback: bool = False,
         allow_methods: Collection[str] = (),
         policy: Policy | None = None,
+        approve: Callable[[Terms], None] | None = None,
         thread: LoopThread | None = None,
     ) -> None:
+        """Take ``approve``, which raises `PolicyBreach` for terms that the owner has not accepted."""
         chunks.check_target(address, certificate is not None, insecure_loopback)
         self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
         """Methods that a server may ask for: installed under a name, or allowed by the operator."""
         self.outgoing = Outgoing(policy, encode, unpredictable=True)
         """Makes every frame that this client sends."""
+        self.approve = approve or Approval().check
         self.run = ""
         """The run this client belongs to, once it was welcomed to one."""
         self.over = threading.Event()

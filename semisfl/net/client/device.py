@@ -203,8 +203,10 @@ class Device:
 
     def _welcome(self, received: Received, frame: Frame) -> None:
         self._doing = "loading its images"
-        if self._member is None or self._member.run != frame.fields["run"]:
-            terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
+        # The terms themselves count at every connection, not the name of the run that comes with them.
+        terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
+        if self._member is None or self._member.run != terms.run:
+            self._connection.approve(terms)
             self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)

@@ -1,7 +1,8 @@
 """Take part in a run with the images of a folder."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from semisfl.data import decode, folder
 from semisfl.models.split import Shape
 from semisfl.net.client.allowance import Allowance, beside
+from semisfl.net.client.approval import Approval, Ask, NotAccepted
 from semisfl.net.client.budget import Budget
-from semisfl.net.client.connection import Connection
+from semisfl.net.client.connection import Connection, Rejected
 from semisfl.net.client.device import Device
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.report import Report
@@ -35,6 +37,8 @@ def join(
     allow_methods: Sequence[str] = (),
     policy: Path | None = None,
     memory: int | None = None,
+    accept: Collection[str] = (),
+    ask: Ask | None = None,
     stop: StopFlag | None = None,
     report: Report | None = None,
 ) -> None:
@@ -43,7 +47,8 @@ def join(
     A server may ask for methods that are installed here under a name, and for ``allow_methods``
     (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
     server asks (`semisfl.settings.policy`). ``memory``: bytes that it may use; None: half of what is
-    free. Raises `semisfl.net.client.connection.Rejected` with the server's
+    free. ``accept`` holds digests of terms that the owner has accepted; ``ask`` asks about others (None:
+    they are refused). Raises `semisfl.net.client.connection.Rejected` with the server's
     reason if it refuses this client. ``report`` follows what the device does.
     """
     credentials = (
@@ -63,6 +68,9 @@ def join(
         log.info("this device's policy: %s", demands.summary())
     folder.everything(data)  # fail now, not once a server has sent its terms, if there is no image
     stop = stop or StopFlag()
+    approval = Approval(accept, accepted_file(certificates, policy), ask)
+    if demands.model:  # a policy says all that it accepts
+        approval = Approval(demands.model)
     connection = Connection(
         address,
         credentials,
@@ -70,12 +78,39 @@ def join(
         insecure_loopback=insecure_loopback,
         allow_methods=allow_methods,
         policy=demands,
+        approve=approval.check,
     )
     budget = Budget(memory)
     images = functools.partial(load_images, data, budget=budget, stop=stop)
     member = Device(connection, images, device, stop, allowance, budget)
-    with (report or Report()).following(member):
+    with (report or Report()).following(member), _explained(address, certificates, policy):
         member.serve()
+
+
+@contextlib.contextmanager
+def _explained(address: str, certificates: Path | None, policy: Path | None) -> Iterator[None]:
+    """Add to a refusal of terms how their owner looks at them and accepts them."""
+    try:
+        yield
+    except Rejected as refused:
+        if not isinstance(cause := refused.__cause__, NotAccepted):
+            raise
+        digest, certs_option = cause.digest, f" --certs {certificates}" if certificates else ""
+        how = f"--accept {digest}"
+        if policy is not None and read_policy(policy).model:
+            how = f'model = "{digest}" in {policy}'
+        reason = (
+            f"the terms of {address} are {digest}, which this device has not accepted; "
+            f"`semisfl inspect {address}{certs_option}` shows them, join with {how} accepts them"
+        )
+        raise Rejected(reason, refused.kind) from cause
+
+
+def accepted_file(certificates: Path | None, policy: Path | None) -> Path | None:
+    """Return where accepted terms are remembered: with the device's certificate, or beside its policy."""
+    if certificates is not None:
+        return certificates / "accepted.txt"
+    return policy.with_suffix(".accepted.txt") if policy is not None else None
 
 
 def load_images(

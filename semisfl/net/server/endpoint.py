@@ -19,15 +19,20 @@ Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 
 
 def bind(
-    listen: str, serve: Serve, trust: Trust | None, handshakes: Handshakes, seconds: float
+    listen: str,
+    calls: Mapping[str, Serve],
+    trust: Trust | None,
+    handshakes: Handshakes,
+    seconds: float,
 ) -> tuple[grpc.aio.Server, int]:
-    """Return the server of `chunks.METHOD`, not started yet, and its port.
+    """Return the server of ``calls`` (`chunks.METHOD` and others), not started yet, and its port.
 
     Without ``trust`` it uses plaintext. A handshake may take ``seconds``.
     """
-    service, _, method = chunks.METHOD[1:].partition("/")
+    service = chunks.METHOD.split("/")[1]
+    methods = {name.rpartition("/")[2]: call for name, call in calls.items()}
     secure = None if trust is None else credentials(trust, handshakes.begins)
-    return open_port(listen, service, {method: serve}, secure, chunks.options(), seconds)
+    return open_port(listen, service, methods, secure, chunks.options(), seconds)
 
 
 def open_port(

@@ -77,9 +77,10 @@ class NetworkFleet:
         self._shapes = Schemas.of(setup.config, setup.model)
         self._on_trial: list[int] = []
         """Left out of the round that is being repeated, to see whether it is good without them."""
-        terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        self.terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
+        """What devices are asked to accept."""
         context = ServerContext(
-            terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
+            self.terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
         )
         self.device_log = context.device_log
         self._listener = Listener(

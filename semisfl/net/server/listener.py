@@ -94,10 +94,25 @@ class Listener:
     async def _bind(self, listen: str) -> int:
         seconds = self._handshake_seconds
         self._handshakes = Handshakes(seconds, self._device_log.refused)
-        self._server, port = endpoint.bind(
-            listen, self._serve, self._trust, self._handshakes, seconds
-        )
+        calls = {chunks.METHOD: self._serve, chunks.TERMS: self._show_terms}
+        self._server, port = endpoint.bind(listen, calls, self._trust, self._handshakes, seconds)
         return port
+
+    async def _show_terms(self, _: Any, context: grpc.aio.ServicerContext) -> None:
+        """Send the run's terms to a device that only looks: it takes no place and ends no session."""
+        peer, identity = context.peer(), "?"
+        self._handshakes.stream_opened(peer)
+        try:
+            if self._trust is not None:
+                shown = self._trust.shown(context)
+                identity = shown.name
+                self._trust.admit(shown)
+            await context.write(self._welcome_text.encode())
+        except Refused as refusal:
+            self._device_log.refused(peer, identity, refusal.reason)
+            await context.abort(refusal.code, refusal.reason)
+        finally:
+            self._handshakes.stream_closed(peer)
 
     # --- one stream ------------------------------------------------------------------------------
 

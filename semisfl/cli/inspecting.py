@@ -1,0 +1,119 @@
+"""``semisfl inspect``, and the question of ``semisfl join``: what would run on a device."""
+
+import json
+import re
+import select
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semisfl.cli.options import Insecure, Json, Settings, needs_network, values_of
+from semisfl.settings.policy import DIGEST
+from semisfl.stopping import StopFlag
+
+if TYPE_CHECKING:
+    from semisfl.net.terms import Terms
+
+LOOK_SECONDS = 0.2
+"""Between two looks at whether `join` was asked to stop while its question waits."""
+
+
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST:PORT|PRESET|FILE.toml",
+            help="A server, or a preset or settings file that a server is to use.",
+        ),
+    ],
+    certs: Annotated[
+        Path | None,
+        typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
+    ] = None,
+    settings: Settings = None,
+    labeled: Annotated[
+        Path | None,
+        typer.Option(help="The labelled images of `serve`; default: the data set of the preset."),
+    ] = None,
+    insecure_loopback: Insecure = False,
+    allow_method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE.MODULE:CLASS", help="As for `join`; may be repeated."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Show what a run would compute on a device and send from it, and its digest for `join --accept`."""
+    with needs_network():
+        from semisfl.net.client.shown_terms import shown
+    if re.search(r":\d+$", source):
+        terms = _of_server(source, certs, insecure_loopback, allow_method or [])
+    else:
+        terms = planned_terms(source, settings, labeled)
+    if json_:
+        print(json.dumps({"digest": terms.digest, "terms": json.loads(terms.to_json())}))
+    else:
+        print(shown(terms))
+
+
+def _of_server(
+    address: str, certs: Path | None, insecure_loopback: bool, allow_methods: list[str]
+) -> "Terms":
+    from semisfl.net.client.inspect import read_terms
+    from semisfl.net.tls.certs import load_client_credentials
+
+    if certs is None and not insecure_loopback:
+        raise ValueError(
+            "inspect needs --certs DIR, the folder that `semisfl certs client` made for this device"
+        )
+    return read_terms(
+        address,
+        None if certs is None else load_client_credentials(certs),
+        insecure_loopback=insecure_loopback,
+        allow_methods=allow_methods,
+    )
+
+
+def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None) -> "Terms":
+    """Return the terms that `serve` would have for a folder ``labeled``, without a network.
+
+    Without a folder, images have the shape and the classes of the preset's data set.
+    """
+    from semisfl.costs.about_images import planned
+    from semisfl.net.terms import Terms
+    from semisfl.runs.experiment import load_images
+    from semisfl.settings import config
+
+    options = config.parse(values_of(preset, settings))
+    if labeled is not None:
+        data = load_images(str(labeled), options)
+        return Terms(options, data.shape, len(data.classes), data.mean, data.std)
+    images = planned(options)
+    halves = (0.5,) * images.shape[0]  # as images of a folder are normalised
+    return Terms(options, images.shape, images.classes, halves, halves)
+
+
+def checked_digests(accept: list[str] | None) -> list[str]:
+    """Return the digests of ``--accept``; raise `ValueError` for anything else."""
+    for digest in accept or []:
+        if not re.fullmatch(DIGEST, digest):
+            raise ValueError(
+                f"--accept {digest!r:.80} is no digest; `semisfl inspect` prints it: sha256: and 64 digits"
+            )
+    return accept or []
+
+
+def question(stop: StopFlag) -> Callable[[str], bool] | None:
+    """Return a function that shows terms and asks about them; None if nobody sits at a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask(text: str) -> bool:
+        print(f"\n{text}\n\nAccept these terms? [y/N] ", end="", file=sys.stderr, flush=True)
+        while not select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+            stop.check()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return ask

@@ -1,0 +1,71 @@
+"""Let an owner decide which terms run on their device, and remember the answer."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from semisfl.files import append_whole
+from semisfl.net.client.shown_terms import shown
+from semisfl.net.terms import Terms
+from semisfl.settings.policy import PolicyBreach
+
+log = logging.getLogger(__name__)
+
+
+class NotAccepted(PolicyBreach):
+    """Raised for terms that nobody has accepted for this device."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"its owner has not accepted the terms {digest}")
+        self.digest = digest
+
+
+Ask = Callable[[str], bool]
+"""Shows the text to the owner and returns whether they accept."""
+
+
+class Approval:
+    """Accept terms by their digest: those of ``accepted``, of ``file``, and those that the owner accepts.
+
+    ``ask`` asks the owner; None: nobody is there, and other terms are refused. Accepted terms are
+    added to ``file``.
+    """
+
+    def __init__(
+        self, accepted: Iterable[str] = (), file: Path | None = None, ask: Ask | None = None
+    ) -> None:
+        self._accepted = set(accepted)
+        self._file = file
+        self._ask = ask
+        self._remembered = _read(file)
+
+    def check(self, terms: Terms) -> None:
+        """Raise `NotAccepted` unless the terms are accepted."""
+        digest = terms.digest
+        if digest in self._remembered:
+            return
+        if digest not in self._accepted and not (self._ask and self._ask(shown(terms))):
+            raise NotAccepted(digest)
+        self._remember(digest)
+
+    def _remember(self, digest: str) -> None:
+        self._remembered.add(digest)
+        if self._file is None:
+            return
+        try:
+            append_whole(self._file, f"{digest}\n".encode(), private=True)
+        except OSError as error:
+            # A service may have a folder that it cannot write to, and --accept in its unit.
+            level = logging.WARNING if self._ask is not None else logging.DEBUG
+            log.log(level, "%s cannot be written: %s", self._file, error.strerror or error)
+
+
+def _read(file: Path | None) -> set[str]:
+    """Return the digests of a file; none if there is no file."""
+    try:
+        return set() if file is None else set(file.read_text(encoding="utf-8").split())
+    except FileNotFoundError:
+        return set()
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("%s cannot be read and counts as empty: %s", file, error)
+        return set()

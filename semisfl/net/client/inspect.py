@@ -1,0 +1,53 @@
+"""Read a server's terms without joining its run."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import grpc
+
+from semisfl.net import chunks, messages
+from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
+from semisfl.net.terms import Terms
+from semisfl.net.tls.credentials import Credentials
+from semisfl.settings import lookup
+
+SECONDS = 20.0
+"""Longest wait for the answer."""
+
+
+def read_terms(
+    address: str,
+    credentials: Credentials | None,
+    *,
+    insecure_loopback: bool = False,
+    allow_methods: Collection[str] = (),
+) -> Terms:
+    """Return the terms that ``address`` has for devices; raise `ValueError` or `OSError` if it has none."""
+    chunks.check_target(address, credentials is not None, insecure_loopback)
+    options = [*chunks.options(), ("grpc.max_receive_message_length", messages.SMALL)]
+    if insecure_loopback or credentials is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        files = credentials
+        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+        channel = grpc.secure_channel(address, secure, options)
+    with channel:
+        try:
+            text = channel.stream_unary(chunks.TERMS)(iter(()), timeout=SECONDS)
+        except grpc.RpcError as error:
+            raise _reason(error, address, credentials) from error
+    methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
+    return Terms.from_json(text.decode("utf-8", "replace"), methods)
+
+
+def _reason(error: Any, address: str, credentials: Credentials | None) -> Exception:
+    code, details = error.code(), " ".join((error.details() or "").split())
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ValueError(f"{address} has no terms; is it `semisfl serve` of this version?")
+    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return ValueError(f"{address} refuses: {details}")
+    finding = None
+    if credentials is not None and NOT_CONNECTED in details:
+        finding = asyncio.run(diagnose(address, credentials))
+    return OSError(finding.reason if finding else f"no answer from {address}: {details}")

@@ -1,0 +1,106 @@
+"""Show an owner what a run would compute on their device and send from it."""
+
+from collections.abc import Iterator
+from math import prod
+
+from semisfl.fleet.codec import codec_named
+from semisfl.models.shapes import Placed, place
+from semisfl.net.headers import WireError
+from semisfl.net.terms import Terms, layers_of
+from semisfl.settings import lookup
+
+UNNAMED = {"kind", "name", "body", "shortcut"}
+
+
+def shown(terms: Terms) -> str:
+    """Return the terms as lines of printable text; raise `WireError` for a model that cannot be built."""
+    lines = [*_about_run(terms), *_about_model(terms), *_about_sending(terms)]
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+
+
+def _about_run(terms: Terms) -> Iterator[str]:
+    config, rate = terms.config, terms.config.optimizer
+    augment, wire = config.data.augment, config.wire
+    section = lookup.method(config.method).section
+    own = terms.config_values().get(section or "", {})
+    settings = "".join(f", {name} = {value}" for name, value in own.items())
+    yield f"terms       {terms.digest}"
+    yield f"method      {config.method}{settings}"
+    yield (
+        f"rounds      at most {config.rounds} of at most {config.clients.steps} steps with "
+        f"{config.clients.batch} images each; seed {config.seed}"
+    )
+    yield (
+        f"optimizer   lr {rate.lr:g} to {rate.lr_min:g}, momentum {rate.momentum:g}, weight decay "
+        f"{rate.weight_decay:g}; teacher's EMA decay {config.teacher.ema_decay:g}; "
+        f"precision {config.runtime.precision}{', deterministic' * config.runtime.deterministic}"
+    )
+    yield f"augment     flip {'on' if augment.flip else 'off'}, cutout {augment.cutout}"
+    yield (
+        f"codecs      student features {wire.student_features}, teacher features "
+        f"{wire.teacher_features}{' (once per round)' * wire.teacher_once}, gradients {wire.gradients}, "
+        f"models {wire.models}"
+    )
+    yield f"asks for    {config.policy.summary()}"
+
+
+def _about_model(terms: Terms) -> Iterator[str]:
+    channels, height, width = terms.shape
+    placed, held = _placed(terms)
+    bottom = sum(layer.parameters for layer in placed[:held])
+    whole = sum(layer.parameters for layer in placed)
+    yield (
+        f"images      {channels} x {height} x {width}, {terms.classes} classes; normalised by mean "
+        f"{_numbers(terms.mean)} and std {_numbers(terms.std)}"
+    )
+    yield (
+        f"model       {bottom:,} parameters in the first {held} of {len(placed)} layers, "
+        f"{whole:,} in all"
+    )
+    for number, layer in enumerate(placed, start=1):
+        yield f"  {number:3} {_layer(layer)}"
+        yield from (f"        + {_layer(one)}" for one in layer.body)
+        yield from (f"        shortcut {_layer(one)}" for one in layer.shortcut)
+        if number == held:
+            yield "      ---- cut: a split method runs the layers below on the server ----"
+
+
+def _about_sending(terms: Terms) -> Iterator[str]:
+    placed, held = _placed(terms)
+    wire, values = terms.config.wire, prod(placed[held - 1].gives)
+    size = {codec: codec_named(codec).size((1, values)) for codec in wire.codecs}
+    if lookup.method(terms.config.method).works:
+        whole = sum(layer.parameters for layer in placed)
+        yield f"leaves      WHOLE MODELS of {whole:,} values, in every round ({wire.models})"
+        return
+    pixels = prod(terms.shape)
+    together = size[wire.student_features] + size[wire.teacher_features]
+    yield (
+        f"leaves      per image and step two views of {values:,} values, {together:,} bytes "
+        f"(an image has {pixels:,} values)"
+    )
+    bottom = sum(layer.parameters for layer in placed[:held])
+    yield f"            per round the trained bottom of {bottom:,} values ({wire.models})"
+
+
+def _placed(terms: Terms) -> tuple[list[Placed], int]:
+    layers, held = layers_of(terms.config.model)
+    try:
+        placed = place([layer for _, layer in layers], terms.shape, terms.classes)
+    except ValueError as error:
+        raise WireError(f"the model of these terms cannot be built: {error}") from error
+    if not isinstance(held, int) or not 1 <= held < len(placed):
+        raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
+    return placed, held
+
+
+def _layer(placed: Placed) -> str:
+    """Return what a layer is, by its kind and not by its name, and what it gives."""
+    fields = dict(placed.layer).items()
+    settings = " ".join(f"{k}={v}" for k, v in fields if k not in UNNAMED and v is not None)
+    gives = " x ".join(map(str, placed.gives))
+    return f"{placed.layer.kind} {settings}".ljust(64) + f" -> {gives:16} ({placed.name})"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

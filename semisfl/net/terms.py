@@ -1,0 +1,134 @@
+"""The terms of a run: everything that decides what a device computes and sends, and their digest.
+
+A server sends them when a device connects. The owner of the device accepts them by their digest. The
+device builds its part from them alone: what they do not hold has its default on the device, so the
+digest covers exactly what the device obeys. Only weights, gradients and the numbers that
+`semisfl.net.client.agreement` bounds come later.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from semisfl.models.shapes import Shape
+from semisfl.models.zoo import MODELS
+from semisfl.net.headers import WireError
+from semisfl.net.ranges import check_terms
+from semisfl.settings import lookup
+from semisfl.settings.config import Config, parse
+from semisfl.settings.layer_kinds import Flatten, Layer, named
+from semisfl.settings.run import ModelConfig
+
+EXTENSIONS = ("teacher_once",)
+"""Settings of ``wire`` that both sides have to know, named in a hello like the codecs."""
+AGREED: dict[str, Any] = {
+    **dict.fromkeys(("method", "rounds", "seed", "optimizer", "wire"), True),
+    "data": {"augment": True},
+    "clients": {"batch": True, "steps": True},
+    "teacher": {"ema_decay": True},
+    "runtime": {"precision": True, "deterministic": True},
+}
+"""Settings that decide what a device computes and sends. The model, the policy and the method's own
+settings are added by `Terms.config_values`; all others are the server's own."""
+ON_CLIENTS = {"client_teacher"}
+"""Settings of a split method that clients obey; clients of the other methods obey the whole section."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Hold everything that a client needs to take part; the server sends it."""
+
+    config: Config
+    shape: Shape
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_json(self) -> str:
+        """Return the terms in their one canonical form, which is sent and which the digest covers."""
+        plain = {
+            "config": self.config_values(),
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+        return json.dumps(plain, sort_keys=True)
+
+    def config_values(self) -> dict[str, Any]:
+        """Return the settings that reach a device."""
+        config = self.config
+        values = config.model_dump(mode="json", include=AGREED)
+        # A policy without demands says nothing, whichever lines this version knows.
+        values["policy"] = config.policy.model_dump(mode="json", exclude_defaults=True)
+        layers, cut = layers_of(config.model)
+        values["model"] = {
+            "layers": [layer.model_dump(mode="json") | {"name": name} for name, layer in layers],
+            "cut": cut,
+        }
+        method = lookup.method(config.method)
+        if method.section and (own := getattr(config, method.section, None)) is not None:
+            which = None if method.works else ON_CLIENTS
+            values[method.section] = own.model_dump(mode="json", include=which)
+        return values
+
+    @classmethod
+    def from_json(cls, text: str, methods: Collection[str]) -> "Terms":
+        """Return the terms; raise `WireError` unless their method is one of this device's ``methods``.
+
+        Other methods' settings are not even parsed: that would import the method's code, and no
+        server may choose what a device imports.
+        """
+        try:
+            plain = json.loads(text)
+            if (method := plain["config"]["method"]) not in methods:
+                raise ValueError(
+                    f"method {str(method)[:80]!r} is neither installed here nor allowed by --allow-method"
+                )
+            channels, height, width = (int(side) for side in plain["shape"])
+            terms = cls(
+                parse(plain["config"]),
+                (channels, height, width),
+                int(plain["classes"]),
+                tuple(float(value) for value in plain["mean"]),
+                tuple(float(value) for value in plain["std"]),
+            )
+            check_terms(terms.config, terms.shape, terms.classes, terms.mean, terms.std)
+            # Drop whatever else the server sent: the digest does not cover it.
+            return replace(terms, config=parse(terms.config_values()))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise WireError(f"the server's terms cannot be read: {error}") from error
+
+    @property
+    def digest(self) -> str:
+        """Return what an owner accepts: ``sha256:`` and 64 hexadecimal digits."""
+        return f"sha256:{hashlib.sha256(self.to_json().encode()).hexdigest()}"
+
+    @property
+    def run(self) -> str:
+        """Return a short identifier of these terms."""
+        return self.digest.removeprefix("sha256:")[:32]
+
+    def codecs(self) -> set[str]:
+        """Return the codecs and the `EXTENSIONS` that a client has to know."""
+        wire, least = self.config.wire, self.config.policy.codec
+        used = {name for name in EXTENSIONS if getattr(wire, name)}
+        return wire.codecs | used | ({least} if least is not None else set())
+
+
+def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | None]:
+    """Return every layer with its name, and how many of them a device holds.
+
+    A cut that does not fit is returned as it is: building the model reports it.
+    """
+    table = model.table
+    layers = named(MODELS[table].table() if isinstance(table, str) else table)
+    names = [name for name, _ in layers]
+    if model.cut in names:
+        return layers, names.index(str(model.cut)) + 1
+    flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, Flatten)]
+    if model.cut is None and flat:
+        return layers, flat[0] + 1
+    return layers, model.cut

@@ -1,0 +1,303 @@
+"""Servers whose terms the owner of a device did not accept: nothing is computed for them, nothing sent."""
+
+import json
+import logging
+import os
+import pty
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from semisfl.cli import inspecting
+from semisfl.cli.main import main
+from semisfl.net.client.approval import Approval, NotAccepted
+from semisfl.net.client.connection import Rejected
+from semisfl.net.client.inspect import read_terms
+from semisfl.net.client.join import join
+from semisfl.net.client.shown_terms import shown
+from semisfl.net.frames import WireError
+from semisfl.net.messages import Terms
+from semisfl.net.server import listener
+from semisfl.net.tls import certs
+from semisfl.settings.config import Config
+from semisfl.settings.presets import PRESETS
+from semisfl.stopping import StopFlag, Stopped
+from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
+
+CONV = {"kind": "conv", "channels": 4, "kernel": 3}
+TAIL = [{"kind": "flatten", "name": "flatten"}, {"kind": "linear", "name": "fc"}]
+HONEST = [CONV, {"kind": "relu"}, *TAIL]
+
+
+def config(**changes: Any) -> Config:
+    return tiny(1, **{"model": {"layers": HONEST, "cut": "flatten"}, **changes})
+
+
+def terms(**changes: Any) -> Terms:
+    return Terms(config(**changes), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,))
+
+
+# What a server could do to get at images, its terms looking much the same by name.
+ATTACKS: dict[str, dict[str, Any]] = {
+    "a 1x1 convolution called flatten": {
+        "model": {
+            "layers": [
+                {"kind": "conv", "channels": 1, "kernel": 1, "name": "flatten"},
+                *({"kind": "flatten", "name": "rest"}, TAIL[1]),
+            ],
+            "cut": "flatten",
+        }
+    },
+    "twelve dropouts that drop nothing": {
+        "model": {"layers": [*[{"kind": "dropout", "p": 0.0}] * 12, *HONEST], "cut": 13}
+    },
+    "an earlier cut": {"model": {"layers": HONEST, "cut": 1}},
+    "a wider kernel": {
+        "model": {"layers": [{**CONV, "padding": 1}, *HONEST[1:]], "cut": "flatten"}
+    },
+    "another method": {"method": "fedswitch-sl"},
+    "whole models": {"method": "fedswitch"},
+    "no augmentation": {"data": {"augment": {"cutout": 0, "flip": False}}},
+    "a batch of one": {"clients": {"batch": 1}},
+    "more steps": {"clients": {"steps": 3}},
+    "more rounds": {"rounds": 3},
+    "another seed": {"seed": 6},
+    "a finer codec": {"wire": {"teacher_features": "fp16"}},
+    "a teacher that follows": {"semisfl": {"client_teacher": "ema"}},
+    "another learning rate": {"optimizer": {"lr": 5.0}},
+    "no policy": {"policy": {"rounds": 9}},
+    "another precision": {"runtime": {"precision": "bf16"}},
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_change_of_what_a_device_computes_or_sends_changes_the_digest(attack: str) -> None:
+    accepted, other = terms(), terms(**ATTACKS[attack])
+    assert accepted.digest != other.digest and accepted.run != other.run
+    with pytest.raises(NotAccepted, match=f"has not accepted the terms {other.digest}"):
+        Approval([accepted.digest]).check(other)
+    Approval([accepted.digest]).check(accepted)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shape", (1, 12, 12)), ("classes", 9), ("mean", (0.4,)), ("std", (0.1,))]
+)
+def test_the_images_a_device_makes_are_part_of_the_digest(field: str, value: Any) -> None:
+    plain = vars(terms())
+    assert Terms(**{**plain, field: value}).digest != terms().digest
+
+
+def test_what_stays_on_the_server_changes_no_digest() -> None:
+    own = terms(
+        clients={"total": 4, "active": 2},
+        server={"steps": 7, "batch": 3},
+        network={"deadline": 3.0},
+        semisfl={"temperature": 0.5, "queue_size": 3},
+        model={"layers": HONEST, "cut": 3, "projection": 5},
+        robust={"aggregate": "median"},
+    )
+    assert own.digest == terms().digest
+    named = Terms(tiny(1), (1, 28, 28), 10, (0.5,), (0.5,))
+    table = json.loads(named.to_json())["config"]["model"]
+    spelled = Terms(tiny(1, model=table), (1, 28, 28), 10, (0.5,), (0.5,))
+    assert spelled.digest == named.digest, "a named model is its layers"
+
+
+def test_a_device_obeys_nothing_that_the_digest_does_not_cover() -> None:
+    plain = json.loads(terms().to_json())
+    plain["config"]["semisfl"]["queue_size"] = 77
+    plain["config"]["network"] = {"deadline": 1.0}
+    plain["config"]["clients"]["total"] = 900
+    received = Terms.from_json(json.dumps(plain), ["semisfl"])
+    assert received.digest == terms().digest
+    honest = Terms.from_json(terms().to_json(), ["semisfl"])
+    assert received == honest and honest.digest == terms().digest
+
+
+def ended(net: Network) -> str:
+    client = net.clients[0]
+    until(lambda: client.error is not None)
+    assert isinstance(client.error, Rejected), client.error
+    assert net.fleet.traffic.total() == 0 and client.device._member is None
+    return str(client.error)
+
+
+@pytest.mark.parametrize("attack", ["a 1x1 convolution called flatten", "no augmentation"])
+def test_a_server_with_other_terms_gets_nothing(
+    attack: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    accepted = Approval([terms().digest])
+    with network(config(**ATTACKS[attack])) as net:
+        net.join(0, approve=accepted.check, load=lambda shape: pytest.fail("images were read"))
+        assert f"its owner has not accepted the terms {net.fleet.terms.digest}" in ended(net)
+        until(lambda: bool([r for r in caplog.records if r.name == "semisfl.audit"]))
+
+
+def test_terms_that_change_at_a_reconnection_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "check_hello", lambda *_: None)
+    with network(config(rounds=3)) as net:
+        accepted = Approval([net.fleet.terms.digest])
+        client = net.join(0, approve=accepted.check)
+        assert net.fleet.wait_for(1, 10)
+        net.experiment.method.round(0)
+        other = terms(rounds=3, data={"augment": {"cutout": 0}})
+        door = net.fleet._listener
+        door._welcome_text = other.to_json()  # with the run's old name: that counts for nothing
+        door.sessions[0].close(listener.grpc.StatusCode.UNAVAILABLE, "come again")
+        until(lambda: client.error is not None)
+        assert f"has not accepted the terms {other.digest}" in str(client.error)
+
+
+def test_a_connection_without_an_owners_word_accepts_nothing() -> None:
+    with network(config()) as net:
+        net.join(0, approve=Approval().check)
+        assert "its owner has not accepted the terms" in ended(net)
+
+
+def test_an_answer_is_remembered_and_changed_terms_are_asked_about_again(tmp_path: Path) -> None:
+    file, asked = tmp_path / "accepted.txt", []
+
+    def ask(text: str) -> bool:
+        asked.append(text)
+        return "cutout 4" in text
+
+    Approval(file=file, ask=ask).check(terms())
+    Approval(file=file, ask=ask).check(terms())
+    Approval(file=file).check(terms())
+    assert len(asked) == 1 and asked[0] == shown(terms())
+    assert file.stat().st_mode & 0o777 == 0o600
+    other = terms(data={"augment": {"cutout": 0}})
+    for _ in range(2):
+        with pytest.raises(NotAccepted):
+            Approval(file=file, ask=ask).check(other)
+    assert len(asked) == 3 and other.digest not in file.read_text()
+    Approval([other.digest], file=file).check(other)
+    Approval(file=file).check(other)
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_answer_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "missing" / "accepted.txt"
+    Approval(file=file, ask=lambda text: True).check(terms())
+    assert "accepted.txt cannot be written: No such file" in caplog.text
+    with pytest.raises(NotAccepted):
+        Approval(file=file).check(terms())
+
+
+def test_the_shown_terms_say_what_a_layer_is_not_what_it_is_called() -> None:
+    lying = shown(terms(**ATTACKS["a 1x1 convolution called flatten"]))
+    assert "1 conv channels=1 kernel=1 stride=1" in lying and "(flatten)" in lying
+    text = shown(terms())
+    assert text.isascii() and terms().digest in text
+    # 4 channels of 14 x 14 pixels, twice, as fp32; 3 x 3 weights and a bias for each channel.
+    assert "two views of 784 values, 6,272 bytes (an image has 256 values)" in text
+    assert "40 parameters in the first 3 of 4 layers" in text
+    assert "flip on, cutout 4" in text and "4 images each" in text
+    whole = shown(terms(method="fedswitch"))
+    assert "WHOLE MODELS of 3,180 values" in whole and "iid_threshold" in whole
+    with pytest.raises(WireError, match="cannot be cut at 9"):
+        shown(terms(model={"layers": HONEST, "cut": 9}))
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_join_refuses_with_the_line_that_accepts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("L", (SIDE, SIDE)).save(tmp_path / "one.png")
+    with network(config()) as net:
+        words = ["join", net.address, "--data", str(tmp_path), "--insecure-loopback"]
+        assert main([*words, "--name", "client-0"]) != 0
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        digest = net.fleet.terms.digest
+        assert f"the terms of {net.address} are {digest}, which this device has not" in line
+        assert f"`semisfl inspect {net.address}`" in line and f"--accept {digest}" in line
+        assert main([*words, "--accept", "cnn"]) != 0
+        assert "--accept 'cnn' is no digest" in capsys.readouterr().err
+
+
+def test_a_policy_with_a_model_accepts_that_one_alone(tmp_path: Path) -> None:
+    Image.new("L", (SIDE, SIDE)).save(tmp_path / "one.png")
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'model = "{terms(rounds=7).digest}"\n')
+    with network(config()) as net, pytest.raises(Rejected, match=r"join with model = \"sha256:"):
+        join(
+            net.address,
+            tmp_path,
+            certificates=None,
+            insecure_loopback=True,
+            name="client-0",
+            policy=policy,
+            accept=[net.fleet.terms.digest],
+            ask=lambda text: True,
+        )
+
+
+def test_the_question_waits_for_an_answer_and_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert inspecting.question(StopFlag()) is None, "nobody is there"
+    owner, device = pty.openpty()
+    with open(device) as terminal, open(os.dup(device), "w") as screen:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(sys, "stderr", screen)
+        stop = StopFlag()
+        ask = inspecting.question(stop)
+        assert ask is not None
+        for answer, accepted in (("y", True), ("YES", True), ("", False), ("no", False)):
+            os.write(owner, f"{answer}\n".encode())
+            assert ask("the terms") is accepted
+        assert b"the terms" in os.read(owner, 10_000)
+        stop.request()
+        with pytest.raises(Stopped):
+            ask("the terms")
+    os.close(owner)
+
+
+def test_inspect_shows_a_servers_terms_and_takes_no_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = tmp_path / "certs"
+    certs.make_authority(authority)
+    certs.make_server(authority, ["localhost"])
+    certs.make_client(authority, "client-0")
+    caplog.set_level(logging.INFO, "semisfl")
+    with network(config(), certificates=authority) as net:
+        net.join_all()
+        folder = shutil.copytree(authority / "clients" / "client-0", tmp_path / "device")
+        for _ in range(2):
+            assert main(["inspect", net.address, "--certs", str(folder)]) == 0
+        printed = capsys.readouterr().out
+        assert printed == 2 * (shown(net.fleet.terms) + "\n")
+        assert main(["inspect", net.address, "--certs", str(folder), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["digest"] == net.fleet.terms.digest
+        net.experiment.method.round(0)
+        assert net.clients[0].link.losses == 0, "the same certificate is at work undisturbed"
+        certs.revoke(authority, name="client-0")
+        with pytest.raises(ValueError, match="revoked"):
+            read_terms(net.address, certs.load_client_credentials(folder))
+    assert not (folder / "accepted.txt").exists()
+
+
+def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:
+    planned = inspecting.planned_terms("digits", ["rounds=3"], None)
+    assert planned.shape == (1, 28, 28) and planned.classes == 10
+    assert planned.digest != inspecting.planned_terms("digits", None, None).digest
+    with pytest.raises(ValueError, match="inspect needs --certs DIR"):
+        inspecting.inspect("localhost:1")
+
+
+def test_the_page_lists_the_digests_of_the_presets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    table = "".join(
+        f"| `{name}` | `{inspecting.planned_terms(name, None, None).digest}` |\n"
+        for name in PRESETS
+    )
+    assert table in page, f"docs/deploy.md needs this table:\n{table}"
