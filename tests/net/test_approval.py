@@ -24,6 +24,7 @@ from semisfl.net.messages import Terms
 from semisfl.net.server import listener
 from semisfl.net.tls import certs
 from semisfl.settings.config import Config
+from semisfl.settings.presets import PRESETS
 from semisfl.stopping import StopFlag, Stopped
 from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
 
@@ -291,3 +292,12 @@ def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:
     assert planned.digest != inspecting.planned_terms("digits", None, None).digest
     with pytest.raises(ValueError, match="inspect needs --certs DIR"):
         inspecting.inspect("localhost:1")
+
+
+def test_the_page_lists_the_digests_of_the_presets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    table = "".join(
+        f"| `{name}` | `{inspecting.planned_terms(name, None, None).digest}` |\n"
+        for name in PRESETS
+    )
+    assert table in page, f"docs/deploy.md needs this table:\n{table}"
