@@ -59,7 +59,7 @@ def own() -> dict[str, Any]:
 
 def trained(path: Path) -> str:
     """Train the package's method with every sink, and return what Prometheus would read."""
-    exporter = Exporter(Gate(lambda: 0, lambda: 0, 0, lambda: False, dict))
+    exporter = Exporter(Gate(lambda: 0, lambda: 0, 0, lambda: False, lambda: True, dict))
     settings = toy.values("mine", "rounds=2", 'sinks=["tensorboard"]')
     train(settings, out=path, sinks=[exporter], **own())
     return generate_latest(exporter._registry).decode()
