@@ -169,20 +169,6 @@ def divide(config: Config, data: Dataset) -> Partition:
     )
 
 
-def with_batches_that_fit(config: Config, partition: Partition) -> Config:
-    """Return ``config`` with ``clients.batch`` at most the images of the largest simulated client."""
-    most, clients = max(map(len, partition.clients), default=0), config.clients
-    if not 0 < most < clients.batch:
-        return config
-    log.warning(
-        "clients.batch = %d is more than the %d images of the largest client: it is %d in this run",
-        clients.batch,
-        most,
-        most,
-    )
-    return config.model_copy(update={"clients": clients.model_copy(update={"batch": most})})
-
-
 def _network_fleet(setup: FleetSetup) -> Fleet:
     # Imported when chosen: clients in this process need no network packages.
     from semisfl.net.server.fleet import NetworkFleet

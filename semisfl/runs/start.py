@@ -21,9 +21,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import (
     Experiment,
     assemble,
-    divide,
     load_data,
-    with_batches_that_fit,
 )
 from semisfl.runs.loop import Result, run_rounds
 from semisfl.runs.rank import on_ranks
@@ -97,14 +95,6 @@ def begin(
     means = _with_stages(config, means)
     config = with_layers_of(config, means.get("model"))
     sinks = _named_sinks(config)
-    if config.fleet.kind != "network":
-        data, shards = means.get("data"), means.get("partition")
-        if data is None:
-            data, loaded = load_data(config)
-            shards = shards or loaded
-        shards = shards or divide(config, data)
-        means = {**means, "data": data, "partition": shards}
-        config = with_batches_that_fit(config, shards)
     experiment = assemble(config, **means)
     with ExitStack() as stack:
         run = Run(experiment, None, named=sinks)

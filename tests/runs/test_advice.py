@@ -102,23 +102,6 @@ def test_a_run_that_diverges_is_not_a_success(caplog: pytest.LogCaptureFixture) 
     assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
 
 
-def test_a_batch_is_at_most_the_images_of_the_largest_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = toy.dataset()
-    shards = toy.partition(data)
-    most = max(map(len, shards.clients))
-    for batch, used in ((999_999, most), (most, most), (most - 1, most - 1)):
-        caplog.clear()
-        settings = toy.values("semisfl", f"clients.batch={batch}")
-        with start.begin(settings, out=tmp_path / "run", **means()) as run:
-            assert run.directory is not None
-            assert run.experiment.config.clients.batch == used
-            assert run.directory.config().clients.batch == used
-        said = f"clients.batch = {batch} is more than the {most} images of the largest client"
-        assert (said in caplog.text) == (batch > most)
-
-
 def test_batchnorm_over_one_value_names_the_settings() -> None:
     layers = """[
         {kind = "conv", channels = 4, kernel = 12},
