@@ -174,6 +174,10 @@ class Client:
     def put(self, item: object) -> None:
         self._crowd.events.put((self, item))
 
+    def qsize(self) -> int:
+        """Return 0: frames wait in the crowd's events, not here."""
+        return 0
+
 
 class Crowd:
     """The clients of one process. Each computes for itself, one at a time."""
@@ -240,6 +244,7 @@ def live(folder: Path, port: int, images: dict[int, Tensor], pipe: Pipe) -> None
 
 
 def measure(case: Case) -> dict[str, Any]:
+    torch.set_num_threads(1)  # a fork does not survive the threads of torch either
     data = sources.load("digits")
     shares = partition.split(
         data.labels.numpy(),
