@@ -118,7 +118,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         # A signal while an extension module is loaded: the module reports it as an error of its own.
         if isinstance(error.__cause__ or error.__context__, Stopped):
-            return _nothing_begun()
+            _nothing_begun()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(DONE)  # Python cannot end a half-loaded module in order
         return _fail(str(error), FAILED, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
