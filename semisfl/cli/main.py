@@ -100,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
         code = app(words, prog_name="semisfl", standalone_mode=False, obj=words)
         return _fail("interrupted", code, False) if code == INTERRUPTED else int(code or DONE)
     except Stopped:
-        return _nothing_begun()
+        console.say("stopped before the first round; nothing was written")
+        return DONE
     except SystemExit as leaving:  # click raises it for any broken pipe
         if not isinstance(leaving.__context__, BrokenPipeError):
             raise
@@ -116,23 +117,12 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _fail(_about_file(error), FAILED, debug)
     except ImportError as error:
-        # A signal while an extension module is loaded: the module reports it as an error of its own.
-        if isinstance(error.__cause__ or error.__context__, Stopped):
-            _nothing_begun()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(DONE)  # Python cannot end a half-loaded module in order
         return _fail(str(error), FAILED, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
             return _fail(_about_usage(error), MISTAKE, debug)
         hint = "" if debug else " (this is unexpected; --debug shows where)"
         return _fail(f"{type(error).__name__}: {error}{hint}", FAILED, debug)
-
-
-def _nothing_begun() -> int:
-    console.say("stopped before the first round; nothing was written")
-    return DONE
 
 
 def _log_format(typed: list[str]) -> list[str]:

@@ -105,7 +105,8 @@ class StopSignals:
         if self.flag.requested:
             raise KeyboardInterrupt
         self.flag.request()
-        if not self._began:
+        # In the middle of an import only note it, as `note_early` does: `running` looks at the flag.
+        if not self._began and not _importing(frame):
             self.flag.check()
         rest = b" after this iteration" if self._running else b" after what is under way"
         if self._running and not self._busy():
@@ -113,3 +114,12 @@ class StopSignals:
         # Not through the console: a handler may interrupt a write there.
         with suppress(OSError):  # a full disk, or nobody reads
             os.write(2, b"\nstopping" + rest + b"; once more to stop at once\n")
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported where the signal came."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

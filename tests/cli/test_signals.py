@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
 
+import importlib
 import itertools
 import os
 import random
@@ -244,6 +245,19 @@ def test_before_the_first_round_a_signal_ends_the_command() -> None:
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGTERM)
         assert signals.flag.requested, "also if somebody swallowed the exception"
+
+
+def test_a_signal_during_an_import_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that an exception left half loaded can crash Python at its end."""
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nWHOLE = True\n"
+    (tmp_path / "signalled_here.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with StopSignals() as signals:
+        assert importlib.import_module("signalled_here").WHOLE
+        with pytest.raises(Stopped), signals.running():
+            pytest.fail("the run does not start")
 
 
 def test_the_time_left_counts_from_the_first_round_after_resuming(
