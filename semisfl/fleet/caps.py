@@ -35,7 +35,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Price:
-    """What a round takes of the caps."""
+    """The price of a round: its part of the caps."""
 
     images: int
     uses: int = 0
@@ -52,7 +52,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a client has used up; it only grows."""
+    """The part of its caps that a client has used up; it only grows."""
 
     rounds: int = 0
     uses: int = 0

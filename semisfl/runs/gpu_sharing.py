@@ -17,7 +17,7 @@ class SharedGPU:
 
     def __init__(self, folder: Path, device: str) -> None:
         self.environment: dict[str, str] = {}
-        """What processes need in their environment to use the daemon; empty if there is none."""
+        """Variables of the environment by which processes use the daemon; empty if there is none."""
         if device == "cpu" or "CUDA_MPS_PIPE_DIRECTORY" in os.environ or not shutil.which(CONTROL):
             return
         places = {

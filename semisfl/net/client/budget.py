@@ -13,7 +13,7 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**2
 FRAMES = 4
 """Large frames at a time: one in use, one that arrives, two that wait (`connection.INBOX`)."""
 COPIES = 8
-"""Of the weights: as built, as cloned, as sent, trained, teacher's, gradients, momentum, as uploaded."""
+"""Copies of the weights: as built, as cloned, as sent, trained, teacher's, gradients, momentum, as uploaded."""
 KEPT = 3
 """Batches of activations: the student's with their gradients, and the teacher's."""
 BYTES_PER_USE = 256

@@ -24,7 +24,7 @@ SECONDS = 10.0
 """Most time for a question or its answer."""
 
 Actions = Mapping[str, Callable[[str], dict[str, Any]]]
-"""What the operator may ask for: a name to a function of the device's name, which may be empty."""
+"""Requests of the operator: a name to a function of the device's name, which may be empty."""
 
 
 class Administration:

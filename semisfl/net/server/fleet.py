@@ -77,7 +77,7 @@ class NetworkFleet:
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
         self.terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
-        """What devices are asked to accept."""
+        """The terms that devices are asked to accept."""
         context = ServerContext(
             self.terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
         )

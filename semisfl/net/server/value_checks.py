@@ -93,7 +93,7 @@ class Screen:
         """``updates_limited``: long updates are shortened later, so no client is left out for one."""
         self._updates_limited = updates_limited
         self._strained_by: set[int | None] = set()
-        """Whose unusual values were sent or accepted in this round; None: the server's own."""
+        """The clients whose unusual values were sent or accepted in this round; None: the server's own."""
         self.usual: Sizes = {}
         """The sizes in good rounds; a restarted server needs them."""
         self._latest: Sizes = {}

@@ -23,7 +23,7 @@ class Waiting:
     ) -> None:
         """Take ``present``, which returns the clients that may take part now."""
         self.state: str | None = None
-        """What the run waits for, in one line; None while it trains. Any thread may read it."""
+        """One line on why the run waits; None while it trains. Any thread may read it."""
         self._context, self._listener, self._present = context, listener, present
         self._settled = False
         self._paused = self.draining = False
