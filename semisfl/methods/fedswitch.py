@@ -32,6 +32,7 @@ from semisfl.methods.full_model import (
     start_counter,
 )
 from semisfl.metrics import MethodMetrics
+from semisfl.settings.config import ConfigError
 
 
 def divergence(mean: Tensor) -> Tensor:
@@ -45,6 +46,11 @@ class FedSwitch:
     def __init__(self, setup: Setup) -> None:
         config, self.setup = setup.config, setup
         self.settings = config.settings(FedSwitchSettings)
+        if self.settings.align != "none":
+            raise ConfigError(
+                f"fedswitch.align = {self.settings.align!r} needs labels that the server gives: use "
+                "method = 'fedswitch-sl', or align = 'none'"
+            )
         self.student = setup.engine.prepared(setup.model.whole())
         self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
         self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)

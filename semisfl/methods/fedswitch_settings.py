@@ -1,6 +1,7 @@
 """The settings that FedSwitch and FedSwitch-SL share, and what a round of each sends."""
 
 import math
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,6 +18,9 @@ class FedSwitchSettings(Section):
         ge=-math.inf,  # anything but NaN
         allow_inf_nan=True,
         description="beta: above it the student labels, at or below the teacher; inf: always the teacher",
+    )
+    align: Literal["none", "global", "client"] = Field(
+        "none", description="as semisfl.align; FedSwitch-SL alone, whose server gives the labels"
     )
 
 

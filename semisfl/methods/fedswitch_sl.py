@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from semisfl.algorithm.labelling import Labelling
 from semisfl.algorithm.losses import consistency
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
@@ -43,6 +44,14 @@ class FedSwitchSL:
         )
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
+        self.labelling = Labelling(
+            self.settings.align,
+            self.settings.confidence_threshold,
+            ">=",
+            setup.labeled.class_mix(setup.classes),
+            config.clients.total,
+            config.clients.active,
+        )
         self.meter = setup.engine.meter()
         self.influence = Influence(setup)
         self.cross_entity_step = setup.repeated(self._cross_entity_step, with_clients=True)
@@ -76,6 +85,7 @@ class FedSwitchSL:
             )
             self.server_sgd.restart(lr)
             self.influence.start_round()
+            self.labelling.start_round(round_index, self.active)
             for _ in range(clients.steps):
                 self.cross_entity_step()
             self.influence.tell(self.active, fleet.held_back)
@@ -92,20 +102,21 @@ class FedSwitchSL:
         )
 
     def _cross_entity_step(self) -> None:
-        """One exchange with every active client: masked cross-entropy with labels of its labeller."""
+        """Take one step with every active client: masked cross-entropy with labels of its labeller."""
         features = self.influence.limited(self.setup.fleet.forward(), self.active)
         places = [self.active.index(client) for client in features.clients]
         with torch.no_grad():
             by_teacher = self.by_teacher[: len(self.active)].view(-1, 1)
             if len(places) < len(self.active):
                 by_teacher = by_teacher[places]
-            predictions = torch.where(
+            labeller = torch.where(
                 by_teacher.repeat_interleave(features.batch, 0),
-                self.teacher_top(features.teacher).float().softmax(1),
-                self.top.eval()(features.teacher).float().softmax(1),
+                self.teacher_top(features.teacher),
+                self.top.eval()(features.teacher),
             )
-            confidence, labels = predictions.max(1)
-            confident = confidence >= self.settings.confidence_threshold
+            labels, confident = self.labelling.label(labeller, features.clients, self.active)
+            # Uncorrected: they say how uneven a client looks to its labeller.
+            predictions = labeller.float().softmax(1)
         logits = self.top.train()(features.student)
         labels, confident = self.influence.believed(
             features, self.active, logits, labels, confident
@@ -139,14 +150,18 @@ class FedSwitchSL:
         return {"teacher": self.ema.model, "student": self.student}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
             "skew": {str(client): value for client, value in self.skew.items()},
         }
+        if labelling := self.labelling.state_dict():
+            state["labelling"] = labelling
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
         self.skew = {int(client): value for client, value in state["skew"].items()}
+        self.labelling.load_state_dict(state.get("labelling", {}))
         self.meter.clear()  # a round that was given up half-way leaves its sums behind

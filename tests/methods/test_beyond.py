@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from semisfl.methods.fedswitch_sl import FedSwitchSL
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
@@ -14,6 +15,8 @@ from tests.leaving import leave
 
 PARTS = ("semisfl.align=client", "server.labeled_view=both")
 EVERYTHING = (*PARTS, "semisfl.confidence_threshold=0.6")
+OF_FEDSWITCH_SL = ("fedswitch.align=client", "fedswitch.confidence_threshold=0.4")
+SETTINGS = {"semisfl": EVERYTHING, "fedswitch-sl": OF_FEDSWITCH_SL}
 
 
 def method_of(experiment: Experiment) -> SemiSFL:
@@ -56,12 +59,13 @@ def test_each_extension_changes_the_losses(changed: str, monkeypatch: pytest.Mon
     assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("method", SETTINGS)
 def test_resume_with_all_of_them_is_bit_identical(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 1)
     straight, before, after = (
-        toy.assemble("semisfl", *EVERYTHING, batchnorm=True, dropout=True) for _ in range(3)
+        toy.assemble(method, *SETTINGS[method], batchnorm=True, dropout=True) for _ in range(3)
     )
     for round_index in range(4):
         straight.method.round(round_index)
@@ -77,9 +81,11 @@ def test_resume_with_all_of_them_is_bit_identical(
     assert "labelling" in straight.method.state_dict()
 
 
-def test_a_client_that_leaves_keeps_its_own_means() -> None:
-    experiment = toy.assemble("semisfl", *EVERYTHING, "clients.active=3")
-    method = method_of(experiment)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_client_that_leaves_keeps_its_own_means(name: str) -> None:
+    experiment = toy.assemble(name, *SETTINGS[name], "clients.active=3")
+    method = experiment.method
+    assert isinstance(method, SemiSFL | FedSwitchSL)
     leave(experiment.fleet, (1,), lambda features: None)
     method.round(0)
     steps = method.labelling.state_dict()["client_steps"].tolist()

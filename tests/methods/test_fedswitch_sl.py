@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from semisfl.fleet.base import Features
 from semisfl.methods.fedswitch import divergence
 from semisfl.methods.fedswitch_sl import FedSwitchSL
+from semisfl.settings.config import ConfigError
 from tests import toy
 from tests.leaving import leave
 
@@ -67,6 +68,33 @@ def test_missing_clients_do_not_affect_those_that_answer(missing: int) -> None:
         expected = float(divergence(sums.double() / sums.double().sum()))
         assert method.skew[client] == pytest.approx(expected, rel=1e-4)
     assert method.skew[missing] == before[missing], "nothing was heard of it"
+
+
+@pytest.mark.parametrize("align", ["client", "global"])
+def test_labels_are_corrected_after_the_warm_up_and_the_switch_sees_them_uncorrected(
+    align: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 1)
+    settings = ("fedswitch.confidence_threshold=0.35", "optimizer.lr=0.05")
+    plain, corrected = make(*settings), make(*settings, f"fedswitch.align={align}")
+    losses = [
+        [method.round(index).loss_semi for index in range(2)] for method in (plain, corrected)
+    ]
+    assert losses[0][0] == losses[1][0] and losses[0][1] != pytest.approx(losses[1][1], rel=1e-4)
+    # The switch follows what the labeller predicts: round 1 began with equal models.
+    corrected = make(*settings, f"fedswitch.align={align}")
+    corrected.round(0)
+    by_hand = ByHand(corrected, 0.35)
+    leave(corrected.setup.fleet, (), by_hand)
+    corrected.round(1)
+    for client, sums in by_hand.predictions.items():
+        expected = float(divergence(sums.double() / sums.double().sum()))
+        assert corrected.skew[client] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_form_whose_clients_label_refuses_alignment() -> None:
+    with pytest.raises(ConfigError, match=r"fedswitch\.align = 'client' .* 'fedswitch-sl'"):
+        toy.assemble("fedswitch", "fedswitch.align=client")
 
 
 def test_a_client_that_never_answered_leaves_no_state() -> None:

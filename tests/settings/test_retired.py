@@ -17,7 +17,7 @@ from semisfl.settings.toml import to_toml
 
 ROOT = Path(__file__).parent.parent.parent
 OLD = Path(__file__).parent / "digits-0.1.0.toml"
-MOST_SETTINGS, MOST_OF_A_POLICY = 81, 14
+MOST_SETTINGS, MOST_OF_A_POLICY = 82, 14
 
 
 def every_key() -> list[str]:
