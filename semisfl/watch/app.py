@@ -82,7 +82,7 @@ def make_app(runs: Runs) -> Starlette:
 
         return endpoint
 
-    def static(name: str, read: Callable[[], str]) -> Route:
+    def static(name: str, read: Callable[[], str | bytes]) -> Route:
         kind = TYPES[name[name.rindex(".") :]]
 
         def endpoint(request: Request) -> Response:
@@ -90,7 +90,7 @@ def make_app(runs: Runs) -> Starlette:
 
         return Route("/" if name == "page.html" else f"/{name}", endpoint, methods=["GET"])
 
-    library = plotly_script()  # megabytes: read once
+    library = plotly_script().encode()  # megabytes: read once
     views: dict[str, Callable[[Request], Plain]] = {
         "runs": lambda request: runs.listing(),
         "rounds": lambda request: runs.rounds(_have(request.query_params.get("have", ""))),

@@ -11,6 +11,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from semisfl.watch.pacing import PIECE
+
 log = logging.getLogger(__name__)
 
 SHARE = 8
@@ -27,6 +29,8 @@ class Limits:
     """Time for a new connection to finish its TLS handshake, and then to send the head of a request."""
     idle_seconds: float = 60.0
     """Time between an answer and the head of the next request."""
+    answer_seconds: float = 120.0
+    """Time to make an answer and to send it: 6 MB at 0.4 Mbit/s."""
 
 
 class Listener(socket.socket):
@@ -80,19 +84,21 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """HTTP that limits the time for a request's head; an answer may take any time."""
+    """Return HTTP that limits the time for a request's head, for its answer and for the pause after it."""
 
     class Impatient(H11Protocol):
         _waiting: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            transport.set_write_buffer_limits(PIECE)  # over TLS the default is 512 KiB
             self._wait(limits.request_seconds)
 
         def handle_events(self) -> None:
+            before = self.cycle
             super().handle_events()
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop_waiting()
+            if self.cycle is not before and not self.cycle.response_complete:
+                self._wait(limits.answer_seconds)
 
         def on_response_complete(self) -> None:
             self._wait(limits.idle_seconds)
@@ -104,17 +110,14 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def _wait(self, seconds: float) -> None:
             self._stop_waiting()
-            self._waiting = self.loop.call_later(seconds, self._give_up, seconds)
+            self._waiting = self.loop.call_later(seconds, self._give_up)
 
         def _stop_waiting(self) -> None:
             if self._waiting is not None:
                 self._waiting.cancel()
                 self._waiting = None
 
-        def _give_up(self, seconds: float) -> None:
-            if self.transport.get_write_buffer_size():
-                self._wait(seconds)
-            else:
-                self.transport.abort()
+        def _give_up(self) -> None:
+            self.transport.abort()
 
     return Impatient

@@ -1,0 +1,68 @@
+"""Send a page's answers piece by piece: a slow reader has one piece in its buffer, not a copy of the answer."""
+
+from collections import Counter
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PIECE = 64 * 1024
+"""Bytes written at once; the next piece waits until the reader has taken most of this one."""
+MOST_UNSENT = 64 * 1024 * 1024
+"""Bytes of all answers that are being sent. Equal answers are counted once."""
+
+
+class Paced:
+    """Let the readers of equal answers share their bytes, and refuse answers beyond ``most`` bytes."""
+
+    def __init__(self, app: ASGIApp, most: int = MOST_UNSENT) -> None:
+        self._app, self._most = app, most
+        self._shared: dict[bytes, bytes] = {}
+        """The long answers that are being sent: of equal ones, the first."""
+        self._readers: Counter[bytes] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        long: list[Message] = []
+        start: Message | None = None
+
+        async def collected(message: Message) -> None:
+            """Send what is short. A long answer waits until the app has ended and holds no copy of it."""
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+            elif len(message.get("body", b"")) > PIECE:
+                long.append(message)
+            else:
+                if start is not None:
+                    await send(start)
+                    start = None
+                await send(message)
+
+        await self._app(scope, receive, collected)
+        if not long:
+            return
+        (message,) = long  # the page streams nothing
+        if self._has_room(message["body"]):
+            if start is not None:
+                await send(start)
+            await self._send_pieces(message, send)
+        else:
+            busy = PlainTextResponse("too much is being sent; ask again", 503)
+            await busy(scope, receive, send)
+
+    def _has_room(self, body: bytes) -> bool:
+        sent = sum(map(len, self._shared))
+        return body in self._shared or sent + len(body) <= self._most
+
+    async def _send_pieces(self, message: Message, send: Send) -> None:
+        body = message["body"] = self._shared.setdefault(message["body"], message["body"])
+        self._readers[body] += 1
+        try:
+            last = (len(body) - 1) // PIECE * PIECE
+            for begin in range(0, last, PIECE):
+                piece = body[begin : begin + PIECE]
+                await send({**message, "body": piece, "more_body": True})
+            await send({**message, "body": body[last:]})
+        finally:
+            self._readers[body] -= 1
+            if not self._readers[body]:
+                del self._readers[body], self._shared[body]
