@@ -45,9 +45,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """A command sets the package's log up for its whole process; the next test finds it as it was."""
+    """Undo what a command does to the package's log, also a command of a module's fixture, which runs before this."""
     logger = logging.getLogger("semisfl")
-    before = (logger.handlers, logger.propagate, logger.level)
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
     yield
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
