@@ -14,7 +14,7 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.simulation import as_states
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy, Policy
 
 
 def attackers_of(seed: int, total: int, share: float) -> frozenset[int]:
@@ -61,7 +61,7 @@ class PoisonedBlock(ClientBlock):
         # Attackers follow no policy.
         self._unguarded = Outgoing()
         self._unguarded.agree(setup.config.model_copy(update={"policy": Policy()}))
-        self._unguarded.policy = Policy(full_models=self.outgoing.policy.full_models)
+        self._unguarded.policy = DevicePolicy(full_models=self.outgoing.policy.full_models)
         self._generator = torch.Generator(setup.hardware.device)
         white = torch.full((1, *setup.shape), 255, dtype=torch.uint8, device=setup.hardware.device)
         self._white = float(setup.normalizer(white, torch.float32).max())

@@ -5,7 +5,7 @@ from math import inf
 
 from semisfl.models.split import SplitModel
 from semisfl.settings.bits import round_bits
-from semisfl.settings.policy import Policy, PolicyBreach
+from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach
 
 
 def most_uses(steps: int, batch: int, count: int) -> int:
@@ -66,7 +66,7 @@ class Spent:
             raise PolicyBreach(f"a round of {price.uses} uses would give back what was spent")
         return Spent(self.rounds + 1, self.uses + price.uses, self.bits + price.bits)
 
-    def refusal(self, policy: Policy, price: Price) -> str | None:
+    def refusal(self, policy: DevicePolicy, price: Price) -> str | None:
         """Return why one more round at this price is too much, or None."""
         after = self.plus(price)
         if policy.rounds is not None and after.rounds > policy.rounds:

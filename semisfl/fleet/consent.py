@@ -3,7 +3,7 @@
 from semisfl.fleet.codec import codec_named
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy, Policy
 
 MEASURED = (64, 1024)
 """Shape of the features whose encoded size compares codecs."""
@@ -19,7 +19,7 @@ def objections(policy: Policy, config: Config) -> list[str]:
 
 def _about_methods(policy: Policy, method: str) -> list[str]:
     lines = []
-    if policy.full_models is False:
+    if isinstance(policy, DevicePolicy) and policy.full_models is False:
         lines.append(
             f"method = {method!r} sends whole models, which this device keeps; choose a split method, or "
             "join with full_models = true in the file of --policy"
@@ -44,7 +44,7 @@ def _about_features(policy: Policy, config: Config) -> list[str]:
     return lines
 
 
-def about_batch(policy: Policy, batch: int) -> list[str]:
+def about_batch(policy: DevicePolicy, batch: int) -> list[str]:
     """Return a line if a step would use fewer images than the policy wants."""
     if batch >= policy.smallest_batch:
         return []

@@ -19,7 +19,7 @@ from semisfl.fleet.codec import codec_named, roundtrip_state
 from semisfl.fleet.consent import about_batch, objections
 from semisfl.fleet.noise import noised, secret_normal
 from semisfl.settings.config import Config
-from semisfl.settings.policy import Policy, PolicyBreach, stricter
+from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, stricter
 
 Parts = list[bytes | memoryview]
 Encode = Callable[[str, Mapping[str, Any], Mapping[str, Tensor], Mapping[str, str] | str], Parts]
@@ -93,7 +93,7 @@ class Outgoing:
         *,
         unpredictable: bool = False,
     ) -> None:
-        own = policy or Policy()
+        own = DevicePolicy.model_validate(dict(policy or {}))
         self.own = own if encode is None else own.of_device()
         """This client's own policy."""
         self.policy = self.own

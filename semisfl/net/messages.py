@@ -37,7 +37,7 @@ from semisfl.net.terms import EXTENSIONS
 from semisfl.net.terms import Terms as Terms
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 
 SMALL = 64 * 1024
 """Most bytes of a frame without tensors."""
@@ -96,7 +96,7 @@ def hello(
     name: str = "",
     instance: str = "",
     attempt: int = 0,
-    policy: Policy | None = None,
+    policy: DevicePolicy | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a hello.
 
@@ -111,7 +111,7 @@ def hello(
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
-        "policy": (policy or Policy()).model_dump(mode="json"),
+        "policy": (policy or DevicePolicy()).model_dump(mode="json"),
     }
 
 

@@ -18,7 +18,13 @@ from pydantic import (
 from semisfl.settings import catalog, lookup
 from semisfl.settings.entries import NamedMethod
 from semisfl.settings.policy import Policy
-from semisfl.settings.retired import MOVED, modernised, refuse_retired, without_retired
+from semisfl.settings.retired import (
+    MOVED,
+    modernised,
+    refuse_lines_of_devices,
+    refuse_retired,
+    without_retired,
+)
 from semisfl.settings.robust import RobustConfig, class_for, rule_sections, section_of
 from semisfl.settings.run import (
     ClientsConfig,
@@ -39,6 +45,7 @@ from semisfl.settings.sections import LabeledView
 from semisfl.settings.sections import Section as Section
 
 Settings = TypeVar("Settings", bound=Section)
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def _known_method(name: str) -> str:
@@ -46,7 +53,7 @@ def _known_method(name: str) -> str:
     return name
 
 
-def with_known_codec(policy: Policy, where: str) -> Policy:
+def with_known_codec(policy: AnyPolicy, where: str) -> AnyPolicy:
     """Return ``policy`` if its codec is known; ``where``: its place, for the error."""
     try:
         if policy.codec is not None:
@@ -57,10 +64,6 @@ def with_known_codec(policy: Policy, where: str) -> Policy:
 
 
 def _for_a_run(policy: Policy) -> Policy:
-    if policy.model:
-        raise ConfigError("policy.model is for the policy of a device; leave it out of a run")
-    if policy.full_models:  # only the owner of a device can allow it
-        policy = policy.model_copy(update={"full_models": None})
     return with_known_codec(policy, "policy.codec")
 
 
@@ -204,6 +207,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
         rules -= set(class_for(robust).model_fields)
         values["robust"] = _without_others(robust, rules, rule_sections(), "robust.")
     refuse_retired(values)
+    refuse_lines_of_devices(values)
     try:
         return kind.model_validate(values)
     except ValidationError as error:

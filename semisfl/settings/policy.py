@@ -1,8 +1,8 @@
 """The policy of a device: what may leave it, whatever its server asks. Loads no torch.
 
-A device's operator writes it (`semisfl join --policy policy.toml`). A run has the same settings in its
-section ``[policy]``, for every client. Over a network both apply, the stricter one in each line: a
-server can ask its devices for more protection, never for less.
+A device's operator writes it (`semisfl join --policy policy.toml`). A run asks the same of every client
+in its section ``[policy]``, which has the lines that a simulation can obey. Over a network both apply,
+the stricter one in each line: a server can ask its devices for more protection, never for less.
 """
 
 import tomllib
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from semisfl.settings.retired import modernised, refuse_retired
+from semisfl.settings.retired import refuse_retired, without_off
 from semisfl.settings.sections import ConfigError, Section
 
 Answer = Literal["ignore", "warn", "refuse"]
@@ -32,15 +32,10 @@ class PolicyBreach(ValueError):
 
 
 class Policy(Section):
+    """Hold what a run asks of every client."""
+
     codec: str | None = Field(
         None, description="features are sent in this codec or one with fewer bytes; none: any"
-    )
-    model: Annotated[tuple[Digest, ...], BeforeValidator(_listed)] = Field(
-        (), description="digests of the terms that a device accepts; only in a device's own policy"
-    )
-    full_models: bool | None = Field(
-        None,
-        description="take part in methods that send whole models; none: a device does not, a simulation does",
     )
     clip: float | None = Field(
         None, gt=0, description="largest norm of an image's features; none: no limit"
@@ -66,13 +61,6 @@ class Policy(Section):
     uses_per_image: int | None = Field(
         None, ge=1, description="how often the features of one image may be sent; none: no limit"
     )
-    rounds: int | None = Field(
-        None, ge=1, description="how many rounds a device takes part in; none: no limit"
-    )
-    smallest_batch: int = Field(
-        4, ge=1, description="least images per step: the gradient of a few shows each of them"
-    )
-    hijacking: Answer = Field("ignore", description="what to do if gradients look like hijacking")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Policy":
@@ -103,27 +91,49 @@ class Policy(Section):
         return self.clip is not None
 
     @property
+    def for_features(self) -> list[str]:
+        """Return the lines that protect what a split method sends and do nothing for whole models."""
+        default = Policy()
+        return [name for name in FOR_FEATURES if getattr(self, name) != getattr(default, name)]
+
+    def summary(self) -> str:
+        """Return its demands in one line."""
+        default = type(self)()
+        demands = [f"{name} = {value}" for name, value in self if value != getattr(default, name)]
+        return ", ".join(demands) or "no demands"
+
+
+class DevicePolicy(Policy):
+    """Hold what the owner of a device asks. Its own lines are not a server's to say."""
+
+    model: Annotated[tuple[Digest, ...], BeforeValidator(_listed)] = Field(
+        (), description="digests of the terms that the device accepts"
+    )
+    full_models: bool | None = Field(
+        None,
+        description="take part in methods that send whole models; none: a device does not, a simulation does",
+    )
+    rounds: int | None = Field(
+        None, ge=1, description="how many rounds the device takes part in; none: no limit"
+    )
+    smallest_batch: int = Field(
+        4, ge=1, description="least images per step: the gradient of a few shows each of them"
+    )
+    hijacking: Answer = Field("ignore", description="what to do if gradients look like hijacking")
+
+    @property
+    def for_features(self) -> list[str]:
+        return [*super().for_features, *(["hijacking"] if self.hijacking == "refuse" else [])]
+
+    @property
     def capped(self) -> bool:
         return any(
             limit is not None for limit in (self.bits_per_image, self.uses_per_image, self.rounds)
         )
 
-    @property
-    def for_features(self) -> list[str]:
-        """Return the lines that protect what a split method sends and do nothing for whole models."""
-        default = Policy()
-        names = [name for name in FOR_FEATURES if getattr(self, name) != getattr(default, name)]
-        return [*names, *(["hijacking"] if self.hijacking == "refuse" else [])]
-
-    def of_device(self) -> "Policy":
+    def of_device(self) -> "DevicePolicy":
         """Return the policy as a device holds it: whole models stay there unless the owner says true."""
         return self.model_copy(update={"full_models": bool(self.full_models)})
-
-    def summary(self) -> str:
-        """Return its demands in one line."""
-        default = Policy()
-        demands = [f"{name} = {value}" for name, value in self if value != getattr(default, name)]
-        return ", ".join(demands) or "no demands"
 
 
 FOR_FEATURES = (
@@ -132,7 +142,7 @@ FOR_FEATURES = (
 )
 
 
-def read_policy(path: Path) -> Policy:
+def read_policy(path: Path) -> DevicePolicy:
     """Read the policy file of a device. Keys are alone or under ``[policy]``."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -145,16 +155,17 @@ def read_policy(path: Path) -> Policy:
     return parse_policy(values, str(path))
 
 
-def parse_policy(values: Mapping[str, Any], where: str = "policy") -> Policy:
-    current = modernised({"policy": dict(values)})
-    refuse_retired(current, f"{where}: ")
+def parse_policy(values: Mapping[str, Any], where: str = "policy") -> DevicePolicy:
+    """Return the policy of a device; a mistake becomes a ConfigError of one line."""
+    current = without_off("policy", values)
+    refuse_retired({"policy": current}, f"{where}: ")
     try:
-        return Policy.model_validate(current.get("policy", {}))
+        return DevicePolicy.model_validate(current)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         unknown = first["type"] == "extra_forbidden"
-        hint = f"; known: {', '.join(Policy.model_fields)}" if unknown else ""
+        hint = f"; known: {', '.join(DevicePolicy.model_fields)}" if unknown else ""
         reason = str(first["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"{where}: {key + ': ' if key else ''}{reason}{hint}") from None
 
@@ -163,22 +174,15 @@ def _least(one: float | None, other: float | None) -> Any:
     return min((value for value in (one, other) if value is not None), default=None)
 
 
-def _strongest(one: Answer, other: Answer) -> Answer:
-    return max(one, other, key=ANSWERS.index)
-
-
 _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
     "codec": lambda own, asked: asked if own is None else own,
-    "model": lambda own, asked: own,
-    "full_models": lambda own, asked: own if asked is None else asked and own is not False,
-    **dict.fromkeys(("clip", "update_clip", "bits_per_image", "uses_per_image", "rounds"), _least),
-    **dict.fromkeys(("noise", "update_noise", "smallest_batch"), max),
-    "hijacking": _strongest,
+    **dict.fromkeys(("clip", "update_clip", "bits_per_image", "uses_per_image"), _least),
+    **dict.fromkeys(("noise", "update_noise"), max),
 }
 
 
-def stricter(own: Policy, asked: Policy) -> Policy:
-    """Return the stricter of both in every line.
+def stricter(own: DevicePolicy, asked: Policy) -> DevicePolicy:
+    """Return the stricter of both in every line; a device's own lines stay as they are.
 
     ``codec`` is the device's ``own`` if it has any: the settings of a run are checked against both
     policies.

@@ -133,6 +133,7 @@ def fedmatch_original(values: Values) -> Values:
                 "lambda_a": 1e-2,
                 "lambda_l2": 10.0,
                 "lambda_l1": 1e-5,
+                "keep_helpers": False,
             },
         },
     )

@@ -23,7 +23,6 @@ RETIRED: dict[str, Any] = {
     "data.augment.operations": 2,
     "data.augment.pad": "none",
     "fedmatch.helpers": 2,
-    "fedmatch.keep_helpers": True,
     "fedmatch.psi_factor": 0.2,
     "fedmatch.refresh": 10,
     "fedmatch.sparse": False,
@@ -71,6 +70,15 @@ INSTEAD = {
 }
 """Retired keys with what replaces them."""
 
+ON_DEVICES: dict[str, tuple[Any, ...]] = {
+    "policy.full_models": (True, "none"),
+    "policy.hijacking": ("ignore",),
+    "policy.model": ([], ()),
+    "policy.rounds": ("none",),
+    "policy.smallest_batch": (4,),
+}
+"""Lines of a device's own policy that runs had too, each with the values that asked for nothing."""
+
 MOVED = {
     "teacher.client": ("semisfl.client_teacher",),
     "robust.attackers": ("robust.trimmed_mean.attackers", "robust.krum.attackers"),
@@ -99,7 +107,7 @@ def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
     leaves = sorted(_leaves(values), key=lambda leaf: ".".join(leaf[0]) in MOVED)
     for path, value in leaves:
         key = ".".join(path)
-        if key in RETIRED and _off(key, value):
+        if _off(key, value) or _asks_nothing(key, value):
             continue
         methods, own = OWN_VIEWS.get(key, ((), None))
         if methods and (value == own or values.get("method", "semisfl") not in methods):
@@ -107,6 +115,21 @@ def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
         for name in MOVED.get(key, (None,)):
             _place(result, name.split(".") if name else path, value)
     return result
+
+
+def without_off(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a ``section`` without retired ones that are off."""
+    return {name: value for name, value in values.items() if not _off(f"{section}.{name}", value)}
+
+
+def refuse_lines_of_devices(values: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for the first line of a device's policy in the ``values`` of a run."""
+    for path, value in _leaves(values):
+        if (key := ".".join(path)) in ON_DEVICES and not _asks_nothing(key, value):
+            raise ConfigError(
+                f"{key} = {value!r} is for the policy of a device (`semisfl join --policy`); "
+                "leave it out of a run"
+            )
 
 
 def refuse_retired(values: Mapping[str, Any], where: str = "") -> None:
@@ -136,7 +159,13 @@ def without_retired(section: str, values: Any) -> Any:
 
 
 def _off(key: str, value: Any) -> bool:
+    if key not in RETIRED:
+        return False
     return RETIRED[key] is ANYTHING or RETIRED[key] == ("none" if value is None else value)
+
+
+def _asks_nothing(key: str, value: Any) -> bool:
+    return ("none" if value is None else value) in ON_DEVICES.get(key, ())
 
 
 def _leaves(

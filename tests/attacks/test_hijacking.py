@@ -14,7 +14,7 @@ from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.fleet.hijack_detection import LIMIT, WINDOW, HijackDetector, alignment
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.client.connection import Rejected
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import Network, tiny
 
 LAYERS = [
@@ -71,7 +71,7 @@ def test_a_planted_bottom_leaks_from_the_first_step_on(digits: Network) -> None:
     assert len(nearest.unique()) > 10  # told apart, not one image for all
 
 
-def hijacked(net: Network, policy: Policy) -> int:
+def hijacked(net: Network, policy: DevicePolicy) -> int:
     """Return how many steps a hijacking server completes with a device that has this policy."""
     net.join(0, policy=policy)
     assert net.fleet.wait_for(1, 20)
@@ -89,7 +89,7 @@ def test_a_device_that_refuses_hijacking_leaves_and_names_the_reason(
     digits: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(RoundAborted):
-        hijacked(digits, Policy(hijacking="refuse"))
+        hijacked(digits, DevicePolicy(hijacking="refuse"))
     digits.clients[0].join(10)
     error = digits.clients[0].error
     assert isinstance(error, Rejected) and "gradients look like hijacking" in str(error)
@@ -100,13 +100,13 @@ def test_a_device_that_refuses_hijacking_leaves_and_names_the_reason(
 def test_a_device_that_only_warns_continues(
     digits: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert hijacked(digits, Policy(hijacking="warn")) == WINDOW + 4
+    assert hijacked(digits, DevicePolicy(hijacking="warn")) == WINDOW + 4
     said = [r.getMessage() for r in caplog.records if "look like hijacking" in r.getMessage()]
     assert len(said) == 1 and said[0].endswith("the policy says to go on")
 
 
 def test_an_honest_server_is_not_refused(digits: Network) -> None:
-    digits.join(0, policy=Policy(hijacking="refuse"))
+    digits.join(0, policy=DevicePolicy(hijacking="refuse"))
     assert digits.fleet.wait_for(1, 20)
     digits.experiment.method.round(0)
     assert digits.clients[0].error is None and digits.fleet.present() == [0]

@@ -47,12 +47,12 @@ def test_states_arrive_with_their_values_and_layout() -> None:
 
 
 def test_caps_are_counted_for_the_clients_of_every_rank() -> None:
-    with FLEETS["two ranks"](tiny(3, rounds=2, policy={"rounds": 1})) as fixture:
+    with FLEETS["two ranks"](tiny(3, rounds=2, policy={"uses_per_image": 1})) as fixture:
         fleet = fixture.experiment.fleet
         assert len(fleet.present()) == 3
         fixture.experiment.method.round(0)
         assert not fleet.present()
-        with pytest.raises(ValueError, match="no client is left: round 2"):
+        with pytest.raises(ValueError, match="no client is left: an image"):
             fleet.wait_ready()
 
 

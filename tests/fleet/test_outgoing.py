@@ -14,7 +14,7 @@ from semisfl.fleet.outgoing import Cleared, Outgoing, Parts
 from semisfl.net.chunks import PREFIX
 from semisfl.net.client.connection import Connection
 from semisfl.runs.experiment import Experiment, assemble
-from semisfl.settings.policy import Policy, PolicyBreach
+from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach
 from tests.net.harness import network, tiny, toy_data
 
 UPDATES = {"update_clip": 1e-3, "update_noise": 1e-3}
@@ -125,15 +125,15 @@ def test_noise_leaves_no_variance_negative() -> None:
 
 
 def test_clients_of_a_simulation_leave_when_their_caps_are_used_up() -> None:
-    experiment = simulated(policy={"rounds": 1}, clients={"active": 2}, rounds=3)
+    experiment = simulated(policy={"uses_per_image": 1}, clients={"active": 2}, rounds=3)
     fleet = experiment.fleet
     experiment.method.round(0)
     assert len(fleet.present()) == 1
-    resumed = simulated(policy={"rounds": 1}, clients={"active": 2}, rounds=3)
+    resumed = simulated(policy={"uses_per_image": 1}, clients={"active": 2}, rounds=3)
     resumed.load_state_dict(experiment.state_dict())
     assert resumed.fleet.present() == fleet.present()
     experiment.method.round(1)
-    with pytest.raises(ValueError, match=r"no client is left: round 2 .* rounds = 1"):
+    with pytest.raises(ValueError, match=r"no client is left: an image .* uses_per_image = 1"):
         fleet.wait_ready()
 
 
@@ -265,7 +265,7 @@ def test_fewer_rows_of_cleared_tensors_are_cleared() -> None:
 
 def test_whole_models_leave_only_where_the_policy_says_so() -> None:
     frames: list[tuple[str, set[str]]] = []
-    open_to_models = device(Policy(full_models=True), frames)
+    open_to_models = device(DevicePolicy(full_models=True), frames)
     models = {"model/w": torch.rand(2)}
     open_to_models.frame("states", {}, open_to_models.models(models))
     assert frames == [("states", {"model/w"})]

@@ -315,10 +315,11 @@ def test_remembering_a_round_copies_no_upload_that_is_kept(
     assert checkpoint.digest(method.state_dict()) == digest
 
 
-def test_helpers_come_with_a_refresh_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients, all active: known after round 0, given helpers in round 1, which stay in round 2."""
+@pytest.mark.parametrize("keep", [True, False])
+def test_helpers_come_with_a_refresh_and_stay(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients, all active: known after round 0, helped in round 1, and in round 2 if kept."""
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
-    experiment, method = make("clients.active=3")
+    experiment, method = make("clients.active=3", f"fedmatch.keep_helpers={str(keep).lower()}")
     plans: list[FullRound] = []
     train = method.setup.fleet.train
 
@@ -335,7 +336,7 @@ def test_helpers_come_with_a_refresh_and_stay(monkeypatch: pytest.MonkeyPatch) -
     assert sizes[1] == 2 * sizes[0]  # 2S and J = 2 helpers
     assert sizes[2] == sizes[0]
     assert sorted(plans[1].send_to[0]) == ["helper0", "helper1"]
-    assert plans[2].held[0]
+    assert bool(plans[2].held[0]) is keep
 
 
 def test_the_original_variant_has_its_authors_weights() -> None:
@@ -343,5 +344,5 @@ def test_the_original_variant_has_its_authors_weights() -> None:
     chosen = settings.fedmatch
     assert (chosen.lambda_s, chosen.lambda_i, chosen.lambda_a) == (10, 1e-2, 1e-2)
     assert (chosen.lambda_l2, chosen.lambda_l1) == (10, 1e-5)
-    assert chosen.confidence_threshold == 0.85
+    assert chosen.confidence_threshold == 0.85 and not chosen.keep_helpers
     assert (settings.optimizer.lr, settings.optimizer.momentum) == (1e-3, 0)

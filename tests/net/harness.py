@@ -37,7 +37,7 @@ from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 
 SIDE = 16
 CLASSES = 4
@@ -102,7 +102,7 @@ class Client(threading.Thread):
         *,
         credentials: certs.Credentials | None = None,
         allow_methods: Sequence[str] = (),
-        policy: Policy | None = None,
+        policy: DevicePolicy | None = None,
         approve: Callable[[Terms], None] | None = None,
         break_at: Callable[["Client", Frame], None] | None = None,
         load: Images | None = None,
@@ -196,7 +196,7 @@ class Network:
         if self.certificates is not None:
             how.setdefault("credentials", certs.load_client_credentials(self.certificates, name))
         if lookup.method(self.config.method).works:
-            how.setdefault("policy", Policy(full_models=True))
+            how.setdefault("policy", DevicePolicy(full_models=True))
         images = self.data.images[self.partition.clients[index]]
         client = Client(address or self.address, images, name, **how)
         self.clients[index] = client

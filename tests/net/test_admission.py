@@ -19,7 +19,7 @@ from semisfl.net.server.admission import (
 )
 from semisfl.net.server.roster import Roster
 from semisfl.settings import config
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 
 SETTINGS = config.parse(
     {"clients": {"total": 2, "active": 1}, "wire": {"gradients": "int8", "models": "fp16"}}
@@ -65,7 +65,7 @@ def test_clients_that_fit_are_admitted(run: str) -> None:
         ({"policy": {"codec": "int8"}}, "policy: wire.student_features = 'fp32' is finer than"),
         ({"policy": {"layers": "fc1"}}, r"policy\.layers = 'fc1' is a setting that only version"),
         ({"policy": {"noise": -1.0}}, "policy: noise: .*greater than or equal to 0"),
-        ({"policy": {"nose": 1.0}}, "policy: nose: .*known: codec, model"),
+        ({"policy": {"nose": 1.0}}, "policy: nose: .*known: codec, clip"),
         ({"policy": {"codec": "int-8"}}, "policy: codec = 'int-8' is not known; use one of fp32"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_policy_that_cannot_be_read_is_one_short_line() -> None:
 def test_an_older_device_may_send_a_retired_policy_setting_that_is_off() -> None:
     policy = {**hello()["policy"], "distance_correlation": 0.0}
     check_hello(hello(policy=policy), "ann", TERMS, roster())
-    assert policy_of(hello(policy=policy)) == Policy()
+    assert policy_of(hello(policy=policy)) == DevicePolicy()
     with pytest.raises(Refused, match=r"distance_correlation = 0\.5 .*only version 0\.1\.0 has"):
         check_hello(hello(policy={**policy, "distance_correlation": 0.5}), "ann", TERMS, roster())
 

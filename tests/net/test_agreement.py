@@ -15,7 +15,7 @@ from semisfl.net.client.connection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server.roster import Roster
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
 
 
@@ -54,7 +54,7 @@ def test_a_split_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) 
     allowance = Allowance()
     allowance.spent = Spent(rounds=1, uses=4)
     with network(tiny(1)) as net:
-        net.join(0, policy=Policy(uses_per_image=10), allowance=allowance)
+        net.join(0, policy=DevicePolicy(uses_per_image=10), allowance=allowance)
         assert net.fleet.wait_for(1, 10)
         net.fleet.start_round(plan_of(net, **changes))
         assert f"the server sends {reason}" in refusal(net)

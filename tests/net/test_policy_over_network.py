@@ -15,7 +15,7 @@ from semisfl.net.client.connection import Rejected
 from semisfl.net.client.join import join
 from semisfl.net.server import admission
 from semisfl.settings.config import ConfigError
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import Network, network, tiny, until
 
 LISTENER = "semisfl.net.server.listener"
@@ -46,7 +46,7 @@ def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with network(tiny(1)) as net:
-        net.join(0, policy=Policy(codec="int8"))
+        net.join(0, policy=DevicePolicy(codec="int8"))
         said = ended(net)
         assert net.fleet.present() == []
     (line,) = lines(caplog, "semisfl.audit")
@@ -59,7 +59,7 @@ def test_a_server_that_does_not_look_at_policies_gets_no_features(
 ) -> None:
     monkeypatch.setattr(admission, "objections", lambda *_: [])
     with network(tiny(1)) as net:
-        net.join(0, policy=Policy(codec="int8"))
+        net.join(0, policy=DevicePolicy(codec="int8"))
         assert "this device's policy ends its part: wire.student_features" in ended(net)
         until(lambda: bool(lines(caplog, "semisfl.audit")))
         assert net.fleet.roster.images == {} and net.fleet.traffic.total() == 0
@@ -72,10 +72,10 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     caplog.set_level(logging.INFO, "semisfl")
     config = tiny(2, wire={"student_features": "int8", "teacher_features": "int8"})
     with network(config) as net:
-        net.join_all(policy=Policy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
+        net.join_all(policy=DevicePolicy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
         net.experiment.method.round(0)
     said = "\n".join(lines(caplog, LISTENER))
-    assert "codec = int8, full_models = False, clip = 2.0, noise = 0.1, update_clip" in said
+    assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in said
     assert "takes part in 1 rounds at most, the run has 2" in said
 
 
@@ -103,7 +103,7 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
     file = beside(tmp_path / "policy.toml")
     with network(tiny(1, rounds=3)) as net:
         for count in range(2):  # the second time as a new process, which must remember the first
-            client = net.join(0, policy=Policy(rounds=2), allowance=Allowance(file))
+            client = net.join(0, policy=DevicePolicy(rounds=2), allowance=Allowance(file))
             assert net.fleet.wait_for(1, 10)
             net.experiment.method.round(count)
             if not count:
@@ -124,18 +124,18 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
 @pytest.mark.parametrize(
     ("method", "policy", "spent", "reason"),
     [
-        ("semisfl", Policy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
-        ("semisfl", Policy(uses_per_image=3), Spent(0, 3), "an image would be used 4 times"),
+        ("semisfl", DevicePolicy(rounds=3), Spent(3, 0), "round 4 of this client would exceed"),
+        ("semisfl", DevicePolicy(uses_per_image=3), Spent(0, 3), "an image would be used 4 times"),
         (
             "fedswitch",
-            Policy(rounds=3, full_models=True),
+            DevicePolicy(rounds=3, full_models=True),
             Spent(3, 0),
             "round 4 of this client would exceed",
         ),
     ],
 )
 def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
-    method: str, policy: Policy, spent: Spent, reason: str, caplog: pytest.LogCaptureFixture
+    method: str, policy: DevicePolicy, spent: Spent, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     allowance = Allowance()
     allowance.spent = spent
@@ -151,13 +151,13 @@ def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
 @pytest.mark.parametrize(
     ("method", "policy", "spent"),
     [
-        ("semisfl", Policy(rounds=3), Spent(2, 9)),
-        ("semisfl", Policy(uses_per_image=3), Spent(9, 2)),
-        ("fedswitch", Policy(rounds=10, full_models=True), Spent(9, 3)),
+        ("semisfl", DevicePolicy(rounds=3), Spent(2, 9)),
+        ("semisfl", DevicePolicy(uses_per_image=3), Spent(9, 2)),
+        ("fedswitch", DevicePolicy(rounds=10, full_models=True), Spent(9, 3)),
     ],
 )
 def test_a_device_whose_caps_allow_one_more_round_takes_part(
-    method: str, policy: Policy, spent: Spent
+    method: str, policy: DevicePolicy, spent: Spent
 ) -> None:
     allowance = Allowance()
     allowance.spent = spent
@@ -172,7 +172,7 @@ def test_a_codec_that_the_server_does_not_know_is_final_and_has_its_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with network(tiny(1)) as net:
-        net.join(0, policy=Policy(codec="int-8"))
+        net.join(0, policy=DevicePolicy(codec="int-8"))
         said = ended(net)
     (line,) = lines(caplog, "semisfl.audit")
     for text in (said, line):
@@ -193,7 +193,7 @@ def test_what_a_policy_says_of_itself_is_one_line_of_the_log(
     caplog.set_level(logging.INFO, "semisfl")
     forged = "fc1\nforged\x1b[2J" + "x" * 9000
     with network(tiny(1)) as net:
-        net.join(0, policy=Policy(codec="int8").model_copy(update={"codec": forged}))
+        net.join(0, policy=DevicePolicy(codec="int8").model_copy(update={"codec": forged}))
         ended(net)
     (line,) = lines(caplog, "semisfl.audit")
     assert "the client's policy: codec = 'fc1" in line
@@ -204,13 +204,19 @@ def test_what_a_policy_says_of_itself_is_one_line_of_the_log(
     ("policy", "reason"),
     [
         (None, "sends whole models, which this device keeps; .* full_models = true in the file"),
-        (Policy(full_models=True, clip=1.0, noise=0.1, **UPDATES), "policy's clip, noise, update"),
-        (Policy(full_models=True, codec="int8", uses_per_image=1), "codec, uses_per_image would"),
+        (
+            DevicePolicy(full_models=True, clip=1.0, noise=0.1, **UPDATES),
+            "policy's clip, noise, update",
+        ),
+        (
+            DevicePolicy(full_models=True, codec="int8", uses_per_image=1),
+            "codec, uses_per_image would",
+        ),
     ],
 )
 @pytest.mark.parametrize("method", ["fedswitch", "semifl", "fedmatch", "fl2"])
 def test_no_whole_model_leaves_a_device_without_its_owners_word(
-    method: str, policy: Policy | None, reason: str, monkeypatch: pytest.MonkeyPatch
+    method: str, policy: DevicePolicy | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "objections", lambda *_: [])  # a server that does not care
     with network(tiny(1, method=method)) as net:

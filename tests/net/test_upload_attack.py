@@ -16,7 +16,7 @@ from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.connection import Rejected
 from semisfl.settings.config import ConfigError
-from semisfl.settings.policy import Policy, parse_policy, read_policy
+from semisfl.settings.policy import DevicePolicy, parse_policy, read_policy
 from tests.net.harness import Network, network, tiny, toy_data, until
 
 LAYERS = [
@@ -42,7 +42,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     made.close()
 
 
-def attacked(net: Network, policy: Policy, length: float = 1.0) -> Tensor:
+def attacked(net: Network, policy: DevicePolicy, length: float = 1.0) -> Tensor:
     """Send a bottom of zeros and the gradient e_i for row i; return the weight that comes back."""
     net.join(0, policy=policy)
     assert net.fleet.wait_for(1, 20)
@@ -64,7 +64,7 @@ def images_in(net: Network, weight: Tensor) -> int:
 
 
 def test_without_a_policy_every_image_is_a_row_of_the_upload(net: Network) -> None:
-    assert images_in(net, attacked(net, Policy())) == IMAGES
+    assert images_in(net, attacked(net, DevicePolicy())) == IMAGES
 
 
 def test_the_policy_that_only_looked_strict_is_refused_with_the_fix() -> None:
@@ -81,7 +81,7 @@ def test_the_strict_policy_shows_no_image(net: Network) -> None:
 
 def test_gradients_far_longer_than_their_features_end_the_part(net: Network) -> None:
     with pytest.raises(RoundAborted):
-        attacked(net, Policy(), length=1e4)
+        attacked(net, DevicePolicy(), length=1e4)
     net.clients[0].join(10)
     error = net.clients[0].error
     assert isinstance(error, Rejected) and "gradients of a row have norm 1e+04" in str(error)
@@ -111,7 +111,7 @@ def test_a_batch_of_one_is_refused_unless_the_owner_allows_it() -> None:
             net.clients[0].error
         )
     with network(config) as net:
-        net.join(0, policy=Policy(smallest_batch=1))
+        net.join(0, policy=DevicePolicy(smallest_batch=1))
         assert net.fleet.wait_for(1, 10)
 
 
@@ -148,14 +148,14 @@ def test_the_cap_on_bits_ends_the_part_before_the_send_and_outlasts_the_process(
     file = beside(tmp_path / "policy.toml")
     shaped = {"clip": 1.0, "noise": 0.14, "update_clip": 1.0, "update_noise": 0.01}
     with network(tiny(1, rounds=3)) as net:
-        client = net.join(0, policy=Policy(**shaped), allowance=Allowance(None))
+        client = net.join(0, policy=DevicePolicy(**shaped), allowance=Allowance(None))
         assert net.fleet.wait_for(1, 10)
         net.experiment.method.round(0)
         once = client.device.bits_per_image
         client.device.stop()
         client.join(10)
         until(lambda: not net.fleet.present())
-        policy = Policy(**shaped, bits_per_image=1.5 * once)
+        policy = DevicePolicy(**shaped, bits_per_image=1.5 * once)
         client = net.join(0, policy=policy, allowance=Allowance(file))
         assert net.fleet.wait_for(1, 10)
         net.experiment.method.round(1)
@@ -179,7 +179,7 @@ def test_two_devices_that_share_a_file_share_its_caps(tmp_path: Path) -> None:
     from semisfl.fleet.caps import Price
     from semisfl.settings.policy import PolicyBreach
 
-    file, policy = beside(tmp_path / "policy.toml"), Policy(rounds=3)
+    file, policy = beside(tmp_path / "policy.toml"), DevicePolicy(rounds=3)
     one, other = Allowance(file), Allowance(file)
     for allowance in (one, other, one):
         allowance.take(policy, Price(10))

@@ -10,14 +10,21 @@ from semisfl.fleet.caps import Held, Price, Spent, most_uses
 from semisfl.fleet.consent import about_batch, objections
 from semisfl.settings.bits import row_bits
 from semisfl.settings.config import ConfigError, parse
-from semisfl.settings.policy import Policy, PolicyBreach, parse_policy, read_policy, stricter
+from semisfl.settings.policy import (
+    DevicePolicy,
+    Policy,
+    PolicyBreach,
+    parse_policy,
+    read_policy,
+    stricter,
+)
 
 
 def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     for text in ('codec = "int8"\nrounds = 3\n', '[policy]\ncodec = "int8"\nrounds = 3\n'):
         file.write_text(text)
-        assert read_policy(file) == Policy(codec="int8", rounds=3)
+        assert read_policy(file) == DevicePolicy(codec="int8", rounds=3)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,7 @@ def test_a_contradictory_policy_is_one_line(values: dict, said: str) -> None:
 
 
 def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
-    own = Policy(
+    own = DevicePolicy(
         codec="int8",
         clip=4.0,
         noise=0.5,
@@ -63,9 +70,7 @@ def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
         update_clip=1.0,
         bits_per_image=70,
     )
-    asked = Policy(
-        clip=2.0, noise=0.1, rounds=20, hijacking="ignore", update_noise=0.3, update_clip=1.0
-    )
+    asked = Policy(clip=2.0, noise=0.1, update_noise=0.3, update_clip=1.0)
     both = stricter(own, asked)
     assert both.codec == "int8" and not both.full_models
     assert (both.clip, both.rounds, both.update_noise) == (2.0, 10, 0.3)
@@ -74,7 +79,7 @@ def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
     # 0.5 of a clip of 4 is an amount of 2, which a smaller clip must not make less.
     assert both.noise * both.clip == pytest.approx(2.0)
     assert stricter(own, Policy()) == own
-    assert stricter(Policy(), own).noise == own.noise
+    assert stricter(DevicePolicy(), own).noise == own.noise
 
 
 def test_terms_are_held_against_the_policy() -> None:
@@ -95,28 +100,59 @@ FOR_BOTH = {"rounds", "model", "full_models", "smallest_batch"}
 
 def test_a_line_that_does_nothing_for_whole_models_excludes_methods_that_send_them() -> None:
     whole = parse({"method": "semifl"})
-    assert set(Policy.model_fields) == {*FOR_FEATURES, *FOR_BOTH}
+    assert set(DevicePolicy.model_fields) == {*FOR_FEATURES, *FOR_BOTH}
     for name, value in FOR_FEATURES.items():
-        policy = Policy.model_construct(**{**dict(Policy()), name: value, "full_models": True})
+        policy = DevicePolicy.model_construct(
+            **{**dict(DevicePolicy()), name: value, "full_models": True}
+        )
         (line,) = objections(policy, whole)
         assert f"sends whole models, for which the policy's {name} would do nothing" in line
-    allowed = Policy(rounds=3, full_models=True, hijacking="warn")
+    allowed = DevicePolicy(rounds=3, full_models=True, hijacking="warn")
     assert objections(allowed, whole) == []
 
 
 def test_a_device_keeps_whole_models_unless_its_owner_says_otherwise() -> None:
     whole, split = parse({"method": "semifl"}), parse({})
     assert objections(Policy(), whole) == [], "a simulation has no owner"
-    for policy in (Policy(), Policy(full_models=False)):
+    for policy in (DevicePolicy(), DevicePolicy(full_models=False)):
         (line,) = objections(policy.of_device(), whole)
         assert "join with full_models = true in the file of --policy" in line
         assert objections(policy.of_device(), split) == []
-    allowed = Policy(full_models=True).of_device()
+    allowed = DevicePolicy(full_models=True).of_device()
     assert objections(allowed, whole) == []
-    # A run cannot allow what the owner has not, and can ask for less than the owner allows.
-    assert stricter(Policy().of_device(), Policy(full_models=True)).full_models is False
-    assert stricter(allowed, Policy(full_models=False)).full_models is False
+    assert stricter(DevicePolicy().of_device(), Policy()).full_models is False
     assert stricter(allowed, Policy()).full_models is True
+
+
+ON_DEVICES = {"model": ["sha256:" + "0a" * 32], "full_models": False}
+ON_DEVICES |= {"rounds": 3, "smallest_batch": 8, "hijacking": "refuse"}
+
+
+@pytest.mark.parametrize("name", ON_DEVICES)
+def test_a_run_has_no_lines_that_only_a_device_can_obey(name: str) -> None:
+    assert name not in Policy.model_fields and name in DevicePolicy.model_fields
+    with pytest.raises(ConfigError) as error:
+        parse({"policy": {name: ON_DEVICES[name]}})
+    line = f"policy.{name} = {ON_DEVICES[name]!r} is for the policy of a device (`semisfl join --policy`)"
+    assert str(error.value) == f"{line}; leave it out of a run"
+
+
+def test_no_server_changes_the_lines_that_only_an_owner_writes() -> None:
+    """Files of earlier versions say these, so that a run may; they change nothing."""
+    lax = {
+        "full_models": True,
+        "hijacking": "ignore",
+        "smallest_batch": 4,
+        "model": [],
+        "rounds": "none",
+    }
+    run = parse({"policy": lax | {"clip": 1.0, "update_clip": 1.0, "update_noise": 0.1}})
+    own = DevicePolicy(**ON_DEVICES)
+    assert stricter(own, run.policy).model_dump(include=set(ON_DEVICES)) == own.model_dump(
+        include=set(ON_DEVICES)
+    )
+    assert stricter(own, run.policy).clip == 1.0
+    assert parse({"policy": lax | {"full_models": None}}) == parse({})
 
 
 def test_the_terms_that_a_device_accepts_are_digests() -> None:
@@ -126,20 +162,17 @@ def test_the_terms_that_a_device_accepts_are_digests() -> None:
     for wrong in ("cnn", "sha256:0a", "SHA256:" + "0A" * 32, ["cnn"], 7):
         with pytest.raises(ConfigError, match="model"):
             parse_policy({"model": wrong})
-    with pytest.raises(ConfigError, match=r"policy\.model is for the policy of a device"):
-        parse({"policy": {"model": digest}})
 
 
 def test_a_batch_has_four_images_unless_the_owner_allows_fewer() -> None:
-    assert about_batch(Policy(), 4) == about_batch(Policy(smallest_batch=1), 1) == []
-    (line,) = about_batch(Policy(), 3)
+    assert about_batch(DevicePolicy(), 4) == about_batch(DevicePolicy(smallest_batch=1), 1) == []
+    (line,) = about_batch(DevicePolicy(), 3)
     assert "clients.batch = 3 is below the policy's smallest_batch = 4; set clients.batch" in line
-    assert stricter(Policy(smallest_batch=1), Policy(smallest_batch=8)).smallest_batch == 8
 
 
 def test_caps_end_a_clients_part() -> None:
     assert most_uses(steps=10, batch=32, count=100) == 4
-    policy = Policy(rounds=5, uses_per_image=8)
+    policy = DevicePolicy(rounds=5, uses_per_image=8)
     spent, price = Spent(), Price(images=100, uses=4)
     for _ in range(2):
         assert spent.refusal(policy, price) is None
@@ -147,10 +180,10 @@ def test_caps_end_a_clients_part() -> None:
     assert "used 12 times, the policy has uses_per_image = 8" in (
         spent.refusal(policy, price) or ""
     )
-    assert "rounds = 2" in (spent.refusal(Policy(rounds=2), Price(100)) or "")
+    assert "rounds = 2" in (spent.refusal(DevicePolicy(rounds=2), Price(100)) or "")
 
 
-NOISY = Policy(clip=1.0, noise=0.14, update_clip=1.0, update_noise=0.01, bits_per_image=100.0)
+NOISY = DevicePolicy(clip=1.0, noise=0.14, update_clip=1.0, update_noise=0.01, bits_per_image=100.0)
 HELD = Held(images=320, batch=32, features=512, weights=52_096)
 
 

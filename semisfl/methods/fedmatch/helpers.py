@@ -57,6 +57,10 @@ class Helpers:
                 chosen = nearest(self._embeddings, client, count)
                 self._given[client] = [self._latest[helper] for helper in chosen]
 
+    def forget(self) -> None:
+        """Take the helpers of every client."""
+        self._given.clear()
+
     def of(self, client: int) -> dict[str, State]:
         """``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
         return {

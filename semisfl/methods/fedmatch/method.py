@@ -2,8 +2,9 @@
 
 The algorithm follows its authors' code. Ours, not theirs: biases are decomposed too, BatchNorm's affine
 weights belong to sigma and its buffers are averaged (the original network has neither); helpers
-stay with a client until it is given others (in the code: for one round); the weights of the losses, except in the variant ``fedmatch_original``; p(x) is read with
-dropout off; a learning rate by schedule, not by plateau.
+stay with a client until it gets others (``keep_helpers = false``: for one round, as in the code); the
+weights of the losses, except in the variant ``fedmatch_original``; p(x) is read with dropout off; a
+learning rate by schedule, not by plateau.
 """
 
 import copy
@@ -126,6 +127,8 @@ class FedMatch:
         refresh = (round_index + 1) % REFRESH == 0
         if refresh:
             self.helpers.choose(active, HELPERS)
+        elif not settings.keep_helpers:
+            self.helpers.forget()
         helpers = {client: self.helpers.of(client) for client in active}
         buffers = dict(self.model.named_buffers())
         current = {

@@ -11,6 +11,10 @@ HELPERS = 2
 
 class FedMatchSettings(Section):
     confidence_threshold: float = Field(0.95, ge=0, le=1, description="keep a sample from here up")
+    keep_helpers: bool = Field(
+        True,
+        description="helpers stay until the next choice; false: one round, as in the authors' code",
+    )
     lambda_s: float = Field(1.0, ge=0, description="weight of the supervised loss")
     lambda_i: float = Field(1e-2, ge=0, description="weight of inter-client consistency")
     lambda_a: float = Field(1e-2, ge=0, description="weight of the agreement pseudo-label loss")
@@ -20,7 +24,8 @@ class FedMatchSettings(Section):
 
 def cost(sizes: Sizes, settings: FedMatchSettings, *, choosing: bool = False) -> Cost:
     """Dense. ``choosing``: in a round in which helpers are chosen anew."""
-    helpers = HELPERS if choosing or sizes.resent else 0
+    again = sizes.resent and settings.keep_helpers
+    helpers = HELPERS if choosing or again else 0
     # Plain and strong images, and the plain ones through every helper; sigma beside psi.
     work = Work(client=6.0 + HELPERS, kept=2, copies=4 + HELPERS)
     return Cost((2 + helpers) * sizes.full, sizes.full, work=work)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from semisfl.files import write_whole
 from semisfl.fleet.caps import Price, Spent
-from semisfl.settings.policy import Policy, PolicyBreach
+from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.settings.sections import ConfigError
 
 
@@ -57,12 +57,12 @@ class Allowance:
         with _opened(file.parent, os.O_RDONLY) as folder:
             os.fsync(folder)
 
-    def check(self, policy: Policy, price: Price) -> None:
+    def check(self, policy: DevicePolicy, price: Price) -> None:
         """Raise `PolicyBreach` if one more round at this price exceeds the caps."""
         if (reason := self.spent.refusal(policy, price)) is not None:
             raise PolicyBreach(reason)
 
-    def take(self, policy: Policy, price: Price) -> None:
+    def take(self, policy: DevicePolicy, price: Price) -> None:
         """Spend one round, on disk before anything is sent; raise `PolicyBreach` beyond the caps."""
         if self._file is None or not policy.capped:
             self.check(policy, price)

@@ -26,7 +26,7 @@ from semisfl.net.tls import credentials
 from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 
 log = brief_logger(__name__)
 
@@ -76,7 +76,7 @@ class Connection:
         name: str = "",
         insecure_loopback: bool = False,
         allow_methods: Collection[str] = (),
-        policy: Policy | None = None,
+        policy: DevicePolicy | None = None,
         approve: Callable[[Terms], None] | None = None,
         thread: LoopThread | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from semisfl.net.client.report import Report
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError, with_known_codec
-from semisfl.settings.policy import Policy, read_policy
+from semisfl.settings.policy import DevicePolicy, read_policy
 from semisfl.stopping import StopFlag
 
 log = brief_logger(__name__)
@@ -58,7 +58,7 @@ def join(
         raise ConfigError(f"{data} is not a folder; --data needs a folder of images")
     for method in allow_methods:  # fail now, not when a server asks for it
         lookup.works(lookup.method(method))
-    demands = Policy()
+    demands = DevicePolicy()
     if policy is not None:
         demands = with_known_codec(read_policy(policy), str(policy))
     allowance = Allowance(beside(policy) if policy is not None else None)

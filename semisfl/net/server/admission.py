@@ -15,7 +15,7 @@ from semisfl.net.frames import PROTOCOL
 from semisfl.net.messages import BY_POLICY, Schemas, Terms
 from semisfl.net.server.roster import Roster
 from semisfl.settings.config import Config
-from semisfl.settings.policy import Policy, parse_policy
+from semisfl.settings.policy import DevicePolicy, parse_policy
 from semisfl.settings.sections import ConfigError
 
 HANDSHAKE_SECONDS = 10.0
@@ -79,7 +79,7 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
         raise no_place(roster, identity)
 
 
-def policy_of(fields: dict[str, Any]) -> Policy:
+def policy_of(fields: dict[str, Any]) -> DevicePolicy:
     """Return the policy in a client's hello; raise `Refused` if it cannot be read."""
     try:
         return parse_policy(fields["policy"], "the client's policy")

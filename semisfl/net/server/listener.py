@@ -30,7 +30,7 @@ from semisfl.net.server.admission import (
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Listener:
     def _log_policy(self, session: Session) -> None:
         """Log what the client's policy limits, so that the operator can plan the run."""
         policy, rounds = session.policy, self._terms.config.rounds
-        if policy != Policy().of_device():
+        if policy != DevicePolicy().of_device():
             log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
         if policy.rounds is not None and policy.rounds < rounds:
             log.warning(

@@ -14,7 +14,7 @@ import grpc.aio
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
 from semisfl.net.server.trust import Shown
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy
 
 UNASKED_LIMIT = 64
 """Unasked frames that a client may send before it counts as an offender."""
@@ -76,7 +76,7 @@ class Session:
         """The client's certificate; None in plaintext."""
         self.came = ("", 0)
         """The client's process, and the number of its connection."""
-        self.policy = Policy()
+        self.policy = DevicePolicy()
         """The policy in the client's hello."""
         self.client = -1
         """The index in the roster, once the client is ready."""
