@@ -13,13 +13,12 @@ from typing import Any
 from semisfl.files import write_whole
 from semisfl.runs import reading
 from semisfl.runs.labels import without
+from semisfl.runs.preset_changes import flat, nearest_preset
 from semisfl.runs.reading import FORMAT, SUFFIX, Values
 from semisfl.settings import config as configs
-from semisfl.settings import lookup, presets
+from semisfl.settings import lookup
 from semisfl.settings.version import VERSION
 
-OWN = ("method", "rounds", "seed")
-"""Settings that a record names even if the preset has the same value."""
 DIGITS = 5
 """Significant digits that a record keeps of a metric."""
 
@@ -32,7 +31,7 @@ def write(run: Path, file: Path) -> None:
         raise ValueError(f"{file} is already there; choose another name, or remove it first")
     config = configs.parse(reading.read_config(run))
     values = config.model_dump(mode="json", exclude_none=True)
-    settings = without(lookup.unread_settings(config.method), _flat(values))
+    settings = without(lookup.unread_settings(config.method), flat(values))
     preset, changed = nearest_preset(settings)
     environment = reading.read_environment(run)
     if "platform" in environment:
@@ -79,20 +78,6 @@ def unpacked(paths: Sequence[Path], folder: Path) -> list[Path]:
     return [path for path in paths if path.is_dir()] + places
 
 
-def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the preset or variant with the fewest other values, and the keys of a run's own ones."""
-    variants = [f"{base}+{variant}" for base in presets.PRESETS for variant in presets.VARIANTS]
-    best: tuple[str, list[str]] | None = None
-    for name in (*presets.PRESETS, *variants):
-        values = presets.values_of(name) | {"method": settings["method"]}
-        there = _flat(configs.parse(values).model_dump(mode="json", exclude_none=True))
-        keys = [key for key in settings if key in OWN or settings[key] != there.get(key)]
-        if best is None or len(keys) < len(best[1]):
-            best = name, keys
-    assert best is not None
-    return best
-
-
 def as_text(record: Mapping[str, Any]) -> bytes:
     """Return JSON with one line per entry, and one per metric, so that two records can be compared."""
     lines = []
@@ -128,14 +113,3 @@ def _kind_of_platform(text: str) -> str:
     """Return system and processor: a kernel's version may name where a machine stands."""
     known = re.fullmatch(r"(\w+)-.*\b(x86_64|AMD64|aarch64|arm64)\b.*", text)
     return f"{known[1]} {known[2]}" if known else text
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Values:
-    """Return nested values by dotted key; lists stay values."""
-    flat: Values = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Callable
 from importlib.resources import files
@@ -18,7 +19,8 @@ from semisfl.watch.views import Plain, Runs
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 COOKIE = "semisfl-watch"
 SCRIPTS = (
-    *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "details.js", "page.js"),
+    *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "settings.js", "log.js"),
+    *("details.js", "page.js"),
 )
 """In the order they are loaded."""
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
@@ -50,6 +52,17 @@ def page_file(name: str) -> str:
 def plotly_script() -> str:
     """Return the script of the chart library."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def page_html(library: str) -> str:
+    """Return the page, with elements that keep the chart library from adding styles for maps.
+
+    The page draws no maps, and its security policy would refuse these styles with an error. The library
+    adds one only if no element has its id.
+    """
+    ids = dict.fromkeys(re.findall(r'getElementById\("([0-9a-f]{40,64})"\)', library))
+    styles = "".join(f'<div hidden id="{name}"></div>' for name in ids)
+    return page_file("page.html").replace("<!-- styles --><!-- /styles -->", styles)
 
 
 def probes(ready: Callable[[], bool]) -> list[Route]:
@@ -101,9 +114,11 @@ def make_app(runs: Runs) -> Starlette:
             request.query_params["run"], int(request.query_params.get("from", "-1"))
         ),
     }
-    own = ("page.html", "page.css", *SCRIPTS)
+    own = ("page.css", *SCRIPTS)
+    html = page_html(library)
     return Starlette(
         routes=[
+            static("page.html", lambda: html),
             *(static(name, lambda name=name: page_file(name)) for name in own),  # type: ignore[misc]
             static("plotly.min.js", lambda: library),
             *probes(lambda: bool(runs.listing())),

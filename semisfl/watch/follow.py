@@ -6,7 +6,6 @@ import platform
 import re
 import threading
 import time
-from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,18 @@ from pydantic import ValidationError
 
 from semisfl.files import stamp
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.labels import flatten
+from semisfl.runs.labels import flatten, without
 from semisfl.runs.limits import Standing, met
+from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import read_config
+from semisfl.settings.catalog import DATA
+from semisfl.settings.config import ConfigError, parse
+from semisfl.settings.lookup import unread_settings
 from semisfl.settings.run import StopConfig
 from semisfl.watch.coverage import Coverage
+from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.tail import Lines, text_from
 
-LATEST_EVENTS = 300
-"""Events of a fleet that are kept to be shown; older ones are only counted."""
 STOPPED = ("stopped before round", "stopped by a callback")
 """The last line of the log of a run that was asked to end."""
 ELSEWHERE_SECONDS = 600.0
@@ -43,10 +45,12 @@ class Followed:
         self._config_read: tuple[int, int] | None = None
         self._fleet_read: tuple[object, ...] = ()
         self._fleet_waits = ""
+        self._classes_read: tuple[object, ...] = ()
+        self._classes = 0
         self._metrics = Lines(path / "metrics.jsonl")
         self._events = Lines(path / "fleet.jsonl")
+        self.devices = DeviceEvents()
         self._forget_rows()
-        self._forget_events()
 
     def _forget_rows(self) -> None:
         self.epoch += 1
@@ -56,12 +60,6 @@ class Followed:
         self.coverage = Coverage()
         self.warnings: list[str] = []
         """What showed that the run cannot work as it is."""
-
-    def _forget_events(self) -> None:
-        self.events: deque[dict[str, Any]] = deque(maxlen=LATEST_EVENTS)
-        self.event_counts: Counter[str] = Counter()
-        self.left_out: dict[int, tuple[int, str]] = {}
-        """For each client: how often it was left out, and the last reason."""
 
     def look(self) -> None:
         """Read what is new."""
@@ -75,10 +73,10 @@ class Followed:
             except (ValueError, TypeError) as error:
                 self.problem = f"a line of metrics.jsonl is damaged: {error}"
         anew, lines = self._events.new()
-        if anew and self.event_counts:
-            self._forget_events()
+        if anew and self.devices.counts:
+            self.devices = DeviceEvents()
         for line in lines:
-            self._add_event(line)
+            self.devices.add(line)
 
     def _read_config(self) -> None:
         try:
@@ -102,18 +100,6 @@ class Followed:
         self.standing = self.standing.then(metrics)
         self.warnings += metrics.warnings or []
         self.coverage.add(metrics.round, metrics.coverage_by_client or {})
-
-    def _add_event(self, line: bytes) -> None:
-        try:
-            event = json.loads(line)
-            kind, client = str(event["event"]), event.get("client")
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return
-        self.events.append(event)
-        self.event_counts[kind] += 1
-        if kind == "left_out" and isinstance(client, int):
-            often = self.left_out.get(client, (0, ""))[0] + 1
-            self.left_out[client] = (often, str(event.get("reason", "")))
 
     # --- what it comes to ------------------------------------------------------------------------
 
@@ -209,8 +195,39 @@ class Followed:
             return {}
         return content if isinstance(content, dict) else {}
 
+    def classes(self) -> int:
+        """Return the number of classes; 0 if it is not known."""
+        changed = stamp(self.path / "holdings.json")
+        if changed != self._classes_read:
+            self._classes_read = changed
+            held = self.read_json("holdings.json")
+            names, server = list(held.get("classes", [])), list(held.get("server", [0]))
+            # The server has labels of every class, but none of images without a known label.
+            self._classes = len(names) - (names[-1:] == ["unknown"] and not server[-1])
+        known = DATA.get(str(self.config.get("data", {}).get("name")))
+        return self._classes or (known.classes if known else None) or 0
+
+    def began(self) -> int:
+        """Return the time of the oldest file, which tells runs that began earlier from later ones."""
+        times = (file.stat().st_mtime_ns for file in self.path.iterdir())
+        try:
+            return min(times, default=0)
+        except OSError:
+            return 0
+
     def settings(self) -> dict[str, str]:
         return {key: str(value) for key, value in flatten(self.config).items()}
+
+    def preset(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the nearest preset, and its values of the settings that this run changed."""
+        method = self.config.get("method")
+        if not isinstance(method, str) or ":" in method:  # its code would have to be imported
+            return None
+        try:
+            values = parse(self.config).model_dump(mode="json", exclude_none=True)
+            return changes(without(unread_settings(method), flat(values)))
+        except ConfigError:
+            return None
 
 
 def _locks() -> str:

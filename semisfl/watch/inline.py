@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from semisfl.files import write_whole
-from semisfl.watch.app import SCRIPTS, page_file, plotly_script
+from semisfl.watch.app import SCRIPTS, page_file, page_html, plotly_script
 from semisfl.watch.views import Runs
 
 
@@ -25,12 +25,13 @@ def page(runs: Runs) -> str:
     # Inside a script nothing may look like its end, whatever a run's directory holds.
     data = json.dumps(runs.everything(), allow_nan=False, default=str).replace("<", "\\u003c")
     style = page_file("page.css")
-    scripts = [_whole(plotly_script()), *map(page_file, SCRIPTS)]
+    library = plotly_script()
+    scripts = [_whole(library), *map(page_file, SCRIPTS)]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
         "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    html = page_file("page.html")
+    html = page_html(library)
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
     )

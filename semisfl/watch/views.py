@@ -9,11 +9,15 @@ from typing import Any
 from semisfl.metrics import ACCURACY_OF, AXES, panels_of
 from semisfl.runs.declared import metrics_of
 from semisfl.runs.grouping import judged_on
-from semisfl.runs.labels import alike_but_for_seed
+from semisfl.runs.labels import alike_but_for_seed, flatten
 from semisfl.runs.reading import runs_inside
 from semisfl.settings.lookup import title_of
+from semisfl.watch.colours import Colours
+from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.follow import Followed
 
+ACTIVE = ("running", "waiting", "paused")
+"""States of a run whose process lives."""
 BINS = 60
 """Most columns of the map of coverage."""
 
@@ -31,6 +35,7 @@ class Runs:
         self._paths = [path.resolve() for path in paths]
         self._named = dict(zip(self._paths, paths, strict=True))
         self._followed: dict[str, Followed] = {}
+        self._colours = Colours()
 
     def listing(self) -> Plain:
         """Return every run with its state."""
@@ -45,6 +50,9 @@ class Runs:
         for label, places in alike_but_for_seed(configs):
             for place in places:
                 with_settings[place]["label"] = label
+        self._colours.add(self._followed)
+        for run in runs:
+            run["colour"] = self._colours.of.get(run["id"], 0)
         folders = [str(path) for path in self._named.values()]
         return {
             "time": time.time(),
@@ -119,18 +127,13 @@ class Runs:
         with followed.lock:
             followed.look()
             standing = followed.read_json("fleet.json")
-            devices = []
-            for device in standing.get("clients", []):
-                often, reason = followed.left_out.get(device.get("client"), (0, ""))
-                devices.append({**device, "left_out": often, "reason": reason})
-            state, _ = followed.state()
+            running = followed.state()[0] in ACTIVE
             return {
                 "time": standing.get("time"),
-                "running": state in ("running", "waiting", "paused"),
                 "places": followed.config.get("clients", {}).get("total"),
-                "devices": devices,
-                "events": list(followed.events)[::-1],
-                "counts": dict(followed.event_counts),
+                "devices": _devices(followed.devices, standing.get("clients", []), running),
+                "events": list(followed.devices.latest)[::-1],
+                "counts": dict(followed.devices.counts),
             }
 
     def log(self, key: str, start: int) -> Plain:
@@ -139,12 +142,16 @@ class Runs:
 
     def settings(self) -> Plain:
         self._find()
-        answer = {}
+        answer, presets = {}, {}
         for key, followed in self._followed.items():
             with followed.lock:
                 followed.look()
                 answer[key] = followed.settings()
-        return {"runs": answer}
+                if (preset := followed.preset()) is not None:
+                    name, changed = preset
+                    changed = {key: str(value) for key, value in flatten(changed).items()}
+                    presets[key] = {"name": name, "changed": changed}
+        return {"runs": answer, "presets": presets}
 
     def everything(self) -> Plain:
         """Return everything at once, for a page that is one file."""
@@ -174,6 +181,21 @@ class Runs:
         self._followed = followed
 
 
+def _devices(events: DeviceEvents, enrolled: Sequence[Plain], running: bool) -> list[Plain]:
+    """Return every enrolled device and those that were turned away, with their states."""
+    away = dict(events.turned_away)
+    devices = []
+    for device in enrolled:
+        often, reason = events.left_out.get(device.get("client", -1), (0, ""))
+        turned_away = away.pop(str(device.get("name")), None)
+        here = "here" if running and device.get("since") else "away"
+        standing = {"state": here, "reason": reason, "left_out": often}
+        if here == "away" and turned_away is not None:
+            standing |= {"state": turned_away["state"], "reason": turned_away["reason"]}
+        devices.append({**device, **standing})
+    return devices + [{"name": name, **standing} for name, standing in away.items()]
+
+
 def _roster(followed: Followed) -> dict[str, int]:
     index = followed.read_json("roster.json").get("index", {})
     return index if isinstance(index, dict) else {}
@@ -183,18 +205,24 @@ def _summary(followed: Followed) -> Plain:
     config, standing = followed.config, followed.standing
     method = config.get("method")
     state, note = followed.state()
+    classes = followed.classes()
     return {
         "name": followed.path.name,
         "path": str(followed.path),
         "method": method if isinstance(method, str) else None,
+        "title": title_of(method) if isinstance(method, str) else None,
         "label": title_of(method) if isinstance(method, str) else followed.path.name,
         "seed": config.get("seed"),
         "state": state,
         "note": note,
+        "active": state in ACTIVE,
         "problem": followed.problem or "; ".join(followed.warnings) or None,
         "done": followed.done,
         "rounds": followed.rounds,
         "judged_on": judged_on(config),
+        "chance": 100 / classes if classes else None,
+        "first_test": min(_whole(config, "runtime", "evaluate_every", 1), followed.rounds),
+        "first_clients": _whole(config, "server", "pretrain_rounds", 0) + 1,
         "accuracy": standing.accuracy,
         "best": standing.best,
         "bytes": standing.bytes,
@@ -202,3 +230,9 @@ def _summary(followed: Followed) -> Plain:
         "network": config.get("fleet", {}).get("kind") == "network",
         "updated": followed.updated(),
     }
+
+
+def _whole(config: Mapping[str, Any], section: str, key: str, default: int) -> int:
+    """Return a whole number of a file that may be from another version."""
+    value = config.get(section, {}).get(key)
+    return value if isinstance(value, int) else default

@@ -137,6 +137,11 @@ def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) 
         net.clients[2] = Client(net.address, net.data.images[:12], "new", credentials=new)
         assert net.fleet.wait_for(2, 10)
         assert set(net.fleet.roster.index) == {"client-1", "new"}
+        ends = {entry.name: entry.valid_until for entry in certs.listing(place)}
+        until = {device.name: device.certificate_until for device in net.fleet.devices()}
+        assert until == {
+            name: f"{ends[name]:%Y-%m-%dT%H:%M:%SZ}" for name in ("client-1", "new")
+        }, "the page counts the days left"
         # Connected, and revoked: its place is free before the next round.
         certs.revoke(place, "client-1")
         net.fleet.wait_ready()

@@ -96,6 +96,7 @@ def _fleet(path: Path, names: list[str], draw: random.Random) -> None:
             "seen": stamp.format(59, draw.randrange(60)),
             "bytes_up": draw.randrange(10**9),
             "bytes_down": draw.randrange(10**8),
+            "certificate_until": "9999-01-01T00:00:00Z" if number else "2026-01-01T00:00:00Z",
         }
         for number, name in enumerate(names)
     ]
@@ -108,6 +109,12 @@ def _fleet(path: Path, names: list[str], draw: random.Random) -> None:
             **{"event": "refused", "name": EVIL, "peer": "ipv4:198.51.100.4:49152"},
             "reason": "the certificate of camera-x is revoked",
         },
+        {
+            "event": "refused",
+            "name": "camera-x",
+            "reason": "the certificate of camera-x is revoked",
+        },
+        {"event": "refused", "name": "camera-y", "reason": "all clients.total places are taken"},
     ]
     with (path / "fleet.jsonl").open("w") as file:
         for event in events:

@@ -198,7 +198,7 @@ def test_one_file_holds_everything_and_nothing_in_it_breaks_out(
     (told,) = json.loads(data)["log"].values()
     assert told["lines"] == [f"2026 INFO {EVIL}</script>"]
     assert EVIL not in html and "<img" not in own
-    assert html.count("sha256-") == 9, "each script and the style may run, and no other"
+    assert html.count("sha256-") == 11, "each script and the style may run, and no other"
 
 
 def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(

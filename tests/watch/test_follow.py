@@ -7,6 +7,8 @@ import pytest
 
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
+from semisfl.settings.config import override, parse
+from semisfl.settings.presets import values_of
 from semisfl.watch.follow import Followed
 from semisfl.watch.views import Runs
 from tests import toy
@@ -115,6 +117,70 @@ def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Pat
     assert settings[told["c"]["id"]]["optimizer.lr"] == "0.5"
 
 
+def test_a_run_keeps_its_colour_and_name_whatever_others_appear(tmp_path: Path) -> None:
+    def shown(runs: Runs) -> dict[str, tuple[int, str]]:
+        return {run["name"]: (run["colour"], run["title"]) for run in runs.listing()["runs"]}
+
+    runs = Runs([tmp_path])
+    begun(tmp_path / "m").unlock()
+    begun(tmp_path / "n", "optimizer.lr=0.5").unlock()
+    before = shown(runs)
+    assert before == {"m": (0, "SemiSFL"), "n": (1, "SemiSFL")}
+    begun(tmp_path / "a", "optimizer.lr=0.1").unlock()  # its name comes before theirs
+    begun(tmp_path / "z", "seed=5").unlock()
+    after = before | {"a": (2, "SemiSFL"), "z": (0, "SemiSFL")}
+    assert shown(runs) == after, "runs that differ in their seed share a colour"
+    assert shown(Runs([tmp_path])) == after, "also for a page that is opened later"
+    (tmp_path / "n" / "config.toml").write_text((tmp_path / "a" / "config.toml").read_text())
+    assert shown(runs) == after, "settings that change at a resume do not matter"
+
+
+def test_guessing_counts_only_classes_that_have_labels(tmp_path: Path) -> None:
+    begun(tmp_path / "run").unlock()
+    runs = Runs([tmp_path])
+
+    def chance(**held: object) -> float:
+        (tmp_path / "run" / "holdings.json").write_text(json.dumps(held))
+        return runs.listing()["runs"][0]["chance"]
+
+    assert chance(classes=["cat", "dog"], server=[5, 5], clients=[]) == 50
+    assert chance(classes=["a", "b", "c", "unknown"], server=[1, 1, 1, 1]) == 25
+    assert chance(classes=["a", "b", "unknown"], server=[1, 1, 0], clients=[[0, 0, 9]]) == 50
+
+
+def test_a_device_that_comes_back_is_not_refused_any_more(tmp_path: Path) -> None:
+    directory = begun(tmp_path / "run")
+    enrolled = [{"client": 0, "name": "camera", "since": "2026-11-15T10:00:00Z"}]
+    (directory.path / "fleet.json").write_text(json.dumps({"clients": enrolled}))
+    runs = Runs([tmp_path])
+    (run,) = runs.listing()["runs"]
+
+    def states(*events: dict[str, str]) -> list[tuple[str, str]]:
+        with (directory.path / "fleet.jsonl").open("a") as file:
+            file.write("".join(json.dumps(event) + "\n" for event in events))
+        return [(one["name"], one["state"]) for one in runs.devices(run["id"])["devices"]]
+
+    refused = {"event": "refused", "name": "other", "reason": "no place"}
+    revoked = {"event": "removed", "name": "other", "reason": "its certificate is revoked"}
+    assert states(refused, {**refused, "name": "?"}) == [("camera", "here"), ("other", "refused")]
+    assert states({"event": "here", "name": "other"}) == [("camera", "here")]
+    assert states(revoked) == [("camera", "here"), ("other", "revoked")]
+    assert states({**refused, "name": "camera"})[0] == ("camera", "here"), "it is still connected"
+    directory.unlock()
+    assert states()[0] == ("camera", "refused")
+
+
+def test_settings_name_the_preset_and_what_was_changed(tmp_path: Path) -> None:
+    config = override(values_of("digits"), ["method=supervised", "optimizer.lr=0.5"])
+    RunDirectory.create(tmp_path / "run", parse(config)).unlock()
+    runs = Runs([tmp_path])
+    (run,) = runs.listing()["runs"]
+    assert runs.settings()["presets"][run["id"]] == {
+        "name": "digits",
+        "changed": {"method": "semisfl", "optimizer.lr": str(parse({}).optimizer.lr)},
+    }
+
+
 def test_clients_devices_and_log_of_a_crowd(tmp_path: Path) -> None:
     runs = Runs([directories.crowd(tmp_path / "crowd", clients=50, rounds=200)])
     (run,) = runs.listing()["runs"]
@@ -125,8 +191,13 @@ def test_clients_devices_and_log_of_a_crowd(tmp_path: Path) -> None:
     assert len(told["coverage"]["rounds"]) <= 60
     assert {len(row) for row in told["coverage"]["shares"]} == {len(told["coverage"]["rounds"])}
     devices = runs.devices(run["id"])
-    assert devices["counts"] == {"left_out": 1, "refused": 1, "here": 50}
-    assert devices["devices"][7]["left_out"] == 1 and not devices["running"]
+    assert devices["counts"] == {"left_out": 1, "refused": 3, "here": 50}
+    assert devices["devices"][7]["left_out"] == 1
+    assert {device["state"] for device in devices["devices"][:50]} == {"away", "refused"}
+    assert [(device["name"], device["state"]) for device in devices["devices"][50:]] == [
+        ("camera-x", "revoked"),
+        ("camera-y", "refused"),
+    ]
     log = runs.log(run["id"], -1)
     assert "is left out" in log["lines"][-1] and len(log["lines"]) < 3001
     assert all(line.startswith("2026-") for line in log["lines"]), "no half of a line"

@@ -56,6 +56,8 @@ class DeviceStatus:
     """When it was last heard of."""
     bytes_up: int = 0
     bytes_down: int = 0
+    certificate_until: str | None = None
+    """When the certificate that it showed last expires."""
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if value is not None}
@@ -181,10 +183,10 @@ class DeviceLog:
             self._failed = True
 
 
-def remembered(directory: Path) -> Mapping[int, str]:
-    """Return when each device was last heard of, as an earlier process of this run wrote it."""
+def remembered(directory: Path, key: str = "seen") -> Mapping[int, str]:
+    """Return what an earlier process of this run wrote about each device: when it was last heard of."""
     try:
         content = json.loads((directory / "fleet.json").read_text(encoding="utf-8"))
-        return {int(one["client"]): str(one["seen"]) for one in content["clients"] if "seen" in one}
+        return {int(one["client"]): str(one[key]) for one in content["clients"] if key in one}
     except (OSError, ValueError, TypeError, KeyError):
         return {}

@@ -73,6 +73,8 @@ class NetworkFleet:
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
         self._seen: Mapping[int, str] = {}
+        self._certificates: dict[int, str] = {}
+        """When the certificate that each client showed last expires."""
         self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
@@ -96,6 +98,7 @@ class NetworkFleet:
         if directory is not None:
             self.roster.keep_in(directory / "roster.json")
             self._seen, self._moved = remembered(directory), self.traffic.by_client()
+            self._certificates = dict(remembered(directory, "certificate_until"))
             self.device_log.open(directory, self.devices, lambda: self.waiting.state)
             self._administration = Administration(directory, self._actions(), self._listener.thread)
         log.log(*limits_on_one_client(self.config))
@@ -138,6 +141,9 @@ class NetworkFleet:
             session = sessions.get(client)
             at = session.heard_at if session else heard.get(client)
             up, down = self._moved.get(client, (0, 0))
+            if session and session.shown:
+                until = session.shown.valid_until.timestamp()
+                self._certificates[client] = timestamp(until)
             statuses.append(
                 DeviceStatus(
                     client=client,
@@ -147,6 +153,7 @@ class NetworkFleet:
                     seen=self._seen.get(client) if at is None else timestamp(at),
                     bytes_up=up,
                     bytes_down=down,
+                    certificate_until=self._certificates.get(client),
                 )
             )
         return statuses

@@ -4,6 +4,7 @@ Watch.charts = (() => {
   const { el, plain } = Watch;
   const MOST_POINTS = 1200;
   const SERIES = 8;
+  const LABEL_HEIGHT = 15;
   const DASHES = ["solid", "dot", "dash", "dashdot"];
   const drawn = new Map();
 
@@ -47,7 +48,41 @@ Watch.charts = (() => {
     return [kept.map((point) => point[0]), kept.map((point) => point[1])];
   }
 
-  // lines: [{name, series, dash, x, y}]; what has no value is not drawn.
+  const short = (name, most = 18) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
+
+  // A name at the end of each line, none over another: one per colour, at its highest end.
+  function ends(node, known) {
+    const byColour = new Map();
+    for (const line of known.filter((one) => one.end)) {
+      const [x, y] = line.points.map((values) => values.at(-1));
+      const before = byColour.get(`${line.series}/${line.dash}`) || { count: 0, y: -Infinity };
+      byColour.set(`${line.series}/${line.dash}`, {
+        ...(y > before.y ? { x, y, series: line.series, name: line.end } : before), count: before.count + 1,
+      });
+    }
+    const most = node.clientWidth < 500 ? 14 : 26;
+    const labels = [...byColour.values()].sort((one, other) => other.y - one.y).map((one) => (
+      { ...one, text: short(one.name, most) + (one.count > 1 ? `, ${one.count - 1} more` : "") }));
+    const values = known.flatMap((line) => line.points[1]);
+    const [low, high] = [Math.min(0, ...values), Math.max(...values)];
+    const height = Math.max(60, node.clientHeight - 60);
+    if (labels.length > height / LABEL_HEIGHT) return [];
+    let free = Infinity; // downwards, the highest place that no label takes yet
+    for (const label of labels) {
+      label.at = high > low ? ((label.y - low) / (1.05 * (high - low))) * height : 0;
+      label.place = Math.min(label.at, free);
+      free = label.place - LABEL_HEIGHT;
+    }
+    let floor = 0; // and up again, what fell out at the bottom
+    for (const label of labels.reverse()) {
+      label.place = Math.max(label.place, floor);
+      floor = label.place + LABEL_HEIGHT;
+    }
+    return labels.map((label) => ({ ...label, shift: label.place - label.at }));
+  }
+
+  // lines: [{name, series, dash, x, y, end}]; what has no value is not drawn. ``end`` is written where it ends.
+  // options: title; zero, the axis begins there; empty, said in place of lines; levels, [{y, text}] to compare with.
   function lines(node, list, x, y, options = {}) {
     const known = list
       .map((line) => ({ ...line, points: thin(line.x, line.y) }))
@@ -55,7 +90,8 @@ Watch.charts = (() => {
     const said = known.length
       ? `${options.title || y} over ${x}. ` + known.slice(0, 12)
           .map((line) => `${line.name}: ${Number(line.points[1].at(-1).toPrecision(4))} at the end`).join("; ")
-      : `${options.title || y}: not measured`;
+      : `${options.title || y}: ${options.empty || "not measured"}`;
+    const levels = known.length ? options.levels || [] : [];
     const traces = (paint) => known.map((line) => ({
       type: "scatter", mode: line.points[0].length < 3 ? "lines+markers" : "lines",
       x: line.points[0], y: line.points[1], name: plain(line.name),
@@ -66,18 +102,31 @@ Watch.charts = (() => {
       x, y,
       adjust(chosen, paint) {
         if (options.zero) chosen.yaxis.rangemode = "tozero";
-        if (!known.length) chosen.annotations = [nothing(paint)];
+        const labels = ends(node, known);
+        chosen.shapes = levels.map((level) => ({
+          type: "line", xref: "paper", x0: 0, x1: 1, y0: level.y, y1: level.y,
+          line: { color: paint("quiet"), width: 1, dash: "dot" },
+        }));
+        chosen.annotations = [
+          ...labels.map((label) => ({
+            text: plain(label.text), x: label.x, y: label.y, xanchor: "left", xshift: 5, yshift: label.shift,
+            showarrow: false, font: { size: 12, color: paint(`series-${label.series % SERIES}`) },
+          })),
+          ...levels.map((level) => ({
+            text: plain(level.text), xref: "paper", x: 1, y: level.y, xanchor: "right", yanchor: "bottom", showarrow: false,
+            font: { size: 11, color: paint("quiet") },
+          })),
+          ...(known.length ? [] : [nothing(paint, options.empty || "not measured", node.clientWidth)]),
+        ];
       },
-    }, said);
+    }, levels.reduce((text, level) => `${text}; ${level.text}`, said));
     return known.length > 0;
   }
 
-  const nothing = (paint) => ({
-    text: "not measured", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
+  const nothing = (paint, text, width) => ({
+    text: plain(text), width: Math.max(120, width - 90), showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
     font: { color: paint("quiet") },
   });
-
-  const short = (name) => (name.length > 18 ? `${name.slice(0, 17)}…` : name);
 
   // rows by columns of numbers, null where there is none
   function map(node, grid, columns, rows, x, y, unit, said) {

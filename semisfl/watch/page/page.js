@@ -33,6 +33,11 @@
     opened[views[next].key].tab.focus();
   }
 
+  // Whether there are tabs beyond the right edge, for the arrow that shows it.
+  function more() {
+    tabs.classList.toggle("more", tabs.scrollLeft + tabs.clientWidth < tabs.scrollWidth - 4);
+  }
+
   function go(key, run = state.run) {
     location.hash = run ? `${key}/${run}` : key;
   }
@@ -48,12 +53,16 @@
       tab.tabIndex = here ? 0 : -1;
       panel.hidden = !here;
     }
+    const { tab } = opened[state.view.key];
+    const { left, right } = tab.getBoundingClientRect();
+    if (left < 0 || right > innerWidth - 30) tabs.scrollLeft = tab.offsetLeft - 30;
+    more();
     refresh();
   }
 
   function pick() {
     const runs = data.listing.runs;
-    const run = runs.find((one) => one.id === state.run) || runs.find((one) => ["running", "waiting", "paused"].includes(one.state)) || runs[0];
+    const run = runs.find((one) => one.id === state.run) || runs.find((one) => one.active) || runs[0];
     picker.hidden = !state.view.one || !run;
     const key = JSON.stringify(runs.map((one) => [one.id, one.name]));
     if (chosen.dataset.key !== key) {
@@ -127,6 +136,8 @@
 
   chosen.addEventListener("change", () => go(state.view.key, chosen.value));
   window.addEventListener("hashchange", read);
+  window.addEventListener("resize", more);
+  tabs.addEventListener("scroll", more);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", charts.repaint);
   document.addEventListener("visibilitychange", () => { if (!document.hidden && Watch.live) refresh(); });
   read();

@@ -17,7 +17,7 @@ Watch.parts = (() => {
 
   // Whether there is anything new to draw: rounds, runs, or another width.
   const signature = (...more) => JSON.stringify([
-    data.listing.runs.map((run) => [run.id, run.label, (data.rounds[run.id] || {}).epoch, run.done]),
+    data.listing.runs.map((run) => [run.id, run.colour, run.note, (data.rounds[run.id] || {}).epoch, run.done]),
     [...hidden], innerWidth, ...more,
   ]);
 

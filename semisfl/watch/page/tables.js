@@ -4,12 +4,12 @@ Watch.table = (() => {
   const { el } = Watch;
   const PAGE = 50;
 
-  // columns: [{key, title, number, wrap, show(row), sort(row), optional}]; an optional one is left out
-  // where no row has it.
-  return function table({ columns, caption, filter, sort, page = PAGE }) {
+  // columns: [{key, title, number, wrap, show(row), sort(row), optional, wide}]; an optional one is left out
+  // where no row has it. With ``cards`` a row is a card on a narrow screen, without its wide columns.
+  return function table({ columns, caption, filter, sort, cards = false, page = PAGE }) {
     const state = { rows: [], sort: sort || [columns[0].key, 1], page: 0, filter: "" };
     const heads = columns.map((column) => el("button", { type: "button", onclick: () => by(column) }, column.title));
-    const cells = columns.map((column, place) =>
+    const heading = columns.map((column, place) =>
       el("th", { scope: "col", class: column.number ? "number" : null }, heads[place]));
     const body = el("tbody");
     const status = el("span", { role: "status" });
@@ -23,8 +23,8 @@ Watch.table = (() => {
     const node = el("div", {},
       el("p", { class: "about" }, caption),
       filter ? el("div", { class: "tools" }, search) : null,
-      el("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption },
-        el("table", { "aria-label": caption }, el("thead", {}, el("tr", {}, cells)), body)),
+      el("div", { class: cards ? "table cards" : "table", tabindex: "0", role: "region", "aria-label": caption },
+        el("table", { "aria-label": caption }, el("thead", {}, el("tr", {}, heading)), body)),
       pager);
 
     function by(column) {
@@ -57,9 +57,9 @@ Watch.table = (() => {
       const shown = kept.slice(first, first + page);
       const used = columns.filter((one) => !one.optional || state.rows.some((row) => row[one.key] != null));
       body.replaceChildren(...shown.map((row) => el("tr", {}, used.map((one) =>
-        el("td", { class: one.number ? "number" : one.wrap ? "wrap" : one.time ? "time" : null },
+        el("td", { class: [one.number ? "number" : one.wrap ? "wrap" : one.time ? "time" : "", one.wide ? "wide" : ""].join(" "), "data-title": one.title },
           one.show ? one.show(row) : String(row[one.key] ?? "–"))))));
-      cells.forEach((cell, place) => {
+      heading.forEach((cell, place) => {
         cell.hidden = !used.includes(columns[place]);
         const sorted = columns[place].key === key;
         cell.setAttribute("aria-sort", sorted ? (direction > 0 ? "ascending" : "descending") : "none");

@@ -16,28 +16,36 @@ Watch.severalRuns = (() => {
 
   // --- which runs are drawn, and how ---------------------------------------------------------------
 
-  const groups = () => [...new Set(data.listing.runs.map((run) => run.label))];
-
   function drawable() {
-    const labels = groups();
     return data.listing.runs
       .filter((run) => !hidden.has(run.id) && data.rounds[run.id])
-      .map((run) => ({ run, series: labels.indexOf(run.label), columns: data.rounds[run.id].columns }));
+      .map((run) => ({ run, columns: data.rounds[run.id].columns }));
   }
 
-  function lineOf({ run, series, columns }, key, axis, scale = 1, dash = 0, suffix = "") {
-    const seeds = data.listing.runs.filter((other) => other.label === run.label).length;
+  // Where one run is drawn the parts of a chart tell its lines apart, else the runs do.
+  function lineOf({ run, columns }, key, axis, { scale = 1, dash = 0, part = "", alone = false } = {}) {
     return {
-      name: run.label + (seeds > 1 ? ` seed ${run.seed}` : "") + suffix, series, dash,
+      name: run.name + (part && `, ${part}`), series: run.colour, dash,
+      end: alone && part ? part : dash ? "" : run.name,
       x: positions(axis, columns), y: (columns[key] || []).map((value) => (value == null ? null : value * scale)),
     };
   }
 
   function legendOf(node) {
-    const labels = groups();
-    const used = labels.filter((label) => drawable().some(({ run }) => run.label === label));
-    charts.legend(node, used.map((name) => ({ name, series: labels.indexOf(name) })));
+    charts.legend(node, drawable().map(({ run }) => ({ name: run.name, series: run.colour })));
   }
+
+  // When the first accuracy will be there.
+  function firstTest(runs) {
+    const active = runs.filter((run) => run.active);
+    if (!active.length) return "no round was tested";
+    const { run, left } = active.map((run) => ({ run, left: run.first_test - run.done }))
+      .sort((one, other) => one.left - other.left)[0];
+    const seconds = run.done ? `, in about ${words.time((run.seconds / run.done) * left)}` : "";
+    return `The first accuracy comes with round ${run.first_test}${seconds}. ${waits(run)}`;
+  }
+
+  const waits = (run) => (run.state === "running" ? "" : `Now: ${run.note}.`);
 
   // --- overview -------------------------------------------------------------------------------------
 
@@ -56,23 +64,26 @@ Watch.severalRuns = (() => {
       },
     }, one.title));
     const runs = table({
-      caption: "Click a run to see its clients.", sort: ["name", 1],
+      caption: "Click a run to see its clients.", sort: ["name", 1], cards: true,
       columns: [
         { key: "drawn", title: "Drawn", sort: (run) => Number(!hidden.has(run.id)), show: tick },
         { key: "name", title: "Run", wrap: true, show: (run) => el("a", { href: `#clients/${run.id}`, title: run.path }, run.name) },
-        { key: "label", title: "Method", wrap: true },
+        { key: "title", title: "Method", wrap: true, wide: true },
+        { key: "differs", title: "Differs in", wrap: true, wide: true, optional: true },
         { key: "state", title: "State", show: (run) => badge(run.state, run.note) },
         { key: "done", title: "Rounds", number: true, show: progress },
         { key: "accuracy", title: "Accuracy", number: true, show: (run) => words.percent(run.accuracy) },
         { key: "best", title: "Best", number: true, show: (run) => words.percent(run.best) },
-        { key: "bytes", title: "Sent", number: true, show: (run) => words.bytes(run.bytes) },
-        { key: "seconds", title: "Time", number: true, show: (run) => words.time(run.seconds) },
+        { key: "bytes", title: "Sent", number: true, wide: true, show: (run) => words.bytes(run.bytes) },
+        { key: "seconds", title: "Time", number: true, wide: true, show: (run) => words.time(run.seconds) },
       ],
     });
     const accuracy = card("", null, chart, legend);
     accuracy.firstChild.append(el("div", { class: "choice", role: "group", "aria-label": "Accuracy over" }, choices));
     const problems = el("ul", { class: "log" });
-    panel.append(el("div", { class: "stack" }, numbers, accuracy, card("Runs", null, runs.node, problems)));
+    const warnings = card("Warnings", null, problems);
+    warnings.setAttribute("role", "alert");
+    panel.append(el("div", { class: "stack" }, warnings, numbers, accuracy, card("Runs", null, runs.node)));
 
     function tick(run) {
       return el("input", {
@@ -93,7 +104,10 @@ Watch.severalRuns = (() => {
       const kinds = [...new Set(data.listing.runs.map((run) => run.judged_on))];
       const title = kinds.length > 1 ? "Accuracy" : kinds[0] === "validation" ? "Validation accuracy" : "Test accuracy";
       accuracy.querySelector("h2").textContent = title;
-      charts.lines(chart, lines, axis.title, "accuracy, %", { title, zero: true });
+      const shown = drawable().map(({ run }) => run);
+      const chances = [...new Set(shown.map((run) => run.chance).filter((chance) => chance))];
+      const levels = chances.map((chance) => ({ y: chance, text: `guessing: ${Number(chance.toPrecision(3))} %` }));
+      charts.lines(chart, lines, axis.title, "accuracy, %", { title, zero: true, levels, empty: firstTest(shown) });
       legendOf(legend);
     }
 
@@ -111,14 +125,14 @@ Watch.severalRuns = (() => {
 
     function single(run) {
       const pairs = [
-        ["State", badge(run.state, run.note)],
+        ["State", badge(run.state, run.note), run.state === "waiting" ? run.note : null],
         ["Rounds", String(run.done), `of ${run.rounds}`],
         ["Accuracy", words.percent(run.accuracy)],
         ["Best", words.percent(run.best)],
         ["Sent", words.bytes(run.bytes)],
         ["Time", words.time(run.seconds)],
       ];
-      if (["running", "waiting", "paused"].includes(run.state) && run.done) {
+      if (run.active && run.done) {
         pairs.push(["Left, at most", words.time((run.seconds / run.done) * (run.rounds - run.done))]);
       }
       return pairs;
@@ -127,9 +141,13 @@ Watch.severalRuns = (() => {
     return () => {
       const all = data.listing.runs;
       fill(numbers, numbersOf(all));
-      runs.update(all);
-      problems.replaceChildren(...all.filter((run) => run.problem).map((run) =>
-        el("li", { class: "WARNING" }, `${run.name}: ${run.problem}`)));
+      runs.update(all.map((run) => ({ ...run, differs: run.label.slice((run.title || run.label).length).trim() || null })));
+      const wrong = all.filter((run) => run.problem);
+      warnings.hidden = !wrong.length;
+      const texts = wrong.map((run) => `${run.name}: ${run.problem}`);
+      if (problems.dataset.texts !== (problems.dataset.texts = JSON.stringify(texts))) { // or it is read out again
+        problems.replaceChildren(...texts.map((text) => el("li", { class: "WARNING" }, text)));
+      }
       draw();
     };
   }
@@ -142,7 +160,8 @@ Watch.severalRuns = (() => {
   function training(panel) {
     const legend = el("ul", { class: "legend" });
     const grid = el("div", { class: "grid" });
-    panel.append(el("div", { class: "stack" }, legend, grid));
+    const empty = el("p", { class: "message" });
+    panel.append(el("div", { class: "stack" }, legend, empty, grid));
     let panels = [];
     let made = "";
 
@@ -159,13 +178,17 @@ Watch.severalRuns = (() => {
     let before = "";
     return () => {
       if (made !== (made = JSON.stringify(data.listing.panels))) make();
+      const shown = drawable();
+      const active = shown.find(({ run }) => run.active);
+      empty.hidden = shown.some(({ columns }) => columns.round.length);
+      empty.textContent = active ? `The first numbers come when round 1 is complete. ${waits(active.run)}` : "No round was finished.";
       if (before === (before = signature(made))) return;
       legendOf(legend);
       for (const { title, unit, scale, lines, chart, node } of panels) {
-        node.hidden = !drawable().some(({ columns }) => lines.some(({ key }) => (columns[key] || []).some((value) => value != null)));
+        node.hidden = !shown.some(({ columns }) => lines.some(({ key }) => (columns[key] || []).some((value) => value != null)));
         if (node.hidden) continue;
-        const drawn = lines.flatMap(({ key, name }, dash) =>
-          drawable().map((one) => lineOf(one, key, data.listing.axes[0], scale, dash % 4, name && `, ${name}`)));
+        const drawn = lines.flatMap(({ key, name }, place) => shown.map((one) =>
+          lineOf(one, key, data.listing.axes[0], { scale, dash: place % 4, part: name, alone: shown.length === 1 })));
         charts.lines(chart, drawn, data.listing.axes[0].title, unit || title.toLowerCase(), { title, zero: true });
       }
     };
