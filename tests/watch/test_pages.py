@@ -149,7 +149,7 @@ def test_runs_have_names_warnings_and_cards_on_a_phone(
         card = "[...document.querySelectorAll('#panel-overview tbody tr')][0]"
         assert page.evaluate(f"getComputedStyle({card}).display") == "grid"
         said = " ".join(page.evaluate(f"{card}.innerText").split())
-        assert "begins waiting" in said and "0 / 3" in said and "Sent" not in said
+        assert "begins waiting" in said and "0 / 3" in said and "0 B" not in said
         title = "getComputedStyle(document.querySelector('td[data-title=Accuracy]'), '::before')"
         assert page.evaluate(f"{title}.content") == '"Accuracy"'
         more = "document.getElementById('tabs').classList.contains('more')"
