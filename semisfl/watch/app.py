@@ -103,7 +103,8 @@ def make_app(runs: Runs) -> Starlette:
 
         return Route("/" if name == "page.html" else f"/{name}", endpoint, methods=["GET"])
 
-    library = plotly_script().encode()  # megabytes: read once
+    script = plotly_script()  # megabytes: read once
+    html, library = page_html(script), script.encode()
     views: dict[str, Callable[[Request], Plain]] = {
         "runs": lambda request: runs.listing(),
         "rounds": lambda request: runs.rounds(_have(request.query_params.get("have", ""))),
@@ -115,7 +116,6 @@ def make_app(runs: Runs) -> Starlette:
         ),
     }
     own = ("page.css", *SCRIPTS)
-    html = page_html(library)
     return Starlette(
         routes=[
             static("page.html", lambda: html),
