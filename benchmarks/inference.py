@@ -31,6 +31,8 @@ from torch import Tensor
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.split import SplitModel, build
 from semisfl.models.zoo import MODELS
+from semisfl.net.client.approval import Approval
+from semisfl.net.client.owner import Owner
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
 from semisfl.runs.portable import Description, answering_weights
@@ -173,6 +175,7 @@ def milliseconds(answer: Callable[[Tensor], Tensor], images: Tensor) -> dict[str
 
 def over(port: int, credentials: certs.Credentials, images: Tensor, **how: Any) -> dict[str, Any]:
     """Measure one way of calling the server at ``port``, on both connections."""
+    how["owner"] = Owner(approval=Approval(ask=lambda text: True))
     with ModelClient(f"localhost:{port}", credentials, **how) as client:
         loopback = milliseconds(client.probabilities, images)
     link = SlowLink(f"localhost:{port}")

@@ -9,9 +9,13 @@ import typer
 from semisfl.cli import console, watching
 from semisfl.cli.inspecting import checked_digests, inspect, question
 from semisfl.cli.options import (
+    EXIT_CODES,
+    Accept,
     AllowMethod,
     Device,
     Insecure,
+    Memory,
+    PolicyFile,
     Preset,
     Quiet,
     Settings,
@@ -21,9 +25,6 @@ from semisfl.cli.options import (
     show_log,
     values_of,
 )
-
-EXIT_CODES = {"setup": 2, "refused": 4, "revoked": 5, "policy": 6}
-"""Exit codes of ``join`` for each reason why it cannot take part; 0: finished, or stopped by a signal."""
 
 
 def serve(
@@ -138,29 +139,13 @@ def join(
             help="Allow the server to run this method of an installed package; may be repeated.",
         ),
     ] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
-    ] = None,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIGEST",
-            help="Accept the terms with this digest of `semisfl inspect`; may be repeated. Without it "
-            "the terms are shown on a terminal, with a question.",
-        ),
-    ] = None,
+    policy: PolicyFile = None,
+    accept: Accept = None,
     status: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Keep this device's state and counts there."),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AMOUNT",
-            help="Memory that the run may use, e.g. 2GB; default: half of what is free.",
-        ),
-    ] = None,
+    memory: Memory = None,
 ) -> None:
     """Train with this device's images until the run ends; reconnect when the connection is lost."""
     with needs_network():

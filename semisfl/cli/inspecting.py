@@ -45,11 +45,19 @@ def inspect(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Show what a run would compute on a device and send from it, and its digest for `join --accept`."""
+    """Show what would be computed on a device and sent from it, and the digest for `join --accept`.
+
+    A server of `serve-model` is shown as `classify` would use it.
+    """
     with needs_network():
+        from semisfl.net.client.inspect import NoTerms
         from semisfl.net.client.shown_terms import shown
     if re.search(r":\d+$", source):
-        terms = _of_server(source, certs, insecure_loopback, allow_method or [])
+        try:
+            terms = _of_server(source, certs, insecure_loopback, allow_method or [])
+        except NoTerms:
+            _show_served(source, certs, insecure_loopback, json_)
+            return
     else:
         terms = planned_terms(source, settings, labeled)
     if json_:
@@ -74,6 +82,22 @@ def _of_server(
         insecure_loopback=insecure_loopback,
         allow_methods=allow_methods,
     )
+
+
+def _show_served(address: str, certs: Path | None, insecure_loopback: bool, as_json: bool) -> None:
+    from semisfl.net.tls.certs import load_client_credentials
+    from semisfl.use.model_connection import ModelConnection, described
+    from semisfl.use.served_model import shown
+
+    files = None if certs is None else load_client_credentials(certs)
+    connection = ModelConnection(address, None if insecure_loopback else files)
+    try:
+        model, _ = described(connection)
+    finally:
+        connection.close()
+    if model.layers is None or model.bottom is None:
+        raise ValueError(f"{address} serves a top alone; devices need its bottom as a file")
+    print(json.dumps({"digest": model.digest, "terms": model.about()}) if as_json else shown(model))
 
 
 def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None) -> "Terms":

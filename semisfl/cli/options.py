@@ -62,7 +62,28 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure-loopback", help="Use no TLS; only on a loopback address, for tests."),
 ]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
+]
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIGEST",
+        help="Accept the terms with this digest of `semisfl inspect`; may be repeated. Without it "
+        "the terms are shown on a terminal, with a question.",
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AMOUNT",
+        help="Memory that a server may ask for, e.g. 2GB; default: half of what is free.",
+    ),
+]
 
+EXIT_CODES = {"setup": 2, "refused": 4, "revoked": 5, "policy": 6}
+"""Exit codes of devices for each reason why they cannot take part; 0: finished, or stopped by a signal."""
 EXTRA = "this needs the network packages: pip install 'semisfl[network]'"
 
 ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_.-]*\s*=")

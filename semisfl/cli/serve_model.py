@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Device, Insecure, Json, needs_network, show_log
+from semisfl.cli.inspecting import checked_digests, question
+from semisfl.cli.options import (
+    EXIT_CODES,
+    Accept,
+    Device,
+    Insecure,
+    Json,
+    Memory,
+    PolicyFile,
+    needs_network,
+    show_log,
+)
 from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
 
 LOOK_SECONDS = 0.2
@@ -38,6 +49,8 @@ def serve_model(
         model = cut_at(open_model(run, device), cut)
         network = NetworkOptions(listen, None if insecure_loopback else certs, insecure_loopback)
         server = ModelServer(model, network, accept_images=accept_images)
+        if server.terms is not None:
+            console.say(f"devices accept this model with --accept {server.terms.digest}")
         console.say(
             f"listening on port {server.port}: {model.path} of {len(model.classes)} classes; devices "
             f"send {model.network.features} features per image"
@@ -64,10 +77,18 @@ def classify(
             help="The bottom as .onnx or .safetensors; default: download it from the server."
         ),
     ] = None,
-    codec: Annotated[str, typer.Option(help="Codec of `semisfl list` for the features.")] = "fp32",
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="Codec of `semisfl list` for the features; default: the policy's, or fp32."
+        ),
+    ] = None,
     send_images: Annotated[
         bool, typer.Option("--send-images", help="Send the images themselves instead of features.")
     ] = False,
+    policy: PolicyFile = None,
+    accept: Accept = None,
+    memory: Memory = None,
     top: Top = 3,
     insecure_loopback: Insecure = False,
     json_: Json = False,
@@ -75,8 +96,13 @@ def classify(
 ) -> None:
     """Classify images with the help of a server; only features leave this device."""
     with needs_network():
+        from semisfl.net.client.approval import NotAccepted
+        from semisfl.net.client.budget import Budget, parse_memory
+        from semisfl.net.client.owner import Owner, how_to_accept
         from semisfl.net.tls.certs import load_client_credentials
         from semisfl.use.model_client import ModelClient
+    from semisfl.settings.policy import PolicyBreach
+    from semisfl.stopping import StopFlag
 
     if certs is None and not insecure_loopback:
         raise ValueError(
@@ -85,15 +111,30 @@ def classify(
     if bottom is not None and send_images:
         raise ValueError("--send-images and --bottom cannot be combined; choose one")
     credentials = None if certs is None else load_client_credentials(certs)
-    with ModelClient(
-        address,
-        credentials,
-        insecure_loopback=insecure_loopback,
-        codec=codec,
-        bottom=bottom,
-        send_images=send_images,
-    ) as client:
-        predictions = client.predict(images)
+    budget = Budget(
+        None if memory is None else parse_memory(memory), "classify with a larger --memory"
+    )
+    ask = question(StopFlag())
+    owner = Owner.of_device(policy, certs, budget, checked_digests(accept), ask)
+    try:
+        with ModelClient(
+            address,
+            credentials,
+            insecure_loopback=insecure_loopback,
+            codec=codec,
+            bottom=bottom,
+            send_images=send_images,
+            owner=owner,
+        ) as client:
+            predictions = client.predict(images)
+            if policy is not None:
+                console.say(client.carried)
+    except PolicyBreach as breach:
+        line = str(breach)
+        if isinstance(breach, NotAccepted):
+            line = how_to_accept(breach, "classify", address, certs, policy)
+        console.say(line, "error")
+        raise typer.Exit(EXIT_CODES["policy"]) from breach
     tell_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
 

@@ -33,15 +33,30 @@ def _about_methods(policy: Policy, method: str) -> list[str]:
 
 
 def _about_features(policy: Policy, config: Config) -> list[str]:
-    lines = []
-    for name in ("student_features", "teacher_features"):
-        used = getattr(config.wire, name)
-        if policy.codec is not None and _size(used) > _size(policy.codec):
-            lines.append(
-                f"wire.{name} = {used!r} is finer than the policy's codec = {policy.codec!r}; "
-                f"set wire.{name} = {policy.codec!r}"
-            )
-    return lines
+    names = ("student_features", "teacher_features")
+    used = {f"wire.{name}": getattr(config.wire, name) for name in names}
+    return [line for name, codec in used.items() for line in about_codec(policy, name, codec)]
+
+
+def about_codec(policy: Policy, name: str, used: str) -> list[str]:
+    """Return a line if the codec ``used`` under this ``name`` has more bytes than the policy wants."""
+    if policy.codec is None or _size(used) <= _size(policy.codec):
+        return []
+    return [
+        f"{name} = {used!r} is finer than the policy's codec = {policy.codec!r}; "
+        f"set {name} = {policy.codec!r}"
+    ]
+
+
+def about_images(policy: DevicePolicy) -> str | None:
+    """Return why whole images may not leave for classification, or None."""
+    limits = [*policy.for_features, *(["model"] if policy.model else [])]
+    if not limits:
+        return None
+    return (
+        f"the policy's {', '.join(limits)} would do nothing for images themselves; leave out "
+        "--send-images, or these lines of the policy"
+    )
 
 
 def about_batch(policy: DevicePolicy, batch: int) -> list[str]:

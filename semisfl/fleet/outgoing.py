@@ -16,7 +16,7 @@ from semisfl import seeds
 from semisfl.engine.hardware import Hardware
 from semisfl.engine.weights import State
 from semisfl.fleet.codec import codec_named, roundtrip_state
-from semisfl.fleet.consent import about_batch, objections
+from semisfl.fleet.consent import about_batch, about_codec, about_images, objections
 from semisfl.fleet.noise import noised, secret_normal
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, stricter
@@ -167,6 +167,27 @@ class Outgoing:
             return secret_normal(like.shape, like.device)
         generator = self._generators[slot]
         return torch.randn(like.shape, generator=generator, device=like.device)
+
+    def codec(self, chosen: str | None) -> str:
+        """Return the codec of features to classify; raise `PolicyBreach` if ``chosen`` is too fine.
+
+        None: the policy's, else fp32.
+        """
+        codec = chosen or self.policy.codec or "fp32"
+        if reasons := about_codec(self.policy, "--codec", codec):
+            raise PolicyBreach(reasons[0])
+        return codec
+
+    @torch.no_grad()
+    def answerable(self, rows: Tensor) -> Cleared:
+        """Clear the features of images that a server is to classify."""
+        return Cleared(_POLICY, "features", self.policy, {"features": self.guarded(rows, 1)})
+
+    def pictures(self, images: Tensor) -> Cleared:
+        """Clear the images themselves; raise `PolicyBreach` if the policy limits what leaves."""
+        if reason := about_images(self.own):
+            raise PolicyBreach(reason)
+        return Cleared(_POLICY, "images", self.policy, {"images": images})
 
     @torch.no_grad()
     def bottom(self, sent: State, trained: State, slot: int = 0) -> Cleared:

@@ -23,6 +23,9 @@ Named = tuple[str, nn.Module]
 Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
 """Files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size."""
 
+ListedPictures = Sequence[Picture] | Tensor
+"""The same, one by one."""
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -48,23 +51,29 @@ class Predictions:
         ]
 
 
+def listed_pictures(images: Pictures) -> ListedPictures:
+    """Return every picture on its own; folders become the files in them."""
+    if isinstance(images, np.ndarray | Tensor):
+        return torch.as_tensor(images)
+    several = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+    return pictures.listed(several)
+
+
 def predictions(
-    images: Pictures,
+    images: ListedPictures,
     shape: Shape,
     classes: tuple[str, ...],
     answer: Callable[[Tensor], Tensor],
     at_a_time: int = pictures.CHUNK,
 ) -> Predictions:
     """Return ``answer`` (uint8 images -> probabilities) of ``images``, computed in batches."""
-    if isinstance(images, np.ndarray | Tensor):
-        pixels = torch.as_tensor(images)
-        names = [str(number) for number in range(len(pixels))]
-        parts = [answer(part) for part in pixels.split(at_a_time)] if len(pixels) else []
+    if isinstance(images, Tensor):
+        names = [str(number) for number in range(len(images))]
+        parts = [answer(part) for part in images.split(at_a_time)] if len(images) else []
         parts.append(torch.empty(0, len(classes)))
         return Predictions(names, torch.cat(parts), classes, [])
-    pictures_or_paths = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
     names, parts, skipped = [], [torch.empty(0, len(classes))], []
-    for batch in pictures.batches(pictures.listed(pictures_or_paths), shape, at_a_time):
+    for batch in pictures.batches(images, shape, at_a_time):
         names += batch.names
         skipped += batch.skipped
         parts.append(answer(batch.images))
@@ -119,7 +128,7 @@ class Classifier:
 
         Files that cannot be read are in ``skipped`` of the result, with the reason.
         """
-        return predictions(images, self.shape, self.classes, self.probabilities)
+        return predictions(listed_pictures(images), self.shape, self.classes, self.probabilities)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities [n, classes] of uint8 images, on the CPU."""

@@ -1,38 +1,45 @@
 """The device of split inference: it runs the bottom, with torch or onnxruntime, and sends features."""
 
-import asyncio
 import contextlib
 import logging
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import grpc
 import torch
 from torch import Tensor
 
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
-from semisfl.models.split import Shape, SplitModel, build
+from semisfl.fleet.consent import about_images
+from semisfl.fleet.outgoing import Outgoing
+from semisfl.models.split import SplitModel, build
 from semisfl.net import chunks
-from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
-from semisfl.net.client.lines import plain
-from semisfl.net.frames import Schema, decode, encode
+from semisfl.net.client.owner import Owner
+from semisfl.net.frames import encode
 from semisfl.net.tls.credentials import Credentials
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.settings import lookup
-from semisfl.settings.layer_kinds import parse_layers
+from semisfl.settings.bits import feature_bits
+from semisfl.settings.policy import PolicyBreach
 from semisfl.use import onnx_file
 from semisfl.use import split_inference as protocol
-from semisfl.use.classifier import Pictures, Predictions, predictions
+from semisfl.use.classifier import (
+    ListedPictures,
+    Pictures,
+    Predictions,
+    listed_pictures,
+    predictions,
+)
+from semisfl.use.model_connection import ModelConnection, described
 from semisfl.use.model_file import load
+from semisfl.use.pictures import content_digest
+from semisfl.use.served_model import ServedModel, shown
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 30.0
-"""For an answer, and the time that its bytes take on the slowest link allowed."""
 Bottom = Callable[[Tensor], Tensor]
 """uint8 images -> features"""
 
@@ -40,8 +47,9 @@ Bottom = Callable[[Tensor], Tensor]
 class ModelClient:
     """Use a server's model from a device. ``bottom`` is a file of `semisfl export --part bottom`.
 
-    Without one the bottom is fetched from the server, once, and kept in the cache. With
-    ``send_images`` the images themselves are sent, to a server that accepts them.
+    Without one the bottom is fetched from the server, once, and kept in the cache, if the ``owner``
+    accepts it. With ``send_images`` the images themselves are sent, to a server that accepts them. All
+    that leaves passes the owner's policy. ``codec`` None: the policy's, else fp32.
     """
 
     def __init__(
@@ -50,17 +58,17 @@ class ModelClient:
         certificate: Credentials | None,
         *,
         insecure_loopback: bool = False,
-        codec: str = "fp32",
+        codec: str | None = None,
         bottom: Path | None = None,
         send_images: bool = False,
+        owner: Owner | None = None,
     ) -> None:
         chunks.check_target(address, certificate is not None, insecure_loopback)
-        lookup.codec(codec)
-        self._address, self._codec = address, codec
-        self._certificate = None if insecure_loopback else certificate
-        self._channel = self._open()
-        self.sent = self.received = 0
-        """Bytes of all calls' frames so far, without what gRPC and TLS add."""
+        lookup.codec(codec or "fp32")
+        self._owner = owner or Owner()
+        self._outgoing = Outgoing(self._owner.policy, encode, unpredictable=True)
+        self._address, self._codec = address, self._outgoing.codec(codec)
+        self.connection = ModelConnection(address, None if insecure_loopback else certificate)
         try:
             self._begin(bottom, send_images)
         except BaseException:
@@ -68,23 +76,18 @@ class ModelClient:
             raise
 
     def _begin(self, bottom: Path | None, send_images: bool) -> None:
-        fields = self._ask("Describe", "describe", {}, {}, "model", protocol.MODEL).fields
-        model = self._understood(fields["model"])
-        self.classes: tuple[str, ...] = model["classes"]
-        self.shape: Shape = model["shape"]
-        self.identity: str = model["identity"]
-        self._features: int = model["features"]
+        if send_images and (reason := about_images(self._owner.policy)):
+            raise PolicyBreach(reason)
+        model, images = described(self.connection)
+        self.classes, self.shape, self.identity = model.classes, model.shape, model.identity
+        self._features = model.features
+        self._rows = model.reserve(self._owner.budget, self._codec)
+        self._row_bits = feature_bits(self._outgoing.policy, model.features)
         self._bottom: Bottom | None = None
-        if send_images and not fields["images"]:
+        if send_images and not images:
             raise ValueError(f"{self._address} takes features, no images; leave out --send-images")
         if not send_images:
             self._bottom = self._from_file(bottom) if bottom else self._from_server(model)
-
-    def _understood(self, text: str) -> dict[str, Any]:
-        try:
-            return protocol.understood(text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._address} does not describe a model: {error!r}") from error
 
     # --- the bottom ------------------------------------------------------------------------------
 
@@ -93,43 +96,53 @@ class ModelClient:
         if path.suffix == ".onnx":
             file = onnx_file.File(path)
             identity, part, runner = file.about()["identity"], file.about()["part"], file
+            shape = self.shape  # onnxruntime refuses any other than the file's
         else:
             model = load(path)
             model.need("bottom")
             identity, part, runner = model.identity, "bottom", model.features
-        if part != "bottom" or identity != self.identity:
+            shape = model.shape
+        if part != "bottom" or (identity, shape) != (self.identity, self.shape):
             raise ValueError(
                 f"{path} is not the bottom of the model that {self._address} serves, or cut elsewhere; "
                 "export it from the same run, with the server's --cut, or leave out --bottom"
             )
         return runner
 
-    def _from_server(self, model: Mapping[str, Any]) -> Bottom:
+    def _from_server(self, model: ServedModel) -> Bottom:
         """Return the bottom from the cache, or fetch it: the table, its weights and the normalisation."""
-        if model["layers"] is None:
+        if model.layers is None:
             raise ValueError(
                 f"the model of {self._address} is described by no layer table; give its bottom as a "
                 "file, --bottom"
             )
-        layers, classes = parse_layers(model["layers"]), len(self.classes)
-        network = build(layers, self.shape, classes, cut=model["cut"], projector="none")
-        weights = self._weights(network.bottom.state_dict(), model.get("bottom"))
-        network.bottom.load_state_dict(weights)
-        return _bottom(network, Normalizer.of(model["mean"], model["std"]))
+        if model.bottom is None:
+            raise ValueError(
+                f"{self._address} serves the top alone, or is of an earlier version; give its bottom "
+                "as a file, --bottom"
+            )
+        self._owner.approval.check(model, shown)
+        # Tensors on "meta" take no memory: the top, which stays on the server, is never allocated.
+        with torch.device("meta"):
+            network = build(
+                model.layers, model.shape, len(model.classes), cut=model.cut, projector="none"
+            )
+        weights = self._weights(network.bottom.state_dict(), model.bottom)
+        network.bottom.load_state_dict(weights, assign=True)
+        return _bottom(network, Normalizer.of(model.mean, model.std))
 
-    def _weights(self, like: dict[str, Tensor], digest: object) -> dict[str, Tensor]:
+    def _weights(self, like: dict[str, Tensor], digest: str) -> dict[str, Tensor]:
         """Return the weights with this digest from the cache, or fetch them.
 
         Copies are kept by what they hold, so that no server can replace another one's.
         """
-        cached = _cache_file(str(digest))
+        cached = _cache_file(digest)
         with contextlib.suppress(CheckpointError, KeyError):
             if digest == checkpoint.digest(kept := checkpoint.read(cached)["bottom"]):
                 return dict(kept)
         schema = protocol.bottom_schema(like)
-        weights: dict[str, Tensor] = self._ask("Fetch", "fetch", {}, {}, "bottom", schema).tensors
-        if digest is None:  # a server of an earlier version
-            return weights
+        request = b"".join(self._outgoing.frame("fetch", {}))
+        weights = self.connection.ask("Fetch", request, "bottom", schema).tensors
         if digest != checkpoint.digest(weights):
             raise ValueError(
                 f"{self._address} sends another bottom than it describes; do not trust its answers"
@@ -144,72 +157,60 @@ class ModelClient:
     # --- asking ----------------------------------------------------------------------------------
 
     def predict(self, images: Pictures) -> Predictions:
-        """Classify images, as `Classifier.predict` does."""
-        rows = protocol.rows_at_a_time(self._features, self._codec)
-        return predictions(images, self.shape, self.classes, self.probabilities, rows)
+        """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps."""
+        listed = listed_pictures(images)
+        self._spend(listed)
+        return predictions(listed, self.shape, self.classes, self._answers, self._rows)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities [n, classes] of at most MOST_ROWS uint8 images."""
+        self._spend(images)
+        return self._answers(images)
+
+    @property
+    def carried(self) -> str:
+        """Return what a row of features carries about its image, in one line."""
+        if self._bottom is None:
+            return "the images themselves were sent"
+        if self._row_bits == math.inf:
+            return "what was sent has no bound in bits: the policy has no noise"
+        return f"what was sent carries at most {self._row_bits:.1f} bits of each image"
+
+    def _spend(self, images: ListedPictures) -> None:
+        """Count one use of every image, on disk before anything is sent."""
+        policy = self._owner.policy
+        if policy.uses_per_image is not None or policy.bits_per_image is not None:
+            digests = [content_digest(image) for image in images]
+            self._owner.allowance.take_answers(policy, digests, self._row_bits)
+
+    def _answers(self, images: Tensor) -> Tensor:
         if not len(images):
             return torch.empty(0, len(self.classes))
         metadata = ((protocol.ROWS, str(len(images))), (protocol.CODEC, self._codec))
         schema = protocol.answers_schema(len(images), len(self.classes))
-        fields = {"identity": self.identity}
         if self._bottom is None:
-            kinds, tensors = ("Images", "images"), {"images": images}
+            call, cleared = "Images", self._outgoing.pictures(images)
         else:
-            kinds, tensors = ("Features", "features"), {"features": self._bottom(images)}
-        frame = self._ask(*kinds, fields, tensors, "answers", schema, metadata)
+            call, rows = "Features", self._bottom(images)
+            if rows.shape[1] != self._features:  # the bits were counted for these
+                raise ValueError(
+                    f"the bottom gives {rows.shape[1]} features and {self._address} says {self._features}; "
+                    "give the file of the model that it serves"
+                )
+            cleared = self._outgoing.answerable(rows)
+        fields = {"identity": self.identity}
+        request = b"".join(self._outgoing.frame(call.lower(), fields, cleared, self._codec))
+        frame = self.connection.ask(call, request, "answers", schema, metadata)
         return frame.tensors["probabilities"]
 
     def close(self) -> None:
-        self._channel.close()
+        self.connection.close()
 
     def __enter__(self) -> "ModelClient":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _open(self) -> grpc.Channel:
-        options, files = protocol.options(protocol.LARGEST_BOTTOM), self._certificate
-        if files is None:
-            return grpc.insecure_channel(self._address, options)
-        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
-        return grpc.secure_channel(self._address, secure, options)
-
-    def _ask(
-        self,
-        call: str,
-        kind: str,
-        fields: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        answer: str,
-        schema: Schema,
-        metadata: tuple[tuple[str, str], ...] = (),
-    ) -> Any:
-        data = b"".join(encode(kind, fields, tensors, self._codec))
-        seconds = PATIENCE_SECONDS + (len(data) + schema.limit) / chunks.LOWEST_RATE
-        try:
-            reply = self._channel.stream_unary(protocol.method(call))(
-                protocol.messages(data), timeout=seconds, metadata=metadata
-            )
-        except grpc.RpcError as error:
-            raise self._reason(error) from error
-        self.sent += len(data)
-        self.received += len(reply)
-        return decode(reply, {answer: schema})
-
-    def _reason(self, error: Any) -> Exception:
-        code, details = error.code(), plain(error.details() or "")
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return ValueError(f"{self._address} serves no model; is it `semisfl serve-model`?")
-        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return ValueError(f"{self._address} refuses: {details}")
-        finding = None
-        if self._certificate is not None and NOT_CONNECTED in details:
-            finding = asyncio.run(diagnose(self._address, self._certificate))
-        return OSError(finding.reason if finding else f"no answer from {self._address}: {details}")
 
 
 def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:

@@ -25,6 +25,7 @@ from semisfl.settings import lookup
 from semisfl.use import split_inference as protocol
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_calls import Places, request
+from semisfl.use.served_model import ServedModel
 
 WORKERS = 4
 MOST_CALLS, CALLS_EACH = 64, 4
@@ -62,7 +63,14 @@ class ModelServer:
             model.need("bottom")
         self._model, self._accept_images = model, accept_images
         bottom = model.network.bottom.state_dict() if "bottom" in model.parts else None
-        self._bottom_digest = None if bottom is None else checkpoint.digest(bottom)
+        digest = None if bottom is None else checkpoint.digest(bottom)
+        self._about = protocol.describe(
+            model.description, model.identity, model.network.features, digest
+        )
+        self.terms = None
+        """What owners of devices accept; None: devices cannot download the bottom."""
+        if digest is not None and model.description.layers is not None:
+            self.terms = ServedModel.from_text(self._about)
         insecure, folder = network.insecure_loopback, network.certificates
         self._trust = None if insecure or folder is None else Trust(folder)
         self.answered: Counter[str] = Counter()
@@ -151,11 +159,7 @@ class ModelServer:
 
     def _describe(self, data: bytearray, _: Mapping[str, str]) -> Answer:
         decode(data, {"describe": protocol.DESCRIBE})
-        model = self._model
-        describe = protocol.describe(
-            model.description, model.identity, model.network.features, self._bottom_digest
-        )
-        return _joined("model", {"model": describe, "images": self._accept_images}, {}), 0
+        return _joined("model", {"model": self._about, "images": self._accept_images}, {}), 0
 
     def _fetch(self, data: bytearray, _: Mapping[str, str]) -> Answer:
         decode(data, {"fetch": protocol.FETCH})

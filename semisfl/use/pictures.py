@@ -1,5 +1,7 @@
 """Read image files at the model's size; files that cannot be read are listed with the reason."""
 
+import contextlib
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ Picture = str | os.PathLike[str] | Image.Image
 """A file, or an image that Pillow has opened."""
 CHUNK = 64
 """Images that are held at a time."""
+DIGITS = 32
+"""Hexadecimal digits by which an image is known."""
 
 
 class Skipped(NamedTuple):
@@ -80,6 +84,25 @@ def name_of(picture: Picture, number: int) -> str:
     if isinstance(picture, Image.Image):
         return str(getattr(picture, "filename", "") or f"image {number}")
     return os.fspath(picture)
+
+
+def content_digest(picture: Picture | Tensor) -> str:
+    """Return a digest of what a picture holds: a file's bytes, whatever its name, or pixels.
+
+    A file that cannot be read has the digest of its name: it will be skipped.
+    """
+    content: bytes
+    if isinstance(picture, Tensor):
+        content = picture.contiguous().numpy().tobytes()
+    elif isinstance(picture, Image.Image):
+        content = picture.tobytes()
+    else:
+        content = os.fsencode(picture)
+        with contextlib.suppress(OSError):
+            if Path(picture).is_file():  # opening a pipe would wait for its writer
+                with open(picture, "rb") as file:
+                    return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
 def read(picture: Picture, shape: Shape) -> np.ndarray:

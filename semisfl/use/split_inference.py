@@ -17,7 +17,6 @@ receiver expects.
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -31,7 +30,6 @@ MOST_ROWS = 256
 """Images of one call."""
 LARGEST_CALL = 64 * 2**20
 """Bytes of one call: what a server may have to hold for each that is under way."""
-LARGEST_BOTTOM = 2**30
 ROWS, CODEC = "semisfl-rows", "semisfl-codec"
 """Keys of a call's metadata."""
 
@@ -77,15 +75,6 @@ def describe(
             "bottom": bottom,
         }
     )
-
-
-def understood(text: str) -> dict[str, Any]:
-    """Read the text of `describe`; raise `ValueError` for anything else."""
-    fields = json.loads(text)
-    shape = fields["shape"]
-    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
-        raise ValueError(f"the server's model takes images of {shape}")
-    return dict(fields, classes=tuple(fields["classes"]), shape=tuple(shape))
 
 
 def features_schema(rows: int, features: int, codec: str) -> Schema:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.fleet.setup import NetworkOptions
+from semisfl.net.client.approval import Approval
+from semisfl.net.client.owner import Owner
 from semisfl.net.tls import certs
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_client import ModelClient
@@ -22,4 +24,5 @@ def served(model: Classifier, authority: Path, **how: Any) -> Iterator[ModelServ
 
 
 def connect(address: str, authority: Path, name: str = "camera", **how: Any) -> ModelClient:
-    return ModelClient(address, certs.load_client_credentials(authority, name), **how)
+    owner = how.pop("owner", None) or Owner(approval=Approval(ask=lambda text: True))
+    return ModelClient(address, certs.load_client_credentials(authority, name), owner=owner, **how)

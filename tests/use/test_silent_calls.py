@@ -41,7 +41,7 @@ def silent() -> Iterator[Silent]:
         over.wait()
 
     def calls(client: ModelClient, count: int, first: bytes = b"") -> list[Any]:
-        stub = client._channel.stream_unary(said.method("Describe"))
+        stub = client.connection.channel().stream_unary(said.method("Describe"))
         return [stub.future(never(first)) for _ in range(count)]
 
     yield calls

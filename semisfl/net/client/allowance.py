@@ -1,15 +1,20 @@
-"""Keep what a device has spent of its caps on disk: a restart must not lift them."""
+"""Keep what a device has spent of its caps on disk: a restart must not lift them.
+
+Training and `classify` count in one file, and each counts what the other one sent.
+"""
 
 import contextlib
 import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from semisfl.files import write_whole
 from semisfl.fleet.caps import Price, Spent
+from semisfl.fleet.classified import Classified
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.settings.sections import ConfigError
 
@@ -20,12 +25,13 @@ class Allowance:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self.spent = Spent()
+        """What rounds of training have sent."""
+        self.classified = Classified()
         if file is not None and file.exists():
-            self.spent = self._read(file)
+            self._read(file)
 
-    @staticmethod
-    def _read(file: Path) -> Spent:
-        """Return what was spent; raise `ConfigError` if that is unknown, never start from 0."""
+    def _read(self, file: Path) -> None:
+        """Read what was spent; raise `ConfigError` if that is unknown, never start from 0."""
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
             rounds, uses = int(plain["rounds"]), int(plain["uses"])
@@ -33,7 +39,8 @@ class Allowance:
             bits = float(plain.get("bits", math.inf if rounds else 0.0))
             if min(rounds, uses, bits) < 0 or math.isnan(bits):
                 raise ValueError(f"nobody spends {plain}")
-            return Spent(rounds, uses, bits)
+            self.spent = Spent(rounds, uses, bits)
+            self.classified = Classified.of(plain.get("classified", {}), int(plain.get("held", 0)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{file} cannot be read: {error}; it counts what this device has sent: restore it, or "
@@ -53,29 +60,51 @@ class Allowance:
 
     def _write(self, file: Path) -> None:
         """Write the count; it is on the disk, under its name, when this returns."""
-        write_whole(file, json.dumps(vars(self.spent)).encode(), private=True)
+        plain = {
+            **vars(self.spent),
+            "held": self.classified.held,
+            "classified": self.classified.images,
+        }
+        write_whole(file, json.dumps(plain).encode(), private=True)
         with _opened(file.parent, os.O_RDONLY) as folder:
             os.fsync(folder)
 
+    @property
+    def total(self) -> Spent:
+        """Return what training and `classify` have spent together."""
+        return self.classified.beside(self.spent)
+
     def check(self, policy: DevicePolicy, price: Price) -> None:
         """Raise `PolicyBreach` if one more round at this price exceeds the caps."""
-        if (reason := self.spent.refusal(policy, price)) is not None:
+        if (reason := self.total.refusal(policy, price)) is not None:
             raise PolicyBreach(reason)
 
     def take(self, policy: DevicePolicy, price: Price) -> None:
         """Spend one round, on disk before anything is sent; raise `PolicyBreach` beyond the caps."""
-        if self._file is None or not policy.capped:
+        with self._counting(policy):
             self.check(policy, price)
             self.spent = self.spent.plus(price)
+            self.classified = replace(self.classified, held=price.images)
+
+    def take_answers(self, policy: DevicePolicy, images: Sequence[str], bits: float) -> None:
+        """Spend one use of ``bits`` for each image to classify, by its digest; as `take` does."""
+        with self._counting(policy):
+            after = self.classified.plus(images, bits)
+            if (reason := after.refusal(policy, self.spent, images)) is not None:
+                raise PolicyBreach(reason)
+            self.classified = after
+
+    @contextlib.contextmanager
+    def _counting(self, policy: DevicePolicy) -> Iterator[None]:
+        """Read what was spent before the block, and write it after; another process may count too."""
+        if self._file is None or not policy.capped:
+            yield
             return
-        # Another process may count in the same file.
-        lock = self._file.with_suffix(".lock")
-        with _opened(lock, os.O_RDWR | os.O_CREAT) as handle:
+        with _opened(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             if self._file.exists():
-                self.spent = self._read(self._file)
-            self.check(policy, price)
-            self.spent = self.spent.plus(price)
+                self._read(self._file)
+            yield
             self._write(self._file)
 
 

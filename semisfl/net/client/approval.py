@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, Protocol
 
 from semisfl.files import append_whole
 from semisfl.net.client.shown_terms import shown
-from semisfl.net.terms import Terms
 from semisfl.settings.policy import PolicyBreach
 
 log = logging.getLogger(__name__)
@@ -18,6 +18,13 @@ class NotAccepted(PolicyBreach):
     def __init__(self, digest: str) -> None:
         super().__init__(f"its owner has not accepted the terms {digest}")
         self.digest = digest
+
+
+class Digested(Protocol):
+    """Terms of a run, or of a model that is served."""
+
+    @property
+    def digest(self) -> str: ...
 
 
 Ask = Callable[[str], bool]
@@ -39,12 +46,12 @@ class Approval:
         self._ask = ask
         self._remembered = _read(file)
 
-    def check(self, terms: Terms) -> None:
-        """Raise `NotAccepted` unless the terms are accepted."""
+    def check(self, terms: Digested, show: Callable[[Any], str] = shown) -> None:
+        """Raise `NotAccepted` unless the terms are accepted; ``show`` makes the text for the owner."""
         digest = terms.digest
         if digest in self._remembered:
             return
-        if digest not in self._accepted and not (self._ask and self._ask(shown(terms))):
+        if digest not in self._accepted and not (self._ask and self._ask(show(terms))):
             raise NotAccepted(digest)
         self._remember(digest)
 

@@ -20,23 +20,22 @@ BYTES_PER_USE = 256
 """Most bytes that are drawn for one image of one step: positions, and both views' augmentation."""
 VIEWS_SHARE = 8
 """One in so many bytes of the budget is for augmented images made ahead."""
+FIX = "join with a larger --memory, or ask for less (clients.batch, clients.steps, data.size, model.cut)"
 
 
 class Budget:
     """Count what is reserved, by name; ``total`` None: half of the memory that is free now."""
 
-    def __init__(self, total: int | None = None) -> None:
+    def __init__(self, total: int | None = None, fix: str = FIX) -> None:
         self.total = free_memory() // 2 if total is None else total
+        self._fix = fix
         self._reserved: dict[str, int] = {}
 
     def reserve(self, what: str, size: int) -> None:
         """Set what ``what`` takes; raise `PolicyBreach` if everything together exceeds the total."""
         self._reserved[what] = size
         if sum(self._reserved.values()) > self.total:
-            raise PolicyBreach(
-                f"this run {self.words()}; join with a larger --memory, or ask for less "
-                "(clients.batch, clients.steps, data.size, model.cut)"
-            )
+            raise PolicyBreach(f"this run {self.words()}; {self._fix}")
 
     def begin(self, terms: Terms, hardware: Hardware, whole: bool) -> None:
         """Reserve what a run's terms need besides the images, instead of any run before.

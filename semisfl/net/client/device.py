@@ -109,7 +109,7 @@ class Device:
     @property
     def bits_per_image(self) -> float:
         """Return the most bits that all that was sent carries, over images held; inf: no bound."""
-        return self._allowance.spent.bits / max(self.image_count[0], 1)
+        return self._allowance.total.bits / max(self.image_count[0], 1)
 
     def stop(self) -> None:
         """Finish the iteration at hand, then say goodbye."""
@@ -235,7 +235,7 @@ class Device:
         """Spend a round of the caps before anything of it is sent, and log what is spent."""
         price = self._price(steps)
         self._allowance.take(self.outgoing.policy, price)
-        spent = self._allowance.spent
+        spent = self._allowance.total
         if self.rounds == 0 or math.isfinite(spent.bits):
             log.info("%s", spent.words(self.outgoing.policy, price.images))
 

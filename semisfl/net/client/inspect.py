@@ -16,6 +16,10 @@ SECONDS = 20.0
 """Longest wait for the answer."""
 
 
+class NoTerms(ValueError):
+    """Raised for a server that has no terms of training; it may serve a model."""
+
+
 def read_terms(
     address: str,
     credentials: Credentials | None,
@@ -44,7 +48,7 @@ def read_terms(
 def _reason(error: Any, address: str, credentials: Credentials | None) -> Exception:
     code, details = error.code(), " ".join((error.details() or "").split())
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ValueError(f"{address} has no terms; is it `semisfl serve` of this version?")
+        return NoTerms(f"{address} has no terms; is it `semisfl serve` of this version?")
     if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ValueError(f"{address} refuses: {details}")
     finding = None

@@ -10,17 +10,16 @@ import torch
 
 from semisfl.data import decode, folder
 from semisfl.models.split import Shape
-from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.approval import Approval, Ask, NotAccepted
+from semisfl.net.client.approval import Ask, NotAccepted
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection, Rejected
 from semisfl.net.client.device import Device
 from semisfl.net.client.lines import brief_logger
+from semisfl.net.client.owner import Owner, how_to_accept
 from semisfl.net.client.report import Report
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
-from semisfl.settings.config import ConfigError, with_known_codec
-from semisfl.settings.policy import DevicePolicy, read_policy
+from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
 
 log = brief_logger(__name__)
@@ -58,31 +57,22 @@ def join(
         raise ConfigError(f"{data} is not a folder; --data needs a folder of images")
     for method in allow_methods:  # fail now, not when a server asks for it
         lookup.works(lookup.method(method))
-    demands = DevicePolicy()
+    owner = Owner.of_device(policy, certificates, Budget(memory), accept, ask)
     if policy is not None:
-        demands = with_known_codec(read_policy(policy), str(policy))
-    allowance = Allowance(beside(policy) if policy is not None else None)
-    if demands.capped:
-        allowance.check_writable()
-    if policy is not None:
-        log.info("this device's policy: %s", demands.summary())
+        log.info("this device's policy: %s", owner.policy.summary())
     folder.everything(data)  # fail now, not once a server has sent its terms, if there is no image
     stop = stop or StopFlag()
-    approval = Approval(accept, accepted_file(certificates, policy), ask)
-    if demands.model:  # a policy says all that it accepts
-        approval = Approval(demands.model)
     connection = Connection(
         address,
         credentials,
         name=name,
         insecure_loopback=insecure_loopback,
         allow_methods=allow_methods,
-        policy=demands,
-        approve=approval.check,
+        policy=owner.policy,
+        approve=owner.approval.check,
     )
-    budget = Budget(memory)
-    images = functools.partial(load_images, data, budget=budget, stop=stop)
-    member = Device(connection, images, device, stop, allowance, budget)
+    images = functools.partial(load_images, data, budget=owner.budget, stop=stop)
+    member = Device(connection, images, device, stop, owner.allowance, owner.budget)
     with (report or Report()).following(member), _explained(address, certificates, policy):
         member.serve()
 
@@ -95,22 +85,8 @@ def _explained(address: str, certificates: Path | None, policy: Path | None) -> 
     except Rejected as refused:
         if not isinstance(cause := refused.__cause__, NotAccepted):
             raise
-        digest, certs_option = cause.digest, f" --certs {certificates}" if certificates else ""
-        how = f"--accept {digest}"
-        if policy is not None and read_policy(policy).model:
-            how = f'model = "{digest}" in {policy}'
-        reason = (
-            f"the terms of {address} are {digest}, which this device has not accepted; "
-            f"`semisfl inspect {address}{certs_option}` shows them, join with {how} accepts them"
-        )
+        reason = how_to_accept(cause, "join", address, certificates, policy)
         raise Rejected(reason, refused.kind) from cause
-
-
-def accepted_file(certificates: Path | None, policy: Path | None) -> Path | None:
-    """Return where accepted terms are remembered: with the device's certificate, or beside its policy."""
-    if certificates is not None:
-        return certificates / "accepted.txt"
-    return policy.with_suffix(".accepted.txt") if policy is not None else None
 
 
 def load_images(

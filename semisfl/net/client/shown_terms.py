@@ -1,20 +1,25 @@
 """Show an owner what a run would compute on their device and send from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from semisfl.fleet.codec import codec_named
-from semisfl.models.shapes import Placed, place
+from semisfl.models.shapes import Placed, Shape, place
 from semisfl.net.headers import WireError
 from semisfl.net.terms import Terms, layers_of
 from semisfl.settings import lookup
+from semisfl.settings.run import ModelConfig
 
 UNNAMED = {"kind", "name", "body", "shortcut"}
 
 
 def shown(terms: Terms) -> str:
     """Return the terms as lines of printable text; raise `WireError` for a model that cannot be built."""
-    lines = [*_about_run(terms), *_about_model(terms), *_about_sending(terms)]
+    return printable([*_about_run(terms), *_about_model(terms), *_about_sending(terms)])
+
+
+def printable(lines: Iterable[str]) -> str:
+    """Return the lines as one text without control characters."""
     return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
 
 
@@ -51,18 +56,15 @@ def _about_model(terms: Terms) -> Iterator[str]:
     whole = sum(layer.parameters for layer in placed)
     yield (
         f"images      {channels} x {height} x {width}, {terms.classes} classes; normalised by mean "
-        f"{_numbers(terms.mean)} and std {_numbers(terms.std)}"
+        f"{number_list(terms.mean)} and std {number_list(terms.std)}"
     )
     yield (
         f"model       {bottom:,} parameters in the first {held} of {len(placed)} layers, "
         f"{whole:,} in all"
     )
-    for number, layer in enumerate(placed, start=1):
-        yield f"  {number:3} {_layer(layer)}"
-        yield from (f"        + {_layer(one)}" for one in layer.body)
-        yield from (f"        shortcut {_layer(one)}" for one in layer.shortcut)
-        if number == held:
-            yield "      ---- cut: a split method runs the layers below on the server ----"
+    yield from layer_lines(placed[:held])
+    yield "      ---- cut: a split method runs the layers below on the server ----"
+    yield from layer_lines(placed[held:], held + 1)
 
 
 def _about_sending(terms: Terms) -> Iterator[str]:
@@ -83,10 +85,23 @@ def _about_sending(terms: Terms) -> Iterator[str]:
     yield f"            per round the trained bottom of {bottom:,} values ({wire.models})"
 
 
+def layer_lines(placed: Sequence[Placed], first: int = 1) -> Iterator[str]:
+    """Yield a line for every layer, inner ones included."""
+    for number, layer in enumerate(placed, start=first):
+        yield f"  {number:3} {_layer(layer)}"
+        yield from (f"        + {_layer(one)}" for one in layer.body)
+        yield from (f"        shortcut {_layer(one)}" for one in layer.shortcut)
+
+
 def _placed(terms: Terms) -> tuple[list[Placed], int]:
-    layers, held = layers_of(terms.config.model)
+    return placed_model(terms.config.model, terms.shape, terms.classes)
+
+
+def placed_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[list[Placed], int]:
+    """Return every layer with its shapes, and how many a device holds; raise `WireError` if it cannot be."""
+    layers, held = layers_of(model)
     try:
-        placed = place([layer for _, layer in layers], terms.shape, terms.classes)
+        placed = place([layer for _, layer in layers], shape, classes)
     except ValueError as error:
         raise WireError(f"the model of these terms cannot be built: {error}") from error
     if not isinstance(held, int) or not 1 <= held < len(placed):
@@ -102,5 +117,6 @@ def _layer(placed: Placed) -> str:
     return f"{placed.layer.kind} {settings}".ljust(64) + f" -> {gives:16} ({placed.name})"
 
 
-def _numbers(values: tuple[float, ...]) -> str:
+def number_list(values: tuple[float, ...]) -> str:
+    """Return numbers in one line."""
     return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,88 @@
+"""A device's calls to a server of split inference."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from semisfl.net import chunks
+from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
+from semisfl.net.client.lines import plain
+from semisfl.net.frames import Frame, Schema, decode, encode
+from semisfl.net.headers import WireError
+from semisfl.net.tls.credentials import Credentials
+from semisfl.use import split_inference as protocol
+from semisfl.use.served_model import ServedModel
+
+PATIENCE_SECONDS = 30.0
+"""For an answer, and the time that its bytes take on the slowest link allowed."""
+
+
+class ModelConnection:
+    """Call a server; ``certificate`` None: without TLS, for tests on a loopback address."""
+
+    def __init__(self, address: str, certificate: Credentials | None) -> None:
+        self.address, self._certificate = address, certificate
+        self._limit = 0
+        self._channel: grpc.Channel | None = None
+        self.sent = self.received = 0
+        """Bytes of all calls' frames so far, without what gRPC and TLS add."""
+
+    def ask(
+        self,
+        call: str,
+        request: bytes,
+        answer: str,
+        schema: Schema,
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> Frame:
+        """Return the answer to one call; raise `ValueError` or `OSError` with the reason if there is none."""
+        seconds = PATIENCE_SECONDS + (len(request) + schema.limit) / chunks.LOWEST_RATE
+        try:
+            reply = self.channel(schema.limit).stream_unary(protocol.method(call))(
+                protocol.messages(request), timeout=seconds, metadata=metadata
+            )
+        except grpc.RpcError as error:
+            raise self._reason(error) from error
+        self.sent += len(request)
+        self.received += len(reply)
+        return decode(reply, {answer: schema})
+
+    def channel(self, limit: int = 0) -> grpc.Channel:
+        """Return a channel that takes answers of ``limit`` bytes, and of no more than any asked for before."""
+        if self._channel is not None and limit <= self._limit:
+            return self._channel
+        self.close()
+        options, files = protocol.options(limit), self._certificate
+        if files is None:
+            channel = grpc.insecure_channel(self.address, options)
+        else:
+            secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+            channel = grpc.secure_channel(self.address, secure, options)
+        self._limit, self._channel = limit, channel
+        return channel
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _reason(self, error: Any) -> Exception:
+        code, details = error.code(), plain(error.details() or "")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ValueError(f"{self.address} serves no model; is it `semisfl serve-model`?")
+        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return ValueError(f"{self.address} refuses: {details}")
+        finding = None
+        if self._certificate is not None and NOT_CONNECTED in details:
+            finding = asyncio.run(diagnose(self.address, self._certificate))
+        return OSError(finding.reason if finding else f"no answer from {self.address}: {details}")
+
+
+def described(connection: ModelConnection) -> tuple[ServedModel, bool]:
+    """Return a server's model, and whether it accepts images."""
+    request = b"".join(encode("describe", {}, {}))
+    fields = connection.ask("Describe", request, "model", protocol.MODEL).fields
+    try:
+        return ServedModel.from_text(fields["model"]), fields["images"]
+    except WireError as error:
+        raise ValueError(f"{connection.address}: {error}") from error

@@ -1,0 +1,162 @@
+"""What a server of split inference says about its model: checked before a device allocates or sends anything."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from semisfl.fleet.codec import codec_named
+from semisfl.models.memory import FP32, footprint
+from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
+from semisfl.net.client.budget import Budget
+from semisfl.net.client.lines import plain
+from semisfl.net.client.shown_terms import layer_lines, number_list, placed_model, printable
+from semisfl.net.headers import WireError
+from semisfl.net.ranges import TERMS, Range, check
+from semisfl.settings.layer_kinds import Layer, named, parse_layers
+from semisfl.settings.run import ModelConfig
+from semisfl.use import split_inference as protocol
+
+LONGEST_NAME = 200
+"""Characters of a class's name or an identity."""
+COPIES = 4
+"""Copies of the bottom's weights: as they arrive, as one message, as tensors, and as kept on disk."""
+SHARE = 4
+"""One in so many bytes of the budget is for the images that are classified together."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The terms of `classify`: what the device would compute and send."""
+
+    classes: tuple[str, ...]
+    shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    layers: tuple[Layer, ...] | None
+    """The whole model as a table; None: the user passed code that no table describes."""
+    cut: int | str | None
+    identity: str
+    features: int
+    bottom: str | None
+    """The digest of the bottom's weights; None: the server holds the top alone."""
+
+    @classmethod
+    def from_text(cls, text: str) -> "ServedModel":
+        """Return the model of a server's description; raise `WireError` for any value out of its range."""
+        try:
+            fields = json.loads(text)
+            channels, height, width = (_whole(side) for side in fields["shape"])
+            rows, cut = fields["layers"], fields["cut"]
+            model = cls(
+                tuple(_word(name) for name in fields["classes"]),
+                (channels, height, width),
+                tuple(float(value) for value in fields["mean"]),
+                tuple(float(value) for value in fields["std"]),
+                None if rows is None else parse_layers(rows),
+                _word(cut) if isinstance(cut, str) else None if cut is None else _whole(cut),
+                _word(fields["identity"]),
+                _whole(fields["features"]),
+                fields.get("bottom"),
+            )
+            model._check()
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise WireError(f"it does not describe a model: {plain(str(error))}") from error
+        return model
+
+    def _check(self) -> None:
+        sides = zip(("channels", "height", "width"), self.shape, strict=True)
+        numbers: list[tuple[str, float]] = [*sides, ("classes", len(self.classes))]
+        numbers += [*(("mean", v) for v in self.mean), *(("std", v) for v in self.std)]
+        for name, value in numbers:
+            check(name, value, TERMS[name])
+        if not len(self.mean) == len(self.std) == self.shape[0]:
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} stds for {self.shape}")
+        check("features", self.features, Range(1, MAX_OUTPUT))
+        if self.bottom is not None and not re.fullmatch(r"[0-9a-f]{32}", str(self.bottom)):
+            raise ValueError(f"the bottom's digest is {self.bottom!r:.60}")
+        if self.layers is not None and (gives := prod(self._held[-1].gives)) != self.features:
+            raise ValueError(f"features = {self.features}, and the bottom gives {gives}")
+
+    @cached_property
+    def _placed(self) -> tuple[list[Placed], int]:
+        assert self.layers is not None
+        table = ModelConfig(layers=self.layers, cut=self.cut)
+        return placed_model(table, self.shape, len(self.classes))
+
+    @property
+    def _held(self) -> list[Placed]:
+        """Return the layers that the device runs."""
+        placed, held = self._placed
+        return placed[:held]
+
+    def about(self) -> dict[str, Any]:
+        """Return what the digest covers: the device's layers and weights, and how images are prepared."""
+        layers = named(self.layers or ())[: self._placed[1]]
+        return {
+            "classify": [layer.model_dump(mode="json") | {"name": name} for name, layer in layers],
+            "shape": list(self.shape),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "bottom": self.bottom,
+        }
+
+    @property
+    def digest(self) -> str:
+        """Return what an owner accepts: ``sha256:`` and 64 hexadecimal digits."""
+        text = json.dumps(self.about(), sort_keys=True)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def reserve(self, budget: Budget, codec: str) -> int:
+        """Reserve memory for all that the device will hold; return how many images go into one call."""
+        part = footprint(self._held) if self.layers is not None else footprint(())
+        budget.reserve("model", part.bytes(0, COPIES, 0))
+        # An image as it is read, stacked and normalised; its features before and after the policy.
+        one = 6 * prod(self.shape) + part.bytes(1, 0, 1) + 4 * FP32 * self.features
+        one += 3 * FP32 * len(self.classes) + 2 * codec_named(codec).size((1, self.features))
+        fitting = budget.total // SHARE // one
+        rows = max(1, min(protocol.rows_at_a_time(self.features, codec), fitting))
+        budget.reserve("images", rows * one)
+        return rows
+
+
+def shown(model: ServedModel) -> str:
+    """Return the model as lines of printable text."""
+    return printable(_lines(model))
+
+
+def _lines(model: ServedModel) -> Iterator[str]:
+    channels, height, width = model.shape
+    held = model._held
+    yield f"terms       {model.digest}"
+    yield "use         classify: this device runs the layers below, the server the rest"
+    yield (
+        f"images      {channels} x {height} x {width}, {len(model.classes)} classes; normalised by mean "
+        f"{number_list(model.mean)} and std {number_list(model.std)}"
+    )
+    yield (
+        f"model       {sum(layer.parameters for layer in held):,} parameters in {len(held)} layers, "
+        f"weights {model.bottom}"
+    )
+    yield from layer_lines(held)
+    yield (
+        f"leaves      per image {model.features:,} values (an image has {prod(model.shape):,}), once "
+        "for every time that it is classified"
+    )
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.60} is no whole number")
+    return value
+
+
+def _word(value: object) -> str:
+    """Return a short printable text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.60} is no text")
+    return plain(value, LONGEST_NAME)
