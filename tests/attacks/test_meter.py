@@ -13,7 +13,10 @@ from semisfl.cli.main import main
 from semisfl.settings.bits import row_bits
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.01"
+CONV = '{kind = "conv", channels = 8, kernel = 5}, {kind = "relu"}, {kind = "pool"}'
+LAYERS = f'[{CONV}, {CONV}, {{kind = "flatten"}}, {{kind = "linear"}}]'
 SMALL = ["clients.steps=1", "clients.active=1", "server.steps=2", "model.projector=linear"]
+SMALL += [f"model.layers={LAYERS}", "model.cut=7"]
 
 
 def test_a_preset_is_trained_attacked_and_its_leakage_written(
@@ -29,11 +32,11 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     assert results["command"].startswith("semisfl ")
     assert [row["defence"] for row in results["features"]] == ["none", NOISY]
     for row in results["features"]:
-        assert row["cut"] == "flatten" and row["bytes_per_image"] == 4 * 1024
+        assert row["cut"] == "flatten1" and row["bytes_per_image"] == 4 * 128
         assert 0 < row["mean_image"]["ssim"] < 1 and row["chance_identified"]["decoder"] == 1 / 32
         assert row["norm"] > 0
     bits = [row["bits_per_image"] for row in results["features"]]
-    assert bits == [None, pytest.approx(row_bits(1024, 0.1), abs=0.1)]
+    assert bits == [None, pytest.approx(row_bits(128, 0.1), abs=0.1)]
     kinds = [(row["defence"], row["server"], row["layer"]) for row in results["uploads"]]
     assert kinds == [(d, s, "3") for d in ("none", NOISY) for s in ("curious", "malicious")]
     assert all(row["rebuilt"] == 0 for row in results["uploads"][2:])
@@ -43,7 +46,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     printed = " ".join(capsys.readouterr().out.split())
     assert "Chance, without any features, is in brackets." in printed
     assert "(an image's pixels are 6,272)" in printed
-    assert "upload, cut flatten, none: a malicious server solves 32 of 32 inputs" in printed
+    assert "upload, cut flatten1, none: a malicious server solves 8 of 8 inputs" in printed
     assert (
         "median norm of features" in printed and "norm of a bottom's change in a round" in printed
     )

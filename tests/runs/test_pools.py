@@ -25,7 +25,7 @@ from semisfl.stopping import StopFlag
 from tests.cli.test_torchrun import SETTINGS, numbers
 from tests.processes import Forked
 
-ROUNDS = 20
+ROUNDS = 12
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import logging
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,22 @@ def test_settings_missing_from_an_older_file_are_unknown(
     ]
 
 
+def not_drawn(groups: list[grouping.Group], path: Path, charts: Sequence[plots.Chart]) -> None:
+    assert groups and charts
+    path.write_bytes(PNG)
+
+
+@pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: str(path.relative_to(RESULTS)))
 def test_committed_results_can_be_reported(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    drawn: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not drawn:
+        monkeypatch.setattr(plots, "draw", not_drawn)
     picture = tmp_path / "report.png"
     assert main(["report", str(folder), "--out", str(picture), "--json", "--target", "50"]) == 0
     told = json.loads(capsys.readouterr().out)["results"]
@@ -183,7 +196,13 @@ def test_committed_results_can_be_reported(
     assert picture.read_bytes().startswith(PNG)
 
 
-@pytest.mark.parametrize("name", ["codecs", "h200/compare", "h200", "h200/svhn-ablation"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("codecs", "h200/compare", "h200/svhn-ablation"),
+        pytest.param("h200", marks=pytest.mark.slow),
+    ],
+)
 def test_the_picture_shows_all_its_text(name: str) -> None:
     groups = grouping.group_runs(grouping.find_runs([RESULTS / name]))
     assert cut_off(plots.picture(groups)) == 0
