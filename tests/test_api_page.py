@@ -10,6 +10,7 @@ import pytest
 
 import semisfl
 from semisfl.cli.main import main
+from tests.toy import FLAT
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
@@ -99,7 +100,14 @@ def test_a_trackers_sink_is_short_and_works_by_name(
     (tmp_path / "mytracking.py").write_text("\n\n".join(sinks))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    few = ["rounds=2", "clients.total=3", "clients.active=2", "clients.steps=1", "server.steps=1"]
+    few = [
+        *FLAT,
+        "rounds=2",
+        "clients.total=3",
+        "clients.active=2",
+        "clients.steps=1",
+        "server.steps=1",
+    ]
     sinks_by_name = 'sinks=["mytracking:MLflow", "mytracking:WandB"]'
     words = ["run", "digits", "--set", *few, sinks_by_name, "--out", "first", "--quiet"]
     assert main(words) == 0

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,7 @@ from tests.sizes import sizes_of
 ROOT = Path(__file__).resolve().parents[1]
 Install = Callable[[Path, Mapping[str, Mapping[str, str]]], None]
 TINY = ["rounds=2", "clients.total=3", "clients.active=2", "clients.batch=4", "clients.steps=2"]
-TINY += ["server.batch=4", "server.steps=2", "data.labeled=20"]
+TINY += ["server.batch=4", "server.steps=2", "data.labeled=20", *toy.FLAT]
 
 
 @pytest.fixture(autouse=True)
@@ -66,17 +65,14 @@ def test_the_documentation_shows_the_example() -> None:
 # --- through the command line ---------------------------------------------------------------------
 
 
-def test_a_path_is_enough_to_run_show_and_resume(tmp_path: Path) -> None:
+def test_a_path_is_enough_to_run_show_and_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--set", *TINY, f"method={PLACE}", "fixmatch.confidence_threshold=0.2"]
-
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
-        paths = os.pathsep.join([str(ROOT), str(EXAMPLE)])
-        return processes.run(
-            [sys.executable, "-m", "semisfl", *words],
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-
-    done = command("run", "digits", *words, "--out", "run", "--quiet")
+    done = processes.run(
+        [sys.executable, "-m", "semisfl", "run", "digits", *words, "--out", "run", "--quiet"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])},
+    )
     assert done.returncode == 0, done.stderr
     kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert kept["method"] == PLACE
@@ -85,13 +81,16 @@ def test_a_path_is_enough_to_run_show_and_resume(tmp_path: Path) -> None:
     text = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
     # A run's directory may be somebody else's: it alone makes nothing be imported.
-    for refused in (command("run", "--resume", "run"), command("leakage", "run", "--quick")):
-        assert refused.returncode == 2 and f"add --allow-method {PLACE}" in refused.stderr
-    resumed = command("run", "--resume", "run", "--quiet", "--allow-method", PLACE)
-    assert resumed.returncode == 0, resumed.stderr
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    for command in (["run", "--resume", "run"], ["leakage", "run", "--quick"]):
+        assert main(command) == 2
+        assert f"add --allow-method {PLACE}" in " ".join(capsys.readouterr().err.split())
+        assert "fedavg_fixmatch" not in sys.modules
+    assert main(["run", "--resume", "run", "--quiet", "--allow-method", PLACE]) == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
-    reported = command("report", "run", "--json")
-    assert json.loads(reported.stdout)["results"][0]["label"] == "FedAvgFixMatch"
+    capsys.readouterr()
+    assert main(["report", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["label"] == "FedAvgFixMatch"
 
 
 @pytest.mark.usefixtures("installed")

@@ -42,6 +42,12 @@ RESIDUAL = """[
     {kind = "linear"},
 ]"""
 
+FLAT = [
+    'model.layers=[{kind = "flatten"}, {kind = "linear", features = 16}, {kind = "relu"}, {kind = "linear"}]',
+    "model.cut=3",
+]
+"""Settings of a run that is over soon, for tests that do not ask what is trained."""
+
 
 def dataset(count: int = 200, tests: int = 120, seed: int = 5) -> Dataset:
     rng = np.random.default_rng(seed)

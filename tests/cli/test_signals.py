@@ -167,7 +167,7 @@ def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None
         wait_for(process, lambda: catches(process))
         if seed:
             wait_for(process, lambda: len(members(process.pid)) == 5)
-        time.sleep(rng.uniform(0, 5))
+        time.sleep(rng.uniform(0, 2))
         stopped_by(process, rng.choice([signal.SIGINT, signal.SIGTERM]))
     finally:
         process.kill()
