@@ -17,6 +17,7 @@ from semisfl.cli.options import (
     Preset,
     Quiet,
     Settings,
+    chosen_preset,
     name_of,
     values_of,
 )
@@ -196,7 +197,7 @@ def _bits(most: float | None) -> str:
 
 
 def poisoning(
-    preset: Preset = "digits",
+    preset: Preset = "",
     attacks: Annotated[str, typer.Option(help="Attacks, comma between, or all.")] = "all",
     rules: Annotated[
         str,
@@ -222,6 +223,7 @@ def poisoning(
     from semisfl.attacks.poisoning import ATTACKS
     from semisfl.cli.signals import StopSignals
 
+    preset = chosen_preset(preset, settings, quiet=quiet)
     values = values_of(preset, settings)
     first = int(values.get("seed", 0))
     jobs = attack_grid.listed(

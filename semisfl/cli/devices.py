@@ -19,6 +19,7 @@ from semisfl.cli.options import (
     Preset,
     Quiet,
     Settings,
+    chosen_preset,
     name_of,
     needs_network,
     refuse_beside_resume,
@@ -29,7 +30,7 @@ from semisfl.cli.options import (
 
 def serve(
     labeled: Annotated[Path, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")],
-    preset: Preset = "digits",
+    preset: Preset = "",
     settings: Settings = None,
     certs: Annotated[
         Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
@@ -68,6 +69,8 @@ def serve(
 
     if resume is not None:
         refuse_beside_resume(context)
+    else:
+        preset = chosen_preset(preset, settings, str(labeled), quiet=quiet)
     place = resume or out or one_run.free_directory(f"{name_of(preset)}-served")
     options = (
         RunDirectory.open(resume).changed(settings or [])

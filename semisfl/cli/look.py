@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Json, Preset, Settings, values_of
+from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,17 +95,17 @@ def _print(title: str, columns: Sequence[str], entries: list[dict[str, Any]]) ->
     console.out.print(table)
 
 
-def show(preset: Preset = "digits", settings: Settings = None, json_: Json = False) -> None:
+def show(preset: Preset = "", settings: Settings = None, json_: Json = False) -> None:
     """Print a configuration with a comment per setting; save it as FILE.toml for `run FILE.toml`."""
     from semisfl.settings import config as configs
     from semisfl.settings.toml import commented_toml
 
-    config = configs.parse(values_of(preset, settings))
+    config = configs.parse(values_of(chosen_preset(preset, settings), settings))
     print(config.model_dump_json() if json_ else commented_toml(config), end="\n" if json_ else "")
 
 
 def partition(
-    preset: Preset = "digits",
+    preset: Preset = "",
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("who.png"),
     settings: Settings = None,
     json_: Json = False,
@@ -115,6 +115,7 @@ def partition(
     from semisfl.runs.experiment import load_data
     from semisfl.settings import config as configs
 
+    preset = chosen_preset(preset, settings)
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()
     picture = console.picture_at(out)

@@ -11,10 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
+from semisfl.cli import console
+
 Preset = Annotated[
     str,
     typer.Argument(
-        metavar="[PRESET|FILE.toml]", help="A preset of `semisfl list`, or a settings file."
+        metavar="[PRESET|FILE.toml]",
+        help="A preset of `semisfl list`, or a settings file; default: images if the data are a path to "
+        "your own, else digits.",
+        show_default=False,
     ),
 ]
 Settings = Annotated[
@@ -128,7 +133,25 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
 
     path = Path(preset)
     values = config.read(path) if _is_file(path) else presets.values_of(preset)
-    return config.override(values, settings or [])
+    return presets.completed(preset, config.override(values, settings or []))
+
+
+def chosen_preset(
+    preset: str, settings: list[str] | None, data: str | None = None, *, quiet: bool = False
+) -> str:
+    """Return the preset, or the default for the images that ``data`` or ``--set data.name`` names."""
+    from semisfl.settings import config, presets
+
+    if preset:
+        return preset
+    changes = config.override({"data": {}}, settings or [])["data"]
+    name = data or (changes.get("name") if isinstance(changes, dict) else None)
+    preset = presets.default_for(None if name is None else str(name))
+    if preset == "images" and not quiet:
+        console.say(
+            f"preset images, for your own images in {name}; semisfl show images explains it"
+        )
+    return preset
 
 
 def name_of(preset: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Json, Preset, Settings, finite, values_of
+from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ USUAL = (
 
 
 def plan(
-    preset: Preset = "digits",
+    preset: Preset = "",
     settings: Settings = None,
     methods: Annotated[
         str | None,
@@ -76,6 +76,7 @@ def plan(
     from semisfl.runs.compare import choose_methods
     from semisfl.settings import config as configs
 
+    preset = chosen_preset(preset, settings)
     values = values_of(preset, settings)
     config = configs.parse(values)
     chosen = choose_methods(methods) if methods is not None else None

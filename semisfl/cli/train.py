@@ -17,6 +17,7 @@ from semisfl.cli.options import (
     Quiet,
     Settings,
     Target,
+    chosen_preset,
     name_of,
     refuse_beside_resume,
     values_of,
@@ -26,7 +27,7 @@ from semisfl.runs.sweeps import PLAIN, read_variants
 
 
 def run(
-    preset: Preset = "digits",
+    preset: Preset = "",
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory; default: a new one under runs/.")
@@ -55,6 +56,7 @@ def run(
     if resume is not None:
         refuse_beside_resume(context)
     else:
+        preset = chosen_preset(preset, settings, quiet=quiet)
         config = configs.parse(values_of(preset, settings))
         if launched is not None:
             config, resume = torchrun.lead(launched, config, out)
@@ -124,7 +126,7 @@ def _print_run(result: Any, as_json: bool) -> None:
 
 
 def compare(
-    preset: Preset = "digits",
+    preset: Preset = "",
     methods: Annotated[
         str, typer.Option(help="Methods, comma between, or all.")
     ] = "supervised,semisfl",
@@ -158,6 +160,7 @@ def compare(
     from semisfl.cli.many_runs import run_all
     from semisfl.runs import compare as comparison
 
+    preset = chosen_preset(preset, settings, quiet=quiet)
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
     chosen = comparison.choose_methods(methods)
     swept = [sweeps.Sweep.parse(text) for text in sweep or ()]

@@ -46,7 +46,7 @@ class Partition:
 def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     """Return indices for validation: ``share`` of the labelled images of every class, at least one each.
 
-    Images of client folders, or loaded for clients only, are not among them. The choice depends on
+    A class with a single image keeps it for training. Images of client folders, or loaded for clients only, are not among them. The choice depends on
     ``seed`` and ``share`` alone, so that runs with other settings are tested on the same images.
     """
     labels = dataset.labels.numpy().copy()
@@ -54,6 +54,12 @@ def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:
     labels[np.concatenate([NONE, *(dataset.clients or {}).values()])] = UNKNOWN
     classes = dataset.classes
     counts = np.bincount(labels[labels >= 0], minlength=len(classes))
+    known = counts.any()
+    counts[counts == 1] = 0
+    if known and not counts.any():
+        raise ValueError(
+            f"data.validation = {share:g} needs a class with two labelled images; set it to none"
+        )
     wanted = round(share * int(counts.sum()))
     taken = _apportion(counts, max(wanted, int(np.count_nonzero(counts))))
     for name, count, take in zip(classes, counts, taken, strict=True):
@@ -90,7 +96,7 @@ def split(
     labels[validation] = SET_ASIDE
     places = np.arange(len(labels))
     mine = labels if served is None else np.where(places < served, labels, -1)
-    by_class = _stratified(mine, labeled, classes, seed)
+    by_class = _stratified(mine, labeled, classes, seed, len(validation))
     rests = [rest for _, rest in by_class]
     if served is not None:
         rests = _by_class(np.where(places < served, -1, labels), classes, seed)
@@ -136,7 +142,7 @@ def by_folder(
     labels = dataset.labels.numpy().copy()
     held = tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in dataset.clients.values())
     labels[np.concatenate([*held, validation])] = UNKNOWN
-    served = _stratified(labels, labeled, len(dataset.classes), seed)
+    served = _stratified(labels, labeled, len(dataset.classes), seed, len(validation))
     mine = [part for part, _ in served]
     names = tuple(dataset.clients)
     return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation, names)
@@ -181,9 +187,12 @@ def _shares(kind: str, alpha: float | None, clients: int, classes: int, seed: in
 
 
 def _stratified(
-    labels: np.ndarray, labeled: int, classes: int, seed: int
+    labels: np.ndarray, labeled: int, classes: int, seed: int, aside: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, per class and in seeded order, the server's indices and the others."""
+    """Return, per class and in seeded order, the server's indices and the others.
+
+    ``aside``: how many images are kept for validation, for the error.
+    """
     if labels.size and labels.max() >= classes:
         raise ValueError(
             f"label {labels.max()} is outside the {classes} classes; use 0 to {classes - 1}, or -1 for unknown"
@@ -191,8 +200,8 @@ def _stratified(
     counts = np.bincount(labels[labels >= 0], minlength=classes)
     if labeled > counts.sum():
         raise ValueError(
-            f"labeled = {labeled} exceeds the {counts.sum()} training images with a known label; "
-            "use fewer labels"
+            f"labeled = {labeled} exceeds the {counts.sum()} training images with a known label"
+            f"{f', besides {aside} for validation' if aside else ''}; use data.labeled={counts.sum()} or fewer"
         )
     if labeled < classes:
         raise ValueError(

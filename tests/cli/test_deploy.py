@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], pattern: str) 
 
 
 def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*serve_words(labeled), "--out", "out", *TINY]
+    words = [*serve_words(labeled, "digits"), "--out", "out", *TINY]
     for change, said in (
         (["--labeled", "nowhere"], "nowhere"),
         (["--labeled", str(labeled / "train" / "a")], "a holds no labelled images"),
@@ -152,7 +152,7 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever bytes come to its port, and whoever else wants to serve the run."""
-    words = [*serve_words(labeled), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
+    words = [*serve_words(labeled, "digits"), "--out", "out", *TINY, "stop.gigabytes=1e-9"]
     with served(*words) as (server, port):
         for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)):
             with socket.create_connection(("127.0.0.1", port)) as connection:

@@ -82,16 +82,32 @@ def test_a_share_below_one_image_per_class_still_takes_one_of_each() -> None:
     assert np.bincount(three.labels[set_aside(three, 0.005, 0)]).tolist() == [1, 1, 1]
 
 
+def test_few_labelled_images_are_enough_and_a_classs_only_one_is_trained_on() -> None:
+    data = toy.dataset()
+    known = torch.zeros(200, dtype=torch.bool).index_fill(
+        0, torch.tensor([0, 1, 2, 3, 4, 5, 8]), True
+    )
+    few = replace(data, labels=torch.where(known, data.labels, -1))
+    partition = divide(config("data.validation=0.1", "data.labeled=5"), few)
+    assert np.bincount(few.labels[partition.validation], minlength=4).tolist() == [1, 1, 0, 0]
+    assert np.bincount(few.labels[partition.labeled]).tolist() == [2, 1, 1, 1]
+    with pytest.raises(
+        ValueError, match=r"labeled = 6 exceeds the 5 .*, besides 2 for validation; .*labeled=5 or"
+    ):
+        divide(config("data.validation=0.1", "data.labeled=6"), few)
+
+
 def test_validation_that_leaves_no_training_images_is_refused() -> None:
     data = toy.dataset()
     few = replace(
         data,
         labels=torch.where(data.labels == 3, 0, data.labels).index_fill(0, torch.tensor([7]), 3),
     )
-    with pytest.raises(
-        ValueError, match=r"0.2 leaves no image of class colour3 .*it has 1.*smaller"
-    ):
-        set_aside(few, 0.2, 0)
+    with pytest.raises(ValueError, match=r"0.99 leaves no image of class colour\d .*smaller"):
+        set_aside(few, 0.99, 0)
+    one_each = replace(data, labels=torch.where(torch.arange(200) < 4, data.labels, -1))
+    with pytest.raises(ValueError, match=r"0.2 needs a class with two labelled images; .* none"):
+        set_aside(one_each, 0.2, 0)
     with pytest.raises(ConfigError, match="the partition sets no image aside"):
         train(config(), data=data, partition=toy.partition(data), model=toy.network(), device="cpu")
 

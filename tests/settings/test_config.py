@@ -159,7 +159,9 @@ def test_a_configuration_made_directly_has_the_sections_of_methods() -> None:
 
 
 def test_unknown_presets_and_variants() -> None:
-    with pytest.raises(ConfigError, match="preset 'mnist' is not known; known: digits, cifar10"):
+    with pytest.raises(
+        ConfigError, match="preset 'mnist' is not known; known: digits, images, cifar10"
+    ):
         presets.preset("mnist")
     with pytest.raises(ConfigError, match="variant 'fast' is not known; known: as_published_code"):
         presets.preset("digits+fast")
