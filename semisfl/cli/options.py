@@ -56,6 +56,15 @@ AllowMethod = Annotated[
         callback=lambda names: _allowed(names),
     ),
 ]
+Tables = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--table",
+        metavar="FILE.csv|FILE.tex",
+        help="Also write the results as CSV or LaTeX; may be repeated.",
+        callback=lambda places: _tables(places),
+    ),
+]
 Target = Annotated[
     float | None,
     typer.Option(
@@ -200,3 +209,9 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def _tables(places: Sequence[Path] | None) -> Sequence[Path]:
+    from semisfl.runs.tables import check
+
+    return [check(place) for place in places or ()]

@@ -9,12 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from semisfl.cli import console, watching
-from semisfl.cli.options import Json, Target
-from semisfl.runs import grouping, plots, report, sweeps
+from semisfl.cli.options import Json, Tables, Target
+from semisfl.runs import grouping, paired, plots, report, sweeps
 from semisfl.runs.grouping import Group
+from semisfl.runs.paired import Difference
 from semisfl.runs.report import Summary, accuracy_of
 from semisfl.runs.sweeps import Swept
+from semisfl.runs.tables import write as write_table
 from semisfl.settings.lookup import note_of, title_of
+
+MOST_PAIRS = 15
+"""Most differences that are printed: those of six methods."""
 
 
 def report_(
@@ -26,6 +31,7 @@ def report_(
         typer.Option(help="Picture; default: report.png in the run's folder, or here if several."),
     ] = None,
     target: Target = None,
+    table: Tables = None,
     html: Annotated[
         Path | None,
         typer.Option(help="Write only the page of `semisfl watch`, as one file."),
@@ -43,7 +49,7 @@ def report_(
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
     keys = sweeps.keys_swept(groups)
-    tell(results, target, place, plots.all_charts(groups), keys, json_)
+    tell(results, target, place, plots.all_charts(groups), keys, json_, table or ())
 
 
 def tell(
@@ -53,15 +59,21 @@ def tell(
     charts: Sequence[plots.Chart],
     keys: Sequence[str],
     as_json: bool,
+    tables: Sequence[Path] = (),
 ) -> None:
-    """Print the results of groups of runs, as tables or JSON, and draw their curves."""
+    """Print the results of groups of runs, as tables or JSON, write them as ``tables``, and draw their curves."""
     summaries = [summary for _, summary in results]
+    pairs = paired.differences([group for group, _ in results])
     notes = [note_of(summary.method) for summary in summaries]
     swept = Swept.of(results, keys) if keys else None
     if not as_json:  # before the picture: drawing takes seconds
         _print_results(summaries, notes, target)
         if swept:
             _print_swept(swept)
+        _print_differences(pairs)
+    written = [file for table in tables for file in write_table(table, summaries, pairs)]
+    if written and not as_json:
+        print(f"tables: {', '.join(map(str, written))}")
     picture = console.picture_at(place)
     over = picture.with_name(f"{picture.stem}-sweep.png") if picture and swept else None
     if picture:
@@ -75,6 +87,7 @@ def tell(
         ]
         drawn = str(picture) if picture else None
         whole: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
+        whole["differences"] = [pair.as_json() for pair in pairs]
         if swept:
             whole["sweep"] = sweeps.as_json(swept) | {"picture": str(over) if over else None}
         print(json.dumps(whole))
@@ -147,6 +160,25 @@ def _print_swept(swept: Swept) -> None:
             line.label + mark, *(str(cell) if cell else console.UNKNOWN for cell in cells)
         )
     console.out.print(table)
+
+
+def _print_differences(pairs: Sequence[Difference]) -> None:
+    several = [pair for pair in pairs if pair.interval is not None]
+    if not several:
+        return
+    table = console.table(
+        "paired differences over seeds, in points of accuracy",
+        ("first", "second", "seeds", "first − second", "95 % interval", "wins of first"),
+    )
+    for pair in several[:MOST_PAIRS]:
+        low, high = pair.interval or (0.0, 0.0)
+        interval = f"{low:+.1f} to {high:+.1f}"
+        table.add_row(
+            pair.first, pair.second, str(pair.seeds), f"{pair.mean:+.1f}", interval, str(pair.wins)
+        )
+    console.out.print(table)
+    if len(several) > MOST_PAIRS:
+        print(f"{MOST_PAIRS} of {len(several)} differences; --table and --json have all")
 
 
 def _target_cells(summary: Summary) -> list[str]:

@@ -16,6 +16,7 @@ from semisfl.cli.options import (
     Preset,
     Quiet,
     Settings,
+    Tables,
     Target,
     chosen_preset,
     name_of,
@@ -150,6 +151,7 @@ def compare(
         Path | None, typer.Option(help="Folder for the runs; finished ones there are reused.")
     ] = None,
     target: Target = None,
+    tables: Tables = None,
     at_once: Jobs = 1,
     engine: Engine = None,
     device: Device = "auto",
@@ -174,7 +176,8 @@ def compare(
         return
     summaries = comparison.results(jobs, target)
     keys = [one.key for one in swept]
-    results.tell(summaries, target, folder / "compare.png", plots.ACCURACIES, keys, json_)
+    place = folder / "compare.png"
+    results.tell(summaries, target, place, plots.ACCURACIES, keys, json_, tables or ())
 
 
 COMMANDS = {"run": run, "compare": compare}
