@@ -15,6 +15,13 @@ from semisfl.net.server.admission import Handshakes, Refused
 from semisfl.net.server.trust import Trust
 from semisfl.settings.config import ConfigError
 
+FLOODS = [
+    ("grpc.max_concurrent_streams", 8),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+"""gRPC disconnects a client that sends pings faster than this while the server sends it nothing."""
+
 Serve = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
 
 
@@ -45,7 +52,8 @@ def open_port(
 ) -> tuple[grpc.aio.Server, int]:
     """Return a server of streams, not started yet, and its port; a handshake may take ``seconds``."""
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
-    server = grpc.aio.server(options=[*options, handshake, ("grpc.so_reuseport", 0)])
+    own = [handshake, ("grpc.so_reuseport", 0), *FLOODS]
+    server = grpc.aio.server(options=[*options, *own])
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
     }

@@ -27,6 +27,7 @@ from semisfl.net.server.admission import (
     policy_of,
     refused_by_policy,
 )
+from semisfl.net.server.cheap_frames import CheapFrames
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import Shown, Trust
@@ -96,16 +97,25 @@ class Listener:
         self._handshakes = Handshakes(seconds, self._device_log.refused)
         calls = {chunks.METHOD: self._serve, chunks.TERMS: self._show_terms}
         self._server, port = endpoint.bind(listen, calls, self._trust, self._handshakes, seconds)
+        self._cheap_frames = CheapFrames(self._flooded)
+        self._cheap_frames.watch(port)
         return port
+
+    def _flooded(self, peer: str, identity: str, reason: str) -> None:
+        """Strike a client whose connection was ended for cheap frames."""
+        self._strikes[identity] += identity != "?"
+        self._device_log.refused(peer, identity, f"protocol: {reason}")
 
     async def _show_terms(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """Send the run's terms to a device that only looks: it takes no place and ends no session."""
         peer, identity = context.peer(), "?"
+        if not self._cheap_frames.stream_opened(peer):
+            return
         self._handshakes.stream_opened(peer)
         try:
             if self._trust is not None:
                 shown = self._trust.shown(context)
-                identity = shown.name
+                identity = self._cheap_frames.of(peer).identity = shown.name
                 self._trust.admit(shown)
             await context.write(self._welcome_text.encode())
         except Refused as refusal:
@@ -119,11 +129,13 @@ class Listener:
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         peer, identity, shown = context.peer(), "?", None
         session: Session | None = None
+        if not self._cheap_frames.stream_opened(peer):
+            return
         self._handshakes.stream_opened(peer)
         try:
             if self._trust is not None:
                 shown = self._trust.shown(context)
-                identity = shown.name
+                identity = self._cheap_frames.of(peer).identity = shown.name
                 self._trust.admit(shown)
                 if self._roster.full:
                     self._free_revoked()
@@ -182,6 +194,7 @@ class Listener:
             raise Refused(grpc.StatusCode.UNAVAILABLE, f"a later connection of {identity} is here")
         self._epochs[identity] += 1
         session = Session(context, identity, self._epochs[identity], self._arrived)
+        session.connection = self._cheap_frames.of(session.peer)
         session.shown, session.came = shown, came
         session.policy = policy_of(hello.fields)
         self._streams[identity] = session
@@ -361,10 +374,12 @@ class Listener:
             if time.monotonic() - now > RETURN_SECONDS:
                 break
             await asyncio.sleep(0.1)
+        self._cheap_frames.stop()
         await self._server.stop(2.0)
 
     def kill(self) -> None:
         """Drop every connection without a goodbye, as a crash would."""
+        self._thread.loop.call_soon_threadsafe(self._cheap_frames.stop)
         self._thread.call(self._server.stop(None))
         if self._owns_thread:
             self._thread.stop()

@@ -13,6 +13,7 @@ import grpc.aio
 
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
+from semisfl.net.server.cheap_frames import Connection
 from semisfl.net.server.trust import Shown
 from semisfl.settings.policy import DevicePolicy
 
@@ -74,6 +75,8 @@ class Session:
         self.epoch = epoch
         self.shown: Shown | None = None
         """The client's certificate; None in plaintext."""
+        self.connection = Connection()
+        """What the connection carries, over all its streams."""
         self.came = ("", 0)
         """The client's process, and the number of its connection."""
         self.policy = DevicePolicy()
@@ -191,6 +194,7 @@ class Session:
     async def _read(self) -> None:
         while (chunk := await self._context.read()) is not grpc.aio.EOF:
             self.received += len(chunk)
+            self.connection.received += len(chunk)
             self._heard = time.monotonic()
             beats = self._assembler.beats
             moved, complete = self._assembler.feed(chunk)
@@ -234,6 +238,7 @@ class Session:
             for chunk in frame:
                 await self._context.write(chunk)
                 self.sent += len(chunk)
+                self.connection.sent += len(chunk)
                 if ticket == self._tickets:
                     self.patience.progress = time.monotonic()
             if sent is not None:

@@ -1,0 +1,115 @@
+"""Speak HTTP/2 by hand as a device with a valid certificate, and send cheap frames in masses."""
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from semisfl.net.chunks import METHOD
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RESET, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
+BATCH = 200
+"""Frames written at once."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _text(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+def _header(name: bytes, value: bytes) -> bytes:
+    """Return a header as HPACK writes it without any table."""
+    return b"\x00" + _text(name) + _text(value)
+
+
+CALL = b"".join(
+    _header(name, value)
+    for name, value in {
+        b":method": b"POST",
+        b":scheme": b"https",
+        b":path": METHOD.encode(),
+        b":authority": b"localhost",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }.items()
+)
+
+
+def opened(stream: int) -> bytes:
+    return frame(HEADERS, 4, stream, CALL)
+
+
+def resets(number: int) -> bytes:
+    stream = 2 * number + 3
+    return opened(stream) + frame(RESET, 0, stream, struct.pack(">I", 8))
+
+
+def half_streams(number: int) -> bytes:
+    """Open a stream and end it at once, without a hello."""
+    stream = 2 * number + 3
+    return opened(stream) + frame(DATA, 1, stream)
+
+
+def pings(number: int) -> bytes:
+    return frame(PING, 0, 0, bytes(8))
+
+
+def settings(number: int) -> bytes:
+    return frame(SETTINGS, 0, 0)
+
+
+def windows(number: int) -> bytes:
+    return frame(WINDOW, 0, 1, struct.pack(">I", 1))
+
+
+def empty_data(number: int) -> bytes:
+    return frame(DATA, 0, 1)
+
+
+FLOODS: dict[str, Callable[[int], bytes]] = {
+    flood.__name__: flood for flood in (resets, half_streams, pings, settings, windows, empty_data)
+}
+
+
+def connect(folder: Path, name: str, port: int) -> ssl.SSLSocket:
+    """Return a connection with the certificate of ``name``, with one stream open that says nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(folder / "authority.crt")
+    own = folder / "clients" / name
+    context.load_cert_chain(own / "client.crt", own / "client.key")
+    context.set_alpn_protocols(["h2"])
+    link = socket.create_connection(("localhost", port), timeout=10)
+    secured = context.wrap_socket(link, server_hostname="localhost")
+    secured.sendall(PREFACE + frame(SETTINGS, 0, 0) + opened(1))
+    return secured
+
+
+def flood(link: ssl.SSLSocket, make: Callable[[int], bytes], seconds: float, start: int = 0) -> int:
+    """Send frames for so long, or until the server disconnects; return how many."""
+    until, number = time.monotonic() + seconds, start
+    link.settimeout(0.0)
+    with contextlib.suppress(ConnectionError, ssl.SSLZeroReturnError, ssl.SSLEOFError, OSError):
+        while time.monotonic() < until:
+            piece = b"".join(make(n) for n in range(number, number + BATCH))
+            number += BATCH
+            _send(link, piece, until)
+    return number - start
+
+
+def _send(link: ssl.SSLSocket, piece: bytes, until: float) -> None:
+    """Write all of ``piece``, and read and forget what comes meanwhile."""
+    left = memoryview(piece)
+    while left and time.monotonic() < until:
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            left = left[link.send(left) :]
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            while link.recv(1 << 16):
+                pass
+            raise ConnectionError("the server closed the connection")
