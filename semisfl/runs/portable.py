@@ -5,11 +5,14 @@ that the run is judged by (the first that its method tests) and a `Description`.
 checkpoint already has are not written twice.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from semisfl.data.partition import Partition
@@ -58,6 +61,8 @@ class Description:
     """Rounds done when the model was tested."""
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes sent between server and clients in training, by kind and direction."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of pixels and labels: of the ``labeled`` images, and of those that ``accuracy`` is ``judged`` on."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,7 +100,26 @@ def describe(
         judged_on="validation" if len(partition.validation) else "test",
         settings=settings,
         version=VERSION,
+        digests={
+            "labeled": _digest(*_chosen(data, partition.labeled)),
+            "judged": _digest(*_chosen(data, partition.validation))
+            if len(partition.validation)
+            else _digest(data.test_images, data.test_labels),
+        },
     )
+
+
+def _chosen(data: Dataset, places: np.ndarray) -> tuple[Tensor, Tensor]:
+    index = torch.from_numpy(places)
+    return data.images[index], data.labels[index]
+
+
+def _digest(images: Tensor, labels: Tensor) -> str:
+    """Return the SHA-256 of a shape, pixels and labels."""
+    whole = hashlib.sha256(str(tuple(images.shape)).encode())
+    for tensor in (images, labels):
+        whole.update(tensor.contiguous().numpy().data)
+    return whole.hexdigest()
 
 
 def _table(config: Config, own: nn.Sequential | None) -> list[dict[str, Any]] | None:

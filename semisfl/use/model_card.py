@@ -1,10 +1,13 @@
 """MODEL_CARD.md: what a model is, what it was trained on, how good it is, and what is known of leakage."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from semisfl.files import write_whole
 from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
+from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import lookup
 from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
@@ -27,13 +30,56 @@ def card(model: Classifier) -> str:
     about = model.description
     sections = {
         "What it is": _what(model),
+        "Intended use": _use(about),
         "Trained on": _data(about),
         "How good it is": _quality(about),
         "What is known about leakage": _leakage(about),
         "Settings": _settings(about),
     }
     body = "\n\n".join(f"## {title}\n{text}" for title, text in sections.items())
-    return f"# {_title(about.method)} on {about.data}\n\n{body}\n"
+    return f"{front_matter(about)}\n# {_name(about)}\n\n{body}\n"
+
+
+def front_matter(about: Description) -> str:
+    """Return what the Hugging Face hub reads: YAML, with every value written as JSON, which is YAML too."""
+    metrics = {"accuracy": about.accuracy, "f1": about.macro_f1}
+    names = {"accuracy": "accuracy, %", "f1": "macro-F1, %"}
+    values: dict[str, Any] = {
+        "library_name": "semisfl",
+        "pipeline_tag": "image-classification",
+        "tags": ["semi-supervised-learning", "federated-learning", about.method],
+    }
+    known = lookup.data_sets().get(about.data)
+    if known is not None and known.repository:
+        values["datasets"] = [known.repository]
+    if about.accuracy is not None:
+        result = {
+            "task": {"type": "image-classification"},
+            "dataset": {"name": about.data, "type": about.data, "split": about.judged_on},
+            "metrics": [
+                {"type": kind, "name": names[kind], "value": round(value, 2)}
+                for kind, value in metrics.items()
+                if value is not None
+            ],
+        }
+        values["model-index"] = [{"name": _name(about), "results": [result]}]
+    lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(["---", *lines, "---", ""])
+
+
+def _name(about: Description) -> str:
+    return f"{_title(about.method)} on {about.data}"
+
+
+def _use(about: Description) -> str:
+    return (
+        f"It tells {len(about.classes)} classes apart in images like those of `{about.data}`. Every image gets "
+        "one of these classes, also an image of something else: use the probabilities to leave doubtful ones to "
+        "a person. Few images had labels, and the other labels were guessed in training, so a class that is rare or "
+        "looks like another may be wrong more often than the accuracy suggests. Test it on images of your own before "
+        "you rely on it, and do not let it decide alone about people. Add the licence of your images and of this "
+        "model here."
+    )
 
 
 def _title(method: str) -> str:
@@ -68,13 +114,19 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 def _data(about: Description) -> str:
     server = f"`{about.data}`: {about.labeled:,} labelled images on the server"
+    digests = "".join(
+        f"\n- SHA-256 of the {kind} images with labels: `{about.digests[key]}`"
+        for key, kind in (("labeled", "labelled"), ("judged", about.judged_on))
+        if key in about.digests
+    )
+    digests = f"\n{digests}" if digests else ""
     if not about.sent:
-        return f"{server}, and no other."
+        return f"{server}, and no other.{digests}"
     clients = about.settings["clients"]["total"]
     held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
     return (
         f"{server}; {held}unlabelled images on {clients} clients, which did not give them away. Labels of "
-        "the clients' images were not used."
+        f"the clients' images were not used.{digests}"
     )
 
 
@@ -83,9 +135,21 @@ def _quality(about: Description) -> str:
         return "It was not tested."
     return (
         f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
-        f"trained on, after {about.tested_after} rounds.{_at_the_end(about)} Where the best of several rounds was chosen on these same "
-        "images, expect a little less on others. `semisfl evaluate` tells precision, recall and calibration "
-        f"on images of your own.{_by_class(about)}"
+        f"trained on, after {about.tested_after} rounds.{_at_the_end(about)} {_chosen(about)} `semisfl evaluate` "
+        f"tells precision, recall and calibration on images of your own.{_by_class(about)}"
+    )
+
+
+def _chosen(about: Description) -> str:
+    measure = about.settings.get("runtime", {}).get("best_by", "accuracy").replace("_f1", "-F1")
+    if about.judged_on == "validation":
+        return (
+            f"The round that a run keeps as best has the highest {measure} on these validation images; the test "
+            "images had no part in the choice."
+        )
+    return (
+        f"The round that a run keeps as best has the highest {measure} on these same test images: they chose it, "
+        "so expect a little less on others. With `data.validation` the choice does not look at the test images."
     )
 
 
@@ -129,13 +193,16 @@ def _leakage(about: Description) -> str:
 
 
 def _settings(about: Description) -> str:
-    read = without(lookup.unread_settings(about.method), dict(_flat(about.settings)))
-    return "\n".join(f"- `{key} = {value}`" for key, value in read.items())
-
-
-def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    pairs: list[tuple[str, object]] = []
-    for key, value in values.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else None
-        pairs += inner if inner is not None else [(prefix + key, value)]
-    return pairs
+    settings = {key: value for key, value in flat(about.settings).items() if value is not None}
+    read = without(lookup.unread_settings(about.method), settings)
+    try:
+        preset, changed = changes(read)
+    except ConfigError:  # the settings of a method that is not installed here
+        return "\n".join(f"- `{key} = {value}`" for key, value in read.items())
+    lines = [
+        f"- `{key} = {read[key]}` (preset: {'none' if before is None else before})"
+        for key, before in changed.items()
+    ]
+    return "\n".join(
+        [f"As in the preset `{preset}` of semisfl {about.version}, except:", "", *lines]
+    )

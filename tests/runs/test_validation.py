@@ -160,6 +160,7 @@ def test_rounds_are_judged_on_validation_images_and_the_test_set_is_read_once(
     described = card(load(tmp_path / "r" / "latest.safetensors"))
     assert f"{result.accuracy:.1f} % of 40 validation images" in " ".join(described.split())
     assert f"{result.test_accuracy:.1f} % of the test images, which were read once" in described
+    assert "the test images had no part in the choice" in described
 
 
 def test_a_run_that_a_limit_ended_is_tested_and_goes_on_exactly(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from semisfl import load
 from semisfl.cli.main import main
+from semisfl.data.dataset import Dataset
+from semisfl.runs.portable import describe
 from semisfl.use import export as exports
 from semisfl.use import onnx_file, parts
 from semisfl.use.classifier import Classifier
@@ -142,25 +145,49 @@ def test_a_shape_that_changed_is_refused(model: Classifier) -> None:
 def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
     run, result = trained("semisfl")
     card = export(load(run), PIXELS, tmp_path, to="safetensors").card.read_text()
-    assert card.startswith("# SemiSFL on toy\n")
     best = load(run).description
+    _, front, body = card.split("---\n", 2)
+    assert body.startswith("\n# SemiSFL on toy\n")
+    about = yaml.safe_load(front)
+    assert about["pipeline_tag"] == "image-classification" and "semisfl" in about["tags"]
+    (judged,) = about["model-index"][0]["results"]
+    assert judged["dataset"] == {"name": "toy", "type": "toy", "split": "test"}
+    assert judged["metrics"][0]["value"] == pytest.approx(best.accuracy, abs=0.005)
     for expected in (
         "colour0, colour1, colour2, colour3",
         "uint8 images [n, 3, 12, 12]",
         "16 labelled images on the server",
         f"{best.accuracy:.1f} % of 120 test images",
         f"{best.sent['features_up']:,} bytes",
-        "`semisfl.confidence_threshold = ",
+        "`rounds = 2` (preset: 30)",
         "membership inference",
+        "Every image gets one of these classes",
+        "highest accuracy on these same test images: they chose it",
+        f"SHA-256 of the labelled images with labels: `{best.digests['labeled']}`",
+        f"`clients.total = {best.settings['clients']['total']}` (preset: 10)",
         "converted to RGB, and resized to 12 x 12 pixels by bilinear interpolation",
         f"Macro-F1 {best.macro_f1:.1f} %. Recall of each class:",
         f"- colour3: {best.recall_by_class[3]:.1f} %",
     ):
         assert expected in card, expected
     assert "fedmatch" not in card, "settings of other methods say nothing of this model"
+    assert "optimizer.momentum" not in card, "it is the preset's"
     assert result.rounds[-1]["bytes"]["features_up"] >= best.sent["features_up"] > 0
     alone = export(load(trained("supervised")[0]), PIXELS, tmp_path, to="safetensors").card
     assert "Nothing crossed" in alone.read_text()
+
+
+def test_the_digest_of_the_data_follows_pixels_and_labels(trained: Trained) -> None:
+    one, again, other = (toy.dataset(), toy.dataset(), toy.dataset())
+    other.test_labels[0] = (other.test_labels[0] + 1) % 4
+
+    def digests(data: Dataset) -> dict[str, str]:
+        config = toy.values("semisfl")
+        return describe(config, data, toy.partition(data), "teacher", None).digests
+
+    assert digests(one) == digests(again) == load(trained("semisfl")[0]).description.digests
+    assert digests(other)["labeled"] == digests(one)["labeled"]
+    assert digests(other)["judged"] != digests(one)["judged"]
 
 
 # --- the command ---------------------------------------------------------------------------------
