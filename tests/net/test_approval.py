@@ -69,7 +69,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "a finer codec": {"wire": {"teacher_features": "fp16"}},
     "a teacher that follows": {"semisfl": {"client_teacher": "ema"}},
     "another learning rate": {"optimizer": {"lr": 5.0}},
-    "no policy": {"policy": {"rounds": 9}},
+    "no policy": {"policy": {"uses_per_image": 9}},
     "another precision": {"runtime": {"precision": "bf16"}},
 }
 
