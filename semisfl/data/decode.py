@@ -5,6 +5,7 @@ anything is decoded. Images that cannot be read are left out, counted and named.
 """
 
 import io
+import logging
 import os
 import warnings
 from collections import Counter
@@ -15,14 +16,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin
+
+from semisfl.data.large import TooLarge, check_pixels, shrunk
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-MAX_PIXELS = 64 * 2**20  # in one image: a small file can claim to be enormous
 MAX_UNREADABLE = 0.05
 SIXTEEN_BIT_MODES = {"I;16", "I;16B", "I;16L"}
 GREY_MODES = {"1", "L", "LA", *SIXTEEN_BIT_MODES}
 CHUNK = 256
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -70,13 +74,38 @@ class Source:
 
 def open_image(data: bytes | Path) -> Image.Image:
     """Open an image and check its header; pixels are decoded on use."""
-    image = Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
-    # 32-bit pixels (modes I and F) have no defined range to bring to 0..255.
-    readable = image.mode not in ("I", "F") or _is_sixteen_bit(image)
-    if image.width * image.height > MAX_PIXELS or not readable:
+    image = _opened(data)
+    try:
+        check_pixels(image)
+        # 32-bit pixels (modes I and F) have no defined range to bring to 0..255.
+        if image.mode in ("I", "F") and not _is_sixteen_bit(image):
+            raise ValueError(f"an image of mode {image.mode} is not read")
+    except ValueError:
         image.close()
-        raise ValueError(f"a {image.width}x{image.height} image of mode {image.mode} is not read")
+        raise
     return image
+
+
+def _opened(data: bytes | Path) -> Image.Image:
+    source = io.BytesIO(data) if isinstance(data, bytes) else data
+    with warnings.catch_warnings():
+        # Our own limits replace what Pillow warns of.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            return Image.open(source, formats=FORMATS)
+        except Image.DecompressionBombError:
+            # Pillow looks at the number of pixels alone, and a JPEG need not be decoded whole.
+            start = data[:3] if isinstance(data, bytes) else _first_bytes(data)
+            if start != b"\xff\xd8\xff":
+                raise TooLarge("it has more than 178 million pixels; make it smaller") from None
+            return JpegImagePlugin.JpegImageFile(
+                io.BytesIO(data) if isinstance(data, bytes) else data
+            )
+
+
+def _first_bytes(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(3)
 
 
 def _is_sixteen_bit(image: Image.Image) -> bool:
@@ -179,23 +208,36 @@ def _header(listing: Listing, place: int) -> tuple[tuple[int, int], str] | None:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
             mode = "I;16" if _is_sixteen_bit(image) else image.mode
             return (image.height, image.width) if turned else image.size, mode
+    except TooLarge as error:
+        log.warning("%.200r is left out: %s", listing.names[place], error)
+        return None
     except Exception:  # a damaged file can raise nearly anything inside a decoder
         return None
 
 
 def decoded(
-    listing: Listing, place: int, size: tuple[int, int], channels: int
+    listing: Listing,
+    place: int,
+    size: tuple[int, int],
+    channels: int,
+    room: int | None = None,
 ) -> np.ndarray | None:
-    """Return uint8 [C, H, W], or None if the image cannot be decoded."""
+    """Return uint8 [C, H, W], or None if the image cannot be decoded in ``room`` bytes."""
     try:
         with listing.open(place) as image:
-            return pixels_of(image, size, channels)
+            return pixels_of(image, size, channels, room)
+    except TooLarge as error:
+        log.warning("%.200r is left out: %s", listing.names[place], error)
+        return None
     except Exception:  # as above
         return None
 
 
-def pixels_of(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+def pixels_of(
+    image: Image.Image, size: tuple[int, int], channels: int, room: int | None = None
+) -> np.ndarray:
     """Return uint8 [C, H, W]: upright, in 1 or 3 channels, at ``size`` (width, height)."""
+    image = shrunk(image, size, room)
     sixteen_bit = _is_sixteen_bit(image)
     image = ImageOps.exif_transpose(image)
     if sixteen_bit:

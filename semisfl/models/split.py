@@ -15,6 +15,7 @@ from semisfl.models.modules import layers_of, modules_of
 from semisfl.models.own import Own, check_own
 from semisfl.models.own import feature_shape as feature_shape
 from semisfl.models.shapes import Shape as Shape
+from semisfl.models.shapes import Sides, place
 from semisfl.models.zoo import MODELS as MODELS
 from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import Layer
@@ -76,12 +77,14 @@ def split(
     projector: Projector = "mlp",
     projection: int = 128,
     widest: int = NARROW_HEAD,
+    outputs: Sequence[Sides] = (),
 ) -> SplitModel:
     """Cut any ``nn.Sequential``.
 
     ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
     to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` is replaced by
     the repeatable one. ``widest``: most features for which the head is as wide as its input.
+    ``outputs``: the shape of each layer's output, if it is known; else zeros are passed through.
     """
     _adopt_dropout(model)
     layers = named_layers(model)
@@ -103,7 +106,7 @@ def split(
         raise ValueError(
             f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
         )
-    cut_shape = feature_shape(bottom, shape)
+    cut_shape = outputs[at - 1] if outputs else feature_shape(bottom, shape)
     if len(cut_shape) > 1:
         bottom = _stack([*layers[:at], (_unused("cut", layers), nn.Flatten())])
         top = _stack([(_unused("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
@@ -154,7 +157,10 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         whole = uncut(model, shape, classes)
-        return split(whole, shape, cut, projector, projection, widest or widest_head(model, shape))
+        table = MODELS[model].table() if isinstance(model, str) else model
+        outputs = [layer.gives for layer in place(table, shape, classes)]
+        head = widest or widest_head(model, shape)
+        return split(whole, shape, cut, projector, projection, head, outputs)
 
 
 def widest_head(model: str | Sequence[Layer], shape: Shape) -> int:

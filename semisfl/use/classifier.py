@@ -4,6 +4,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ Named = tuple[str, nn.Module]
 Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
 """Files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size."""
 
+LARGEST_CHUNK = 2**27
+"""Values of the images that are read together."""
 ListedPictures = Sequence[Picture] | Tensor
 """The same, one by one."""
 
@@ -119,7 +122,8 @@ class Classifier:
         return f"{self.digest}/{len(cut_layers(self.network)[0])}"
 
     def to(self, device: str | torch.device) -> "Classifier":
-        self.network.to(device)
+        for part in self.parts:  # the other one has no weights
+            getattr(self.network, part).to(device)
         self.normalizer = self.normalizer.to(device)
         return self
 
@@ -128,7 +132,9 @@ class Classifier:
 
         Files that cannot be read are in ``skipped`` of the result, with the reason.
         """
-        return predictions(listed_pictures(images), self.shape, self.classes, self.probabilities)
+        rows = max(1, min(pictures.CHUNK, LARGEST_CHUNK // prod(self.shape)))
+        listed = listed_pictures(images)
+        return predictions(listed, self.shape, self.classes, self.probabilities, rows)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities [n, classes] of uint8 images, on the CPU."""

@@ -1,12 +1,15 @@
 """Load a model from a run or a file: ``load("runs/first")``, ``load("best.safetensors")``."""
 
 import os
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from semisfl.models.own import Own, stages_of
+from semisfl.models.shapes import MAX_OUTPUT
 from semisfl.models.split import build, split
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
@@ -34,21 +37,34 @@ def load(
             "load(path, model=...)"
         )
     shape, classes, cut = described.shape, len(described.classes), described.cut
+    if prod(shape) > MAX_OUTPUT or min(shape) < 1:
+        raise CheckpointError(
+            f"{file}: images of {shape} are not used; at most {MAX_OUTPUT} values"
+        )
     try:
         if model is not None:
             network = split(stages_of(model, shape), shape, cut, "none")
         else:
             assert table is not None
-            network = build(parse_layers(table), shape, classes, cut=cut, projector="none")
+            # Tensors on "meta" take no memory: the layers may say what they like, the weights must fit.
+            with torch.device("meta"):
+                network = build(parse_layers(table), shape, classes, cut=cut, projector="none")
         parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in weights)]
         for part in parts:
             own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
-            getattr(network, part).load_state_dict(own)
+            _load(getattr(network, part), own)
     except RuntimeError as error:
         raise CheckpointError(
             f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
         ) from error
     return Classifier(described, network, digest, file, parts).to(device)
+
+
+def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Make ``weights`` those of a module without weights of its own; `RuntimeError` if they do not fit."""
+    like = module.state_dict()
+    same = {k: v.to(like[k].dtype) if k in like else v for k, v in weights.items()}
+    module.load_state_dict(same, assign=True)
 
 
 def find(path: Path) -> Path:

@@ -12,8 +12,9 @@ import torch
 from PIL import Image, ImageChops, UnidentifiedImageError
 from torch import Tensor
 
-from semisfl.data.decode import FORMATS, GREY_MODES, MAX_PIXELS, open_image, pixels_of
+from semisfl.data.decode import FORMATS, GREY_MODES, open_image, pixels_of
 from semisfl.data.folder import SUFFIXES
+from semisfl.data.large import shrunk
 
 Shape = tuple[int, int, int]
 Picture = str | os.PathLike[str] | Image.Image
@@ -118,8 +119,6 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
             return _pixels(image, (width, height), channels)
     except UnidentifiedImageError:
         raise ValueError(f"it is no image of {', '.join(FORMATS)}") from None
-    except Image.DecompressionBombError:
-        raise ValueError(f"it has more than {MAX_PIXELS >> 20} million pixels") from None
     except OSError as error:
         raise ValueError(error.strerror or " ".join(str(error).split())) from error
     except ValueError:
@@ -129,6 +128,7 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    image = shrunk(image, size)
     # Grey images become colour without loss, as in training; colour images are never made grey.
     if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):
         raise ValueError(

@@ -60,6 +60,11 @@ class Budget:
         """Return the bytes of augmented images that may be made ahead."""
         return self.total // VIEWS_SHARE
 
+    @property
+    def left(self) -> int:
+        """Return the bytes that are not reserved."""
+        return self.total - sum(self._reserved.values())
+
     def images(self, size: int) -> None:
         """Reserve all images as they are trained on."""
         self.reserve("images", size)

@@ -114,7 +114,8 @@ def load_images(
     for place in inside:
         if stop is not None:
             stop.check()
-        pixels = decode.decoded(listing, place, (width, height), channels)
+        room = None if budget is None else budget.left
+        pixels = decode.decoded(listing, place, (width, height), channels, room)
         if pixels is not None:
             images[kept] = pixels
             kept += 1

@@ -1,0 +1,100 @@
+"""Decode large images within a bound: one at a time, and made smaller before anything copies them.
+
+A file of 8 kB can hold 64 million pixels. Pillow keeps a decoded image in one to four bytes per pixel,
+and each conversion makes a copy. Here strips of the image are converted and reduced instead.
+"""
+
+import threading
+from math import ceil
+
+import numpy as np
+from PIL import ExifTags, Image
+
+LARGE = 2**22
+"""Pixels above which an image is decoded alone."""
+MAX_PIXELS = 64 * 2**20
+"""Most pixels that are decoded of one image."""
+MAX_JPEG = 2**28
+"""Most pixels of a JPEG, whose decoder can leave out most of them (`draft`)."""
+STRIP = 2**20
+"""Pixels that are converted at a time."""
+GAP = 2
+"""How many times larger than needed an image still is after `reduce`, so that resizing stays smooth."""
+GREY = {"1", "L", "LA"}
+SIXTEEN_BIT = {"I", "I;16", "I;16B", "I;16L"}
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How an image is turned upright, by its EXIF orientation."""
+
+_alone = threading.Lock()
+
+
+class TooLarge(ValueError):
+    """Raised for an image that takes more memory than it may."""
+
+
+def check_pixels(image: Image.Image) -> None:
+    """Raise `TooLarge` for an image that cannot be decoded within the bound, by its header."""
+    most = MAX_JPEG if _drafts(image) else MAX_PIXELS
+    if image.width * image.height > most:
+        raise TooLarge(
+            f"a {image.width}x{image.height} {image.format} has more than {most >> 20} Mi pixels; "
+            "make it smaller"
+        )
+
+
+def _drafts(image: Image.Image) -> bool:
+    """Tell whether a decoder can skip pixels; it keeps all coefficients of a progressive JPEG."""
+    return image.format == "JPEG" and not image.info.get("progressive")
+
+
+def shrunk(image: Image.Image, size: tuple[int, int], room: int | None = None) -> Image.Image:
+    """Return a large image upright, grey or RGB, at ``GAP`` times ``size`` or more; others as they are.
+
+    ``room``: bytes that decoding may take; `TooLarge` beyond.
+    """
+    if image.width * image.height <= LARGE:
+        return image
+    with _alone:
+        turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+        wide, high = size[::-1] if turn >= 5 else size
+        if _drafts(image):
+            image.draft(None, (GAP * wide, GAP * high))
+        factor = max(1, min(image.width // (GAP * wide), image.height // (GAP * high)))
+        _check_room(image, factor, room)
+        small = _reduced(image, factor)
+        return small.transpose(TURNS[turn]) if turn in TURNS else small
+
+
+def _check_room(image: Image.Image, factor: int, room: int | None) -> None:
+    pixels = image.width * image.height
+    # As Pillow keeps it, with a decoder's own copy, and the small one.
+    each = {1: 2, 2: 4}.get(len(image.getbands()), 8)
+    needed = pixels * each + 8 * pixels // factor**2
+    if pixels > MAX_PIXELS or (room is not None and needed > room):
+        limit = "" if room is None else f" of {room / 1e6:.0f} MB that are left"
+        raise TooLarge(
+            f"a {image.width}x{image.height} {image.format} takes {needed / 1e6:.0f} MB to decode{limit}; "
+            "make it smaller"
+        )
+
+
+def _reduced(image: Image.Image, factor: int) -> Image.Image:
+    """Return the image in mode L or RGB, smaller by a whole ``factor``."""
+    grey = image.mode in GREY or image.mode in SIXTEEN_BIT
+    sides = ceil(image.width / factor), ceil(image.height / factor)
+    small = Image.new("L" if grey else "RGB", sides)
+    rows = factor * max(1, STRIP // (factor * image.width))
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        if image.mode in SIXTEEN_BIT:
+            strip = Image.fromarray((np.asarray(strip) >> 8).astype(np.uint8))
+        small.paste(strip.convert(small.mode).reduce(factor), (0, top // factor))
+    return small

@@ -1,0 +1,158 @@
+"""Files of a few kilobytes that hold millions of pixels, and photographs of large cameras."""
+
+import asyncio
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from semisfl.data import large
+from semisfl.data.decode import open_image, pixels_of
+from semisfl.data.large import TooLarge
+from semisfl.use import pictures
+from tests.net.rogue_server import Peer, attacked, folder_of_images, run_device, terms
+from tests.use.trained import residual_model
+
+MB = 1_000_000
+SIDE = 8192
+"""Its square is 64 Mi pixels."""
+
+
+def bomb(path: Path, mode: str = "1") -> Path:
+    Image.new(mode, (SIDE, SIDE)).save(path, optimize=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes with three bombs each, and images that are as they should be."""
+    folder = tmp_path_factory.mktemp("bombs")
+    first = bomb(folder / "first.png")
+    assert first.stat().st_size < 10_000
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            place = folder_of_images(folder / part / name, 8, 12)
+            for number in range(3):
+                (place / f"bomb{number}.png").write_bytes(first.read_bytes())
+    first.unlink()
+    return folder
+
+
+MOST = 200 * MB
+"""One image as Pillow keeps it (67 MB), and what a command takes by itself."""
+
+
+def test_bombs_in_the_folder_of_a_device(bombs: Path) -> None:
+    async def script(peer: Peer) -> None:
+        ready = await peer.welcome(terms())
+        assert ready.kind == "ready" and ready.fields["images"] == 22
+        await asyncio.sleep(0.1)
+
+    words = ("--memory", "300MB")
+    ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
+    assert [item.kind for item in server.heard][:2] == ["hello", "ready"], ended
+    assert 0 < ended.peak < MOST, ended
+
+
+def test_an_image_beyond_the_budget_is_left_out_by_name(bombs: Path) -> None:
+    async def script(peer: Peer) -> None:
+        ready = await peer.welcome(terms())
+        assert ready.fields["images"] == 16 and ready.fields["skipped"] == 6
+
+    words = ("--memory", "60MB")
+    ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
+    assert [item.kind for item in server.heard][:2] == ["hello", "ready"], ended
+    assert "bomb0.png' is left out: a 8192x8192 PNG takes" in ended.output
+
+
+def test_bombs_for_predict(bombs: Path, tmp_path: Path) -> None:
+    model = residual_model(tmp_path)
+    ended = run_device(["predict", str(model.path), str(bombs / "train"), "--csv"], MOST)
+    assert ended.status == 0 and ended.peak < MOST, ended
+    assert ended.output.count("/bomb0.png,") == ended.output.count("/bomb2.png,") == 2
+
+
+def test_bombs_for_a_run(bombs: Path, tmp_path: Path) -> None:
+    settings = [
+        "data.size=12",
+        "rounds=1",
+        "clients.total=2",
+        "clients.active=2",
+        "clients.steps=1",
+    ]
+    settings += ["server.steps=1", "data.labeled=4", "clients.batch=2", "server.batch=2"]
+    settings += ['model.layers=[{kind="flatten"},{kind="linear",features=8},{kind="linear"}]']
+    settings += ["model.cut=2", f"data.name={bombs}"]
+    words = ["run", "digits", "--out", str(tmp_path / "run"), "--device", "cpu", "--set", *settings]
+    ended = run_device(words, most=2 * MOST)
+    assert ended.status == 0 and ended.peak < 1.5 * MOST, ended
+
+
+# --- the same image as before --------------------------------------------------------------------
+
+
+def picture(width: int, height: int) -> Image.Image:
+    """A smooth picture with a different colour in every corner."""
+    x, y = np.linspace(0, 255, width), np.linspace(0, 255, height)
+    red, green = np.meshgrid(x, y)
+    values = np.stack([red, green, 255 - red], 2).astype(np.uint8)
+    return Image.fromarray(values)
+
+
+def plainly(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    upright = ImageOps.exif_transpose(image)
+    return np.asarray(upright.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_a_large_image_is_decoded_as_a_small_one_would_be(form: str, turn: int) -> None:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x112] = turn
+    picture(3001, 1999).save(file, form, exif=exif, compress_level=1)
+    found = pixels_of(open_image(file.getvalue()), (32, 24), 3).transpose(1, 2, 0)
+    expected = plainly(Image.open(file), (32, 24))
+    assert np.abs(found.astype(int) - expected).max() <= 6
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+def test_every_mode_is_reduced(mode: str) -> None:
+    small = Image.new("L", (64, 64), 0)
+    small.paste(200, (0, 0, 64, 32))
+    whole = small.resize((2560, 2560), Image.Resampling.NEAREST)
+    if mode == "I;16":
+        whole = Image.fromarray(np.asarray(whole).astype(np.uint16) * 257)
+    else:
+        whole = whole.convert(mode)
+    found = pixels_of(whole, (16, 16), 1)[0]
+    assert np.abs(found[:7].astype(int) - 200).max() <= 8 and found[9:].max() <= 8
+
+
+def test_a_photograph_of_two_hundred_million_pixels_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "phone.jpg"
+    Image.new("L", (16384, 12288), 77).save(file, quality=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert abs(int(pictures.read(file, (1, 32, 32)).mean()) - 77) <= 1
+
+
+def test_what_cannot_be_decoded_in_parts_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large, "MAX_PIXELS", 10**6)
+    file = io.BytesIO()
+    picture(1200, 1200).save(file, "JPEG", progressive=True)
+    with pytest.raises(TooLarge, match="a 1200x1200 JPEG has more than"):
+        open_image(file.getvalue())
+    file = io.BytesIO()
+    picture(1200, 1200).save(file, "PNG")
+    with pytest.raises(TooLarge, match="a 1200x1200 PNG has more than"):
+        open_image(file.getvalue())
+    wide = tmp_path / "wide.png"
+    Image.new("1", (20_000, 20_000)).save(wide)
+    with pytest.raises(ValueError, match=r"has more than .* pixels; make it smaller"):
+        pictures.read(wide, (3, 12, 12))

@@ -1,0 +1,80 @@
+"""Model files from elsewhere: none makes a machine take more memory than the file's own size explains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from semisfl.runs import checkpoint
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.use.classifier import Classifier
+from semisfl.use.model_file import load
+from tests.net.rogue_server import run_device
+
+GIANT = [
+    {"kind": "flatten"},
+    *({"kind": "linear", "features": 16_384} for _ in range(3)),
+    {"kind": "linear"},
+]
+
+
+def forged(model: Classifier, place: Path, **changes: Any) -> Path:
+    """A file that describes another model than its weights are."""
+    assert model.path is not None
+    state = checkpoint.read(model.path)["model"]
+    checkpoint.write(
+        place,
+        {
+            "model": {
+                **state,
+                "description": {**state["description"], **changes},
+                "digest": "0" * 32,
+            }
+        },
+    )
+    return place
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": GIANT, "cut": 2},
+        {"layers": GIANT, "cut": 4},
+        {"shape": [3, 200_000, 200_000]},
+        {"classes": [f"c{number}" for number in range(60_000)]},
+    ],
+    ids=["top", "bottom", "shape", "classes"],
+)
+def test_a_small_file_takes_little_memory(
+    changes: dict[str, Any], model: Classifier, tmp_path: Path
+) -> None:
+    file = forged(model, tmp_path / "forged.safetensors", **changes)
+    assert file.stat().st_size < 2_000_000
+    Image.new("RGB", (12, 12)).save(tmp_path / "one.png")
+    ended = run_device(["predict", str(file), str(tmp_path / "one.png")], most=100_000_000)
+    assert ended.status == 2 and 0 <= ended.peak < 100_000_000, ended
+    assert ended.output.startswith("error: ") and ended.output.count("\n") == 0
+
+
+def test_weights_keep_the_types_of_the_network(model: Classifier, tmp_path: Path) -> None:
+    assert model.path is not None
+    state = checkpoint.read(model.path)["model"]
+    half = {k: v.half() if v.is_floating_point() else v for k, v in state["weights"].items()}
+    checkpoint.write(tmp_path / "half.safetensors", {"model": {**state, "weights": half}})
+    loaded = load(tmp_path / "half.safetensors")
+    kinds = {tensor.dtype for tensor in loaded.network.state_dict().values()}
+    assert kinds == {torch.float32, torch.int64} or kinds == {torch.float32}
+
+
+def test_a_missing_or_an_additional_weight_is_one_line(model: Classifier, tmp_path: Path) -> None:
+    assert model.path is not None
+    state = checkpoint.read(model.path)["model"]
+    for weights in (
+        {**state["weights"], "top.more": torch.zeros(1)},
+        dict(list(state["weights"].items())[1:]),
+    ):
+        checkpoint.write(tmp_path / "wrong.safetensors", {"model": {**state, "weights": weights}})
+        with pytest.raises(CheckpointError, match="the weights do not fit the network it desc"):
+            load(tmp_path / "wrong.safetensors")
