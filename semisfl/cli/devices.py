@@ -61,6 +61,7 @@ def serve(
         from semisfl.net.server.fleet import NetworkFleet
     from semisfl.cli import one_run
     from semisfl.cli.signals import StopSignals
+    from semisfl.costs import needs
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
@@ -85,8 +86,11 @@ def serve(
         watching.exported(metrics, token_file, identity) as export,
     ):
         network = NetworkOptions(listen, identity, insecure_loopback)
+        data = load_images(str(labeled), options)
+        if not resume:
+            needs.check_server(options, data, place, device)
         means: start.Means = {
-            "data": load_images(str(labeled), options),
+            "data": data,
             "device": device,
             "network": network,
             "stop": signals.flag,

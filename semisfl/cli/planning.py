@@ -187,6 +187,12 @@ def _print_methods(made: "Plan") -> None:
         "down, up and seconds are per round; compute, send and wait are where an average client spends "
         f"them. The whole run has {made.config.rounds} rounds of {made.config.clients.active} active clients\n"
     )
+    line = next((one for one in made.methods if one.method == made.config.method), made.methods[0])
+    print(
+        f"The server of {line.title} computes for {line.server_seconds:,.1f} s of a round and needs at least "
+        f"{console.amount(line.server_memory)} of memory, and {console.amount(line.server_disk)} of disk for "
+        "its checkpoints.\n"
+    )
 
 
 def _assumptions(made: "Plan", images: float, profile: str) -> str:

@@ -1,4 +1,4 @@
-"""The memory and disk that a simulated run needs, with the formulas of `plan`, compared with what is free."""
+"""The memory and disk that a run needs on its server or in a simulation, compared with what is free."""
 
 import shutil
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from semisfl.data.sources import Dataset
 from semisfl.methods.sizes import Cost
 from semisfl.models.memory import FP32
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.run import FleetConfig
 
 CHECKPOINTS = 3
 """The latest, the one before it, and the best."""
@@ -28,22 +29,39 @@ class Needs:
 
 
 def needs(config: Config, held: AboutImages) -> Needs:
-    """Return what a run needs whose clients live in this process."""
+    """Return what this machine needs: the server, and the clients too unless they are elsewhere."""
     priced = Priced.of(config, held)
-    cost, cut = priced.usual or Cost(0, 0), priced.cut
-    work, server = cost.work, config.server
+    server = of_server(priced)
+    if config.fleet.kind == "network":
+        return server
+    return Needs(server.memory + _of_clients(priced), server.disk)
+
+
+def of_server(priced: Priced) -> Needs:
+    """Return what a server needs whose clients live on other machines."""
+    cost, cut, config = priced.usual or Cost(0, 0), priced.cut, priced.config
     head = FP32 * cut.head_flops(config.model.projector, config.model.projection) // 2
+    head *= cost.work.head
     views = 2 if config.labeled_view == "both" else 1
     # Student, gradients, momentum and teacher on the server.
-    memory = cut.memory(server.batch * views, 4, 1, whole=True) + 4 * head * work.head
-    batch = min(config.clients.batch, max(held.each.values(), default=config.clients.batch))
-    if cost.total:
-        split = cost.features > 0
-        # All clients of a split round are in memory together; whole models may take turns.
-        together = config.clients.active if split else 1
-        memory += together * cut.memory(batch, work.copies, work.kept, whole=not split)
+    memory = cut.memory(config.server.batch * views, 4, 1, whole=True) + 4 * head
+    if cost.features:
+        # Of every client: student and teacher features, their gradients, and what the top keeps of them.
+        kept = sum(layer.kept for layer in cut.layers[cut.index :])
+        rows = config.clients.active * priced.config.clients.batch
+        memory += FP32 * rows * (3 * cut.features + kept)
     weights = FP32 * sum(layer.parameters for layer in cut.layers)
-    return Needs(memory, CHECKPOINTS * 2 * (weights + head * work.head))
+    return Needs(memory, CHECKPOINTS * 2 * (weights + head))
+
+
+def _of_clients(priced: Priced) -> int:
+    cost, clients = priced.usual or Cost(0, 0), priced.config.clients
+    if not cost.total:
+        return 0
+    split, work = cost.features > 0, cost.work
+    # All clients of a split round are in memory together; whole models may take turns.
+    together = clients.active if split else 1
+    return together * priced.cut.memory(clients.batch, work.copies, work.kept, whole=not split)
 
 
 def about(data: Dataset, partition: Partition) -> AboutImages:
@@ -71,6 +89,12 @@ def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
             f"the checkpoints of this run need {wanted.disk / GIGA:.1f} GB and {disk / GIGA:.1f} GB are "
             f"free at {place}; name another --out, or choose a smaller model"
         )
+
+
+def check_server(config: Config, data: Dataset, place: Path, device: str) -> None:
+    """Do as `check` for a server whose clients bring their own images."""
+    served = config.model_copy(update={"fleet": FleetConfig(kind="network")})
+    check(served, AboutImages(data.shape, len(data.classes), 0.0), place, device)
 
 
 def free_memory(device: str) -> int | None:

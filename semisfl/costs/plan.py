@@ -8,6 +8,7 @@ from statistics import fmean
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.clock import World, time_round
 from semisfl.costs.cuts import every_cut
+from semisfl.costs.needs import of_server
 from semisfl.costs.rounds import Priced
 from semisfl.fleet.base import draw_active
 from semisfl.settings import lookup
@@ -48,6 +49,11 @@ class Line:
     """Seconds in which an average client computes, sends and waits; they add up to the round."""
     sending: float
     waiting: float
+    server_seconds: float
+    """Mean seconds of a round in which the server computes; a part of ``seconds``."""
+    server_memory: int
+    """Lower bounds, as `semisfl.costs.needs` has them."""
+    server_disk: int
 
     @property
     def total(self) -> int:
@@ -161,7 +167,8 @@ def _line(priced: Priced, world: World) -> Line | None:
     batch, steps, split = config.clients.batch, config.clients.steps, cost.features > 0
     memory = cut.memory(batch, cost.work.copies, cost.work.kept, whole=not split)
     held = cut.bottom_flops if split else cut.flops
-    seconds, shares = _mean_round(priced, world)
+    seconds, server, shares = _mean_round(priced, world)
+    needed = of_server(priced)
     there = bool(cost.total)  # Supervised-only asks nothing of clients
     return Line(
         method=priced.entry.name,
@@ -182,11 +189,14 @@ def _line(priced: Priced, world: World) -> Line | None:
         computing=shares[0],
         sending=shares[1],
         waiting=shares[2],
+        server_seconds=server,
+        server_memory=needed.memory,
+        server_disk=needed.disk,
     )
 
 
-def _mean_round(priced: Priced, world: World) -> tuple[float, tuple[float, float, float]]:
-    """Return the seconds of a round, and an average client's computing, sending and waiting."""
+def _mean_round(priced: Priced, world: World) -> tuple[float, float, tuple[float, float, float]]:
+    """Return the seconds of a round, the server's part, and an average client's computing, sending and waiting."""
     clients = priced.config.clients
     timed = []
     for index in range(ROUNDS):
@@ -196,4 +206,5 @@ def _mean_round(priced: Priced, world: World) -> tuple[float, tuple[float, float
     each = [times for one in timed for times in one.clients.values()]
     parts = ([t.computing for t in each], [t.sending for t in each], [t.waiting for t in each])
     shares = tuple(fmean(part) if part else 0.0 for part in parts)
-    return fmean(one.seconds for one in timed), (shares[0], shares[1], shares[2])
+    seconds, server = fmean(t.seconds for t in timed), fmean(t.server for t in timed)
+    return seconds, server, (shares[0], shares[1], shares[2])

@@ -12,7 +12,7 @@ from semisfl.fleet.codec import codec_named
 from semisfl.methods.sizes import Cost, Sizes
 from semisfl.models.split import Shape
 from semisfl.settings import lookup
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, capped
 from semisfl.settings.entries import NamedMethod
 
 Bytes = Mapping[str, int]
@@ -45,6 +45,8 @@ class Priced:
     @classmethod
     def of(cls, config: Config, held: AboutImages) -> "Priced":
         cut = cut_of(config, held.shape, held.classes)
+        if held.each:
+            config = capped(config, max(held.each.values()))
         return cls(config, lookup.method(config.method), cut, held)
 
     def at(self, index: int) -> "Priced":

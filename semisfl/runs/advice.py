@@ -18,6 +18,8 @@ BETTER_THAN_CHANCE = 1.2
 RISE = 2.0
 """A loss rises if its mean is this multiple of its lowest mean, and higher by `LEAST_RISE`."""
 LEAST_RISE = 0.5
+NOTHING_TO_GAIN = 99.0
+"""From this accuracy on, a run that does not improve is as good as it can be."""
 
 
 class Advice:
@@ -29,6 +31,9 @@ class Advice:
         """Rounds in a row without a confident image."""
         self._best, self._labels_alone = 0.0, 0.0
         """Highest accuracy of rounds with clients, and of the rounds before them."""
+        self._early, self._late = 0.0, 0.0
+        """Highest accuracy of the first rounds with clients, and of the rounds after them."""
+        self._with_clients = False
         self._losses: list[float] = []
         self._lowest = math.inf
         self._given: set[str] = set()
@@ -44,6 +49,7 @@ class Advice:
 
     def _look(self, metrics: RoundMetrics) -> None:
         if metrics.mask_rate is not None or metrics.contributing is not None:
+            self._with_clients = True
             some = metrics.contributing != 0 and (metrics.mask_rate or 0.0) < 1
             self._unsure = 0 if some else self._unsure + 1
         accuracy = metrics.accuracy or 0.0
@@ -51,10 +57,18 @@ class Advice:
             self._labels_alone = max(self._labels_alone, accuracy)
         else:
             self._best = max(self._best, accuracy)
+            if metrics.round < self._first_rounds:
+                self._early = max(self._early, accuracy)
+            else:
+                self._late = max(self._late, accuracy)
         if metrics.loss_supervised is not None and math.isfinite(metrics.loss_supervised):
             self._losses = [*self._losses, metrics.loss_supervised][-ROUNDS:]
             if len(self._losses) == ROUNDS:
                 self._lowest = min(self._lowest, self._mean_loss)
+
+    @property
+    def _first_rounds(self) -> float:
+        return max(FEWEST, self._config.rounds / 10)
 
     @property
     def _mean_loss(self) -> float:
@@ -63,7 +77,7 @@ class Advice:
     def _warnings(self, done: int) -> Iterator[tuple[str, str]]:
         config = self._config
         lr = f"optimizer.lr = {config.optimizer.lr:g}"
-        early = done < max(FEWEST, config.rounds / 10)
+        early = done < self._first_rounds
         if self._unsure >= ROUNDS and not early:
             yield (
                 "unsure",
@@ -90,6 +104,16 @@ class Advice:
                 f"the clients bring nothing: {self._best:.1f} % with them, {self._labels_alone:.1f} % "
                 f"with labels alone; lower clients.steps = {config.clients.steps}, or raise "
                 f"{_threshold(config)} so that fewer labels are wrong",
+            )
+
+        stuck = 0 < self._late <= self._early < NOTHING_TO_GAIN
+        if self._with_clients and stuck and done >= max(2 * FEWEST, config.rounds / 2):
+            yield (
+                "stuck",
+                f"the accuracy has not risen since the first {self._first_rounds:.0f} rounds: {self._early:.1f} % "
+                f"then, {self._late:.1f} % since, so more rounds with the clients bring nothing; compare with "
+                f"method=supervised, raise {_threshold(config)} so that fewer labels are wrong, or raise "
+                "data.labeled",
             )
 
 

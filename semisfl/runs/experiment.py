@@ -33,7 +33,7 @@ from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config, ConfigError, capped
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -226,6 +226,16 @@ def fleet_setup(
             f"the partition gives clients {', '.join(empty)} no images; leave them out"
         )
     classes = len(data.classes)
+    if not elsewhere:
+        # More would only show images twice in a step. All clients of a step have batches of one size.
+        most = max(map(len, partition.clients))
+        if config.clients.batch > most:
+            log.warning(
+                "clients.batch = %d is more than any client holds: batches have %d images",
+                config.clients.batch,
+                most,
+            )
+        config = capped(config, most)
     return FleetSetup(
         config,
         build_model(config, data.shape, classes, model, widest=widest_head).to(hardware.device),
@@ -291,7 +301,7 @@ def assemble(
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
         method = lookup.method_class(lookup.method(config.method))(
-            Setup(config, split_model, fleet, labeled, classes, Engine(hardware), stop)
+            Setup(setup.config, split_model, fleet, labeled, classes, Engine(hardware), stop)
         )
     except BaseException:
         fleet.close(finished=False)

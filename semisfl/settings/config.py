@@ -260,6 +260,16 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
+def capped(config: Config, most: int) -> Config:
+    """Return the configuration with a client's batch of at most ``most`` images.
+
+    For use in a run only: its files keep the batch that the user set.
+    """
+    if config.clients.batch <= most:
+        return config
+    return config.model_copy(update={"clients": config.clients.model_copy(update={"batch": most})})
+
+
 def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     """Return ``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
     result = _copy(values)

@@ -8,7 +8,9 @@ from semisfl.cli.main import main
 from semisfl.costs import needs
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
+from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import parse
+from semisfl.settings.run import FleetConfig
 from tests.cli.test_signals import images as images
 
 HELD = AboutImages((1, 28, 28), 10, 100.0, {0: 100, 1: 60})
@@ -24,8 +26,12 @@ def test_memory_is_that_of_plan_for_all_clients_and_the_server() -> None:
     cut = Priced.of(config, HELD).cut
     # The head: 1,024 to 1,024 to 128 without biases.
     head = 4 * (1024 * 1024 + 1024 * 128)
-    server = cut.memory(16, 4, 1, whole=True) + 4 * head
+    # Of 3 times 8 rows: both kinds of features, their gradients, and what the top keeps.
+    rows = 4 * 24 * (3 * 1024 + sum(layer.kept for layer in cut.layers[cut.index :]))
+    server = cut.memory(16, 4, 1, whole=True) + 4 * head + rows
     assert needs.needs(config, HELD).memory == server + 3 * cut.memory(8, 4, 1)
+    elsewhere = config.model_copy(update={"fleet": FleetConfig(kind="network")})
+    assert needs.needs(elsewhere, HELD).memory == server
     weights = 4 * sum(layer.parameters for layer in cut.layers)
     assert needs.needs(config, HELD).disk == 3 * 2 * (weights + head)
 
@@ -49,6 +55,38 @@ def test_a_run_that_does_not_fit_is_refused_before_its_directory_exists(
     assert main(words) == 2
     assert "the checkpoints of this run need" in capsys.readouterr().err
     assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("images")
+def test_a_server_that_does_not_fit_is_refused_before_it_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["serve", "digits", "--labeled", "images", "--out", "run", "--insecure-loopback"]
+    words += ["--listen", "127.0.0.1:0", "--device", "cpu"]
+    monkeypatch.setattr(needs, "free_memory", lambda device: 1_000_000)
+    assert main(words) == 2
+    assert "GB of memory and 0.0 GB are free; lower clients.batch = 32" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("images")
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch"])
+def test_a_batch_is_capped_at_the_images_of_a_client_and_the_run_keeps_the_users_own(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", *SMALL, "server.steps=2", "clients.steps=2", f"method={method}"]
+    sent = []
+    for batch, capped in ((999_999, True), (28, False)):
+        out = f"run-{batch}"
+        run = ["run", "digits", "--out", out, "--device", "cpu", *words, f"clients.batch={batch}"]
+        assert main(run) == 0
+        told = "clients.batch = 999999 is more than any client holds: batches have 28 images"
+        assert capsys.readouterr().err.count(told) == capped
+        kept = RunDirectory.open(Path(out))
+        assert kept.config().clients.batch == batch
+        sent.append(kept.metrics()[-1]["bytes_total"])
+    assert sent[0] == sent[1]
+    assert main(["run", "--resume", "run-999999", "--quiet"]) == 0
 
 
 @pytest.mark.usefixtures("images")

@@ -67,6 +67,22 @@ def test_clients_that_bring_nothing_over_labels_alone() -> None:
     assert not warned(config, [*alone, *[{"accuracy": 60.5}] * 12])
 
 
+def test_clients_that_bring_nothing_after_the_first_rounds() -> None:
+    """Without rounds of labels alone, the run's own first rounds are what there is to compare with."""
+    config = parse({"rounds": 60, "semisfl": {"confidence_threshold": 0.8}})
+
+    def at(*accuracies: float) -> list[dict[str, Any]]:
+        return [{"accuracy": accuracy, "mask_rate": 0.5} for accuracy in accuracies]
+
+    ((index, (text,)),) = warned(config, at(*[50.0, 61.0] * 5, *[60.5] * 40)).items()
+    assert index == 29, "half of the rounds"
+    assert "61.0 % then, 60.5 % since" in text and "compare with method=supervised" in text
+    assert "raise semisfl.confidence_threshold = 0.8" in text
+    assert not warned(config, at(*[61.0] * 10, *[60.5] * 10, *[61.5] * 30))
+    assert not warned(config, at(*[99.5] * 50)), "nothing to gain"
+    assert not warned(config, [{"accuracy": 60.0}] * 60), "a method without clients"
+
+
 def means() -> dict[str, Any]:
     data = toy.dataset()
     shards = toy.partition(data)
