@@ -16,7 +16,7 @@ from torch import Tensor
 from semisfl.fleet.base import State, mean_state
 from semisfl.fleet.held_back import HeldBack
 from semisfl.settings import lookup
-from semisfl.settings.robust import AttackerShare, ClippedMean, RobustConfig
+from semisfl.settings.robust import FEWEST, AttackerShare, ClippedMean, RobustConfig
 from semisfl.settings.sections import ConfigError, Section
 
 FAR = 3.0
@@ -60,6 +60,18 @@ def combine(
         value = value.clamp(min=0) if name.endswith("running_var") else value
         result[name] = value.view(first[name].shape).to(first[name].dtype)
     return {name: result[name] for name in first}
+
+
+def long_updates(states: Mapping[int, State], reference: State) -> set[int]:
+    """Return the clients whose update is over twice as long as the median one; none among two."""
+    first = next(iter(states.values()), {})
+    floating = [name for name in first if first[name].is_floating_point()]
+    if len(states) < FEWEST or not floating:
+        return set()
+    sent = _flat(reference, floating, first[floating[0]].device)
+    lengths = torch.stack([(_flat(state, floating) - sent).norm() for state in states.values()])
+    longest = 2 * lengths.quantile(0.5)
+    return {client for client, long in zip(states, lengths > longest, strict=True) if long}
 
 
 @cache

@@ -67,7 +67,11 @@ class TeacherRows:
         self, seed: int, index: int, client: int, images: int, steps: int, batch: int
     ) -> None:
         """The draws follow from the run's seed, so that no list of images has to cross."""
-        drawn = draw_positions(seed, index, client, images, steps, batch)
+        if images >= steps * batch:
+            # No image is shown twice, whichever are drawn: a large claim of images costs nothing.
+            drawn = np.arange(steps * batch).reshape(steps, batch)
+        else:
+            drawn = draw_positions(seed, index, client, images, steps, batch)
         self._numbers, self._new = (torch.from_numpy(one) for one in first_uses(drawn))
         self._kept: Tensor | None = None
 

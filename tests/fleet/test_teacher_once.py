@@ -146,6 +146,20 @@ def test_a_server_puts_back_what_crossed_before() -> None:
         assert rows.whole(step, came).flatten().tolist() == [seen[image] for image in drawn]
 
 
+@pytest.mark.parametrize("images", [20, 21, 500])
+def test_a_server_draws_nothing_for_a_client_with_more_images_than_a_round_shows(
+    images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim of ten million images must not cost the server a shuffle of ten million."""
+    assert len(np.unique(draw_positions(3, 1, 0, images, 4, 5))) == 20, "none is shown twice"
+    monkeypatch.setattr(teacher_once, "draw_positions", None)
+    rows = teacher_once.TeacherRows(seed=3, index=1, client=0, images=images, steps=4, batch=5)
+    for step in range(4):
+        assert rows.new(step) == 5
+        came = torch.arange(5.0).unsqueeze(1) + 10 * step
+        assert torch.equal(rows.whole(step, came), came)
+
+
 # --- refusals --------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.data.batches import draw_batches
 from semisfl.engine.host import HostShelf
-from semisfl.fleet.base import FullRound
+from semisfl.fleet.base import ClientResult, FullRound
 from semisfl.methods.fedmatch.helpers import Helpers, nearest, noise_image
 from semisfl.methods.fedmatch.method import (
     FedMatch,
@@ -346,3 +346,19 @@ def test_the_original_variant_has_its_authors_weights() -> None:
     assert (chosen.lambda_l2, chosen.lambda_l1) == (10, 1e-5)
     assert chosen.confidence_threshold == 0.85 and not chosen.keep_helpers
     assert (settings.optimizer.lr, settings.optimizer.momentum) == (1e-3, 0)
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped_mean"])
+def test_a_model_that_is_far_from_all_others_helps_nobody(rule: str) -> None:
+    _, method = make("clients.active=3", f"robust.aggregate={rule}")
+    sent = {**method.psi.state_dict(), **dict(method.model.named_buffers())}
+    results = [
+        ClientResult(
+            client,
+            {"psi": {k: v * (9 if client == 1 else 1) + 0.01 * client for k, v in sent.items()}},
+            {},
+        )
+        for client in range(3)
+    ]
+    method._aggregate(0, results)
+    assert sorted(method.helpers._embeddings) == ([0, 1, 2] if rule == "mean" else [0, 2])

@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from semisfl import seeds
 from semisfl.data.batches import draw_batches
 from semisfl.data.partition import Partition
-from semisfl.fleet.base import ClientResult, FullRound, draw_active
+from semisfl.fleet.base import ClientResult, ClientWork, FullRound, draw_active
 from semisfl.methods.semifl.method import SemiFL, SemiFLWork, mix, semifl_losses
 from semisfl.methods.semifl.static_batchnorm import combine, recompute_statistics, statistics_of
 from semisfl.runs.experiment import Experiment, assemble
@@ -231,3 +232,47 @@ def test_models_without_batchnorm_exchange_no_statistics() -> None:
     method.round(0)
     size = sum(v.numel() * v.element_size() for v in method.model.state_dict().values())
     assert experiment.fleet.traffic.by_kind()["model_down"] == 2 * size
+
+
+def lying(experiment: Experiment, liar: int) -> None:
+    """Let one client report statistics nine times its own, of a million batches."""
+    honest = experiment.fleet.train
+
+    def train(work: ClientWork, plan: FullRound) -> list[ClientResult]:
+        return [
+            replace(
+                result,
+                states={"statistics": {k: 9 * v for k, v in result.states["statistics"].items()}},
+                numbers={"batches": 1e6},
+            )
+            if work.name == "batchnorm-statistics" and result.client == liar
+            else result
+            for result in honest(work, plan)
+        ]
+
+    experiment.fleet.train = train  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped_mean", "median"])
+def test_one_client_s_statistics_are_limited_as_its_weights_are(rule: str) -> None:
+    found = {}
+    for liar in (None, 1):
+        experiment, method = make("clients.active=3", f"robust.aggregate={rule}", batchnorm=True)
+        if liar is not None:
+            lying(experiment, liar)
+        method._recompute_statistics(0, (0, 1, 2))
+        found[liar] = statistics_of(method.model)
+        assert (
+            liar is None
+            or rule != "clipped_mean"
+            or "1" in (experiment.fleet.held_back.take() or {})
+        )
+    times = [
+        float(found[1][name].norm() / value.norm())
+        for name, value in found[None].items()
+        if value.is_floating_point()
+    ]
+    if rule == "mean":
+        assert max(times) > 5, "the attack works"
+    else:
+        assert max(times) < 1.5

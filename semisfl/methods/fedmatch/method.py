@@ -20,7 +20,7 @@ from semisfl import seeds
 from semisfl.algorithm.losses import cross_entropy
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.data.positions import draw_batches
-from semisfl.fleet.aggregate import combine
+from semisfl.fleet.aggregate import combine, long_updates
 from semisfl.fleet.base import (
     Answers,
     ClientResult,
@@ -150,13 +150,17 @@ class FedMatch:
     def _aggregate(self, round_index: int, results: list[ClientResult]) -> None:
         """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
         uploads = {r.client: r.states["psi"] for r in results if r.states}
+        sent = {**self.psi.state_dict(), **dict(self.model.named_buffers())}
+        robust = self.setup.config.robust
+        too_long = set() if robust.aggregate == "mean" else long_updates(uploads, sent)
         for client, upload in uploads.items():
+            if client in too_long:
+                continue  # it helps nobody: its earlier model does, if there is one
             theta = {**upload, **joined(self.sigma, upload)}
             with self.setup.engine.arithmetic():
                 logits = functional_call(self.model.eval(), theta, self.noise)
             self.helpers.remember(client, round_index, upload, logits.float().softmax(1)[0])
-        sent = {**self.psi.state_dict(), **dict(self.model.named_buffers())}
-        mean = combine(self.setup.config.robust, uploads, sent, self.setup.fleet.held_back)
+        mean = combine(robust, uploads, sent, self.setup.fleet.held_back)
         self.psi.load_state_dict(mean)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(mean[name])

@@ -7,6 +7,7 @@ the coming round, which is what can be had for the bytes counted. Models without
 """
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,24 @@ class SemiFL:
         plan = FullRound(round_index, active, 0, 0.0, send={"model": self.model.state_dict()})
         results = self.setup.fleet.train(self.statistics_work, plan) if active else []
         batches = recompute_statistics(self.model, self.setup.labeled.plain(SBN_BATCH))
-        parts = [
-            (result.states["statistics"], result.numbers["batches"])
-            for result in results
-            if result.states
-        ]
-        own = (statistics_of(self.model), float(batches))
-        self.model.load_state_dict(combine([own, *parts]), strict=False)
+        own = statistics_of(self.model)
+        parts = self._of_clients([result for result in results if result.states], own)
+        self.model.load_state_dict(combine([(own, float(batches)), *parts]), strict=False)
+
+    def _of_clients(
+        self, results: list[ClientResult], own: State
+    ) -> list[tuple[Mapping[str, Tensor], float]]:
+        """Return clients' statistics with their numbers of batches, limited as their weights are.
+
+        A rule other than the mean sees how far each client's are from the server's. The clients
+        count alike then: each says itself how many batches it has.
+        """
+        counts = [result.numbers["batches"] for result in results]
+        if self.setup.config.robust.aggregate == "mean" or not results:
+            pairs = zip(results, counts, strict=True)
+            return [(result.states["statistics"], count) for result, count in pairs]
+        together = combined(self.setup, results, "statistics", own)
+        return [(together, len(counts) * median(counts))]
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"student": self.model}
