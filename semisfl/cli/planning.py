@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console
+from semisfl.cli import console, server_sizes
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 
@@ -64,6 +64,13 @@ def plan(
     downlink: Downlink = PAPER_DOWN,
     latency: Latency = LATENCY,
     profile: DeviceProfile = PROFILE,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="Print only what one server needs for so many connected devices."),
+    ] = None,
+    active: Annotated[
+        int | None, typer.Option(min=1, help="With --devices: how many take part in a round.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("plan.png"),
     json_: Json = False,
 ) -> None:
@@ -81,10 +88,18 @@ def plan(
     config = configs.parse(values)
     chosen = choose_methods(methods) if methods is not None else None
     held = about_images.planned(config)
+    world = world_of(uplink, downlink, latency, profile, config.seed)
+    if devices is not None:
+        server_sizes.tell(_crowd(values, devices, active), held, world, json_)
+        return
+    if active is not None:
+        raise ValueError(
+            f"--active {active} needs --devices; else use --set clients.active={active}"
+        )
     made = plans.make(
         config,
         held,
-        world_of(uplink, downlink, latency, profile, config.seed),
+        world,
         lambda name: configs.parse({**values, "method": name}),
     )
     if chosen is not None:
@@ -112,6 +127,14 @@ def plan(
 
 
 COMMANDS = {"plan": plan}
+
+
+def _crowd(values: dict[str, Any], devices: int, active: int | None) -> "Config":
+    """Return the configuration of a server with so many devices."""
+    from semisfl.settings.config import override, parse
+
+    some = [] if active is None else [f"clients.active={active}"]
+    return parse(override(values, [f"clients.total={devices}", *some]))
 
 
 def world_of(uplink: str, downlink: str, latency: float, profile: str, seed: int) -> "World":

@@ -155,6 +155,11 @@ def make(
     return Plan(config, world, [line for line in cuts if line], methods)
 
 
+def of_method(config: Config, held: AboutImages, world: World) -> Line | None:
+    """Return the costs of the configured method at the configured cut; None if it has no formula."""
+    return _line(Priced.of(config, held), world)
+
+
 def _is_split(priced: Priced) -> bool:
     return priced.usual is not None and priced.usual.features > 0
 
