@@ -30,7 +30,12 @@ WIRES = {
 }
 Counts = Counter[tuple[str, str, int]]
 every_run = pytest.mark.parametrize(
-    ("fleet", "method"), [(fleet, method) for fleet in FLEETS for method in METHODS]
+    ("fleet", "method"),
+    [
+        *((fleet, method) for fleet in ("local", "network") for method in METHODS),
+        # Ranks count as one process does: tests/fleet/test_cluster.py has every method.
+        *(("two ranks", method) for method in ("semisfl", "fedmatch")),
+    ],
 )
 
 

@@ -225,8 +225,11 @@ def test_draw_writes_a_picture(tmp_path):
         assert len(one.convert("RGB").getcolors(2**20) or []) > 20  # something is drawn
 
 
-@pytest.mark.parametrize("clients", [2, 10, 30, 100])
 @pytest.mark.parametrize("word", ["", " of an unusually long class name"])
+@pytest.mark.parametrize(
+    "clients",
+    [2, pytest.param(10, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.slow), 100],
+)
 def test_the_picture_shows_all_its_text(clients, word):
     labels = np.concatenate([CIFAR, np.full(100, -1)])
     names = [f"class {number}{word}" for number in range(10)]

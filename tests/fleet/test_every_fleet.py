@@ -108,8 +108,14 @@ CASES: dict[str, dict] = {
 }
 
 
-@every_fleet
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("make", "case"),
+    [
+        pytest.param(make, case, id=f"{name}-{case}")
+        for name, make in FLEETS.items()
+        for case in (CASES if name != "four ranks" else ["some are active"])
+    ],
+)
 def test_rounds_are_those_of_the_plain_twin(make: Make, case: str) -> None:
     config = tiny(3, **CASES[case])
     data, partition = toy_data(3)
