@@ -43,6 +43,16 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pictures of reports and of runs, for tests that do not look at them."""
+    from semisfl.data import holdings
+    from semisfl.runs import plots
+
+    for module in (plots, holdings):
+        monkeypatch.setattr(module, "draw", lambda *_: None)
+
+
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
     """Undo what a command does to the package's log, also a command of a module's fixture, which runs before this."""

@@ -65,6 +65,7 @@ def test_the_documentation_shows_the_example() -> None:
 # --- through the command line ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_path_is_enough_to_run_show_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

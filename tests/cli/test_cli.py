@@ -100,6 +100,7 @@ def test_run_keeps_everything_in_its_directory(
     assert "rounds 0 to 1" in Path("first/run.log").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_runs_get_new_directories_and_are_never_overwritten(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     assert kept["stop"] == {"patience": 9}
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_compare_stops_runs_at_a_limit_and_continues_them_with_a_later_one(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,9 +268,7 @@ sys.exit(main(sys.argv[1:]))
 
 def on_a_bare_machine(*words: str) -> subprocess.CompletedProcess[str]:
     """Without what only pictures, the network and kernels need."""
-    return subprocess.run(
-        [sys.executable, "-c", BARE, *words], capture_output=True, text=True, check=False
-    )
+    return processes.run([sys.executable, "-c", BARE, *words])
 
 
 def test_a_bare_machine_trains_and_compares(images: Path) -> None:
@@ -437,6 +437,7 @@ def test_a_truncated_checkpoint_is_refused_and_another_can_be_named(
     checkpoint.read(latest)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -469,8 +470,7 @@ def test_unexpected_errors_have_no_traceback_unless_asked_for(
 
 def test_errors_and_version_as_a_shell_sees_them() -> None:
     def command(*words: str) -> "subprocess.CompletedProcess[str]":
-        program = [sys.executable, "-m", "semisfl", *words]
-        return subprocess.run(program, capture_output=True, text=True, check=False)
+        return processes.run([sys.executable, "-m", "semisfl", *words])
 
     bad = command("run", "--set", "round=3")
     assert (bad.returncode, bad.stdout) == (2, "")
@@ -478,6 +478,7 @@ def test_errors_and_version_as_a_shell_sees_them() -> None:
     assert command("--version").stdout == f"semisfl {__version__}\n"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_full_disk_loses_no_checkpoint_and_no_metrics(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -509,6 +510,7 @@ def rows_but_for_time(path: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_stopped_by_sigterm_and_resumed_is_bit_identical(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_replay_counts_the_same_bytes_and_hours(trained: tuple[Path, Path]) -> N
     assert theirs.seconds == ours.seconds
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_report_takes_a_record_and_a_folder_of_both(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ import logging
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +126,7 @@ def test_a_group_without_a_tested_round_is_noted(
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_command_prints_what_is_unfinished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +144,7 @@ def test_the_command_prints_what_is_unfinished(
 # --- files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_settings_missing_from_an_older_file_are_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,11 +166,6 @@ def test_settings_missing_from_an_older_file_are_unknown(
     ]
 
 
-def not_drawn(groups: list[grouping.Group], path: Path, charts: Sequence[plots.Chart]) -> None:
-    assert groups and charts
-    path.write_bytes(PNG)
-
-
 @pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: str(path.relative_to(RESULTS)))
 def test_committed_results_can_be_reported(
@@ -177,10 +173,10 @@ def test_committed_results_can_be_reported(
     drawn: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     if not drawn:
-        monkeypatch.setattr(plots, "draw", not_drawn)
+        request.getfixturevalue("no_pictures")
     picture = tmp_path / "report.png"
     assert main(["report", str(folder), "--out", str(picture), "--json", "--target", "50"]) == 0
     told = json.loads(capsys.readouterr().out)["results"]
@@ -193,7 +189,7 @@ def test_committed_results_can_be_reported(
         # `frontier` holds two runs that ended where they were told to, `few-labels` runs of several settings.
         assert not result["remark"] or "ended by a limit" in result["remark"]
         assert result["label"].split()[0] == METHODS[result["method"]].title
-    assert picture.read_bytes().startswith(PNG)
+    assert not drawn or picture.read_bytes().startswith(PNG)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,9 @@ def test_the_sink_of_the_documentation_is_told_of_every_round(
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
     example = page.partition("## Sinks")[2].partition("```python\n")[2].partition("```")[0]
-    few = "{'rounds': 2, 'clients': {'total': 3, 'active': 2, 'steps': 1}, 'server': {'steps': 1}}"
+    few = "{'rounds': 2, 'clients': {'total': 3, 'active': 2, 'steps': 1}, 'server': {'steps': 1}, "
+    layers = [{"kind": "flatten"}, {"kind": "linear", "features": 16}, {"kind": "linear"}]
+    few += f"'model': {{'layers': {layers}, 'cut': 2}}}}"
     exec(compile(example.replace('{"rounds": 2}', few), "extending.md", "exec"), {})
     said = capsys.readouterr().out
     assert "round 1: " in said and "best: " in said

@@ -206,6 +206,7 @@ def test_a_run_over_a_network_is_judged_on_the_servers_images() -> None:
 # --- reports -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_report_says_which_of_the_two_it_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
