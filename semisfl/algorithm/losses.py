@@ -18,10 +18,15 @@ class References(NamedTuple):
     """bool [r]: enters the sums at all."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over rows."""
-    loss: Tensor = kernels.cross_entropy(logits, labels)
-    return loss
+def cross_entropy(
+    logits: Tensor, labels: Tensor, others: Tensor | None = None, share: Tensor | None = None
+) -> Tensor:
+    """Return the mean over rows of CE(labels), or of share CE(labels) + (1 - share) CE(others)."""
+    if others is None or share is None:
+        loss: Tensor = kernels.cross_entropy(logits, labels)
+        return loss
+    own: Tensor = kernels.cross_entropy(logits, labels, share)
+    return own + kernels.cross_entropy(logits, others, 1 - share)
 
 
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:

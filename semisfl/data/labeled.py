@@ -1,7 +1,9 @@
 """The server's labelled images, as batches with their labels."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,15 @@ from semisfl.settings.sections import LabeledView, View
 
 # The published code shuffles enough labelled images for this many steps, whatever K_s is.
 LABELED_POOL_STEPS = 100
+
+
+class Labels(NamedTuple):
+    """The labels of a batch, and for mixed images those of the images that were mixed in."""
+
+    own: Tensor
+    others: Tensor | None = None
+    share: Tensor | None = None
+    """float [n]: how much of each image is its own, at least a half."""
 
 
 class LabeledImages:
@@ -57,7 +68,7 @@ class LabeledImages:
 
     def start(self, round_index: int, steps: int, view: LabeledView, views: int = 2) -> None:
         """Begin a round of ``steps`` with this ``view`` of the images, drawn ``views`` times."""
-        self._shown = tuple(_kinds(view, views))
+        self._shown, self._mixes = tuple(_kinds(view, views)), view == "mixed"
         self._batches.start_from((round_index, steps, view, views), self._make)
         self._while_busy(
             lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make)
@@ -81,32 +92,54 @@ class LabeledImages:
             )
             for name, kind in _kinds(view, views).items()
         }
-        return plans, {"labels": self._labels[torch.from_numpy(indices).to(self._labels.device)]}
+        device = self._labels.device
+        extras = {"labels": self._labels[torch.from_numpy(indices).to(device)]}
+        if view == "mixed":
+            rng = seeds.generator(seed, "mixed", round_index)
+            shares, partners = draw_pairs(rng, steps, batch)
+            extras["shares"] = torch.from_numpy(shares).to(device)
+            extras["partners"] = torch.from_numpy(partners).to(device)
+        return plans, extras
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return one view and the labels, and go to the next step.
+    def next(self) -> tuple[Tensor, Labels]:
+        """Return the images and labels of a step, and go to the next step.
 
         With the view "both" these are the strong images and then the weak ones, each with its label.
         """
         views = [self._batches.get(name) for name in self._shown]
-        labels = self._batches.extra("labels")
+        images, labels = self._mixed(views)
         self._batches.advance()
-        if len(views) == 1:
-            return views[0], labels
-        return torch.cat(views), labels.repeat(len(views))
+        return images, labels
 
-    def next_two(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return two views and the labels, and go to the next step.
-
-        With the view "both" the first view holds the strong images and then the weak ones.
-        """
+    def next_two(self) -> tuple[Tensor, Labels, Tensor, Tensor]:
+        """Return images and labels as `next` does, and a second view of the images, never mixed, with its labels."""
         first, second, *weak = (self._batches.get(name) for name in self._shown)
-        triple = torch.cat([first, *weak]) if weak else first, second, self._batches.extra("labels")
+        images, labels = self._mixed([first, *weak])
+        plain = self._batches.extra("labels")
         self._batches.advance()
-        return triple
+        return images, labels, second, plain
+
+    def _mixed(self, views: list[Tensor]) -> tuple[Tensor, Labels]:
+        """Return the views as one batch with its labels; in the view "mixed", images are blended in pairs."""
+        images, labels = views[0], self._batches.extra("labels")
+        if len(views) > 1:
+            images, labels = torch.cat(views), labels.repeat(len(views))
+        if not self._mixes:
+            return images, Labels(labels)
+        share, partner = self._batches.extra("shares"), self._batches.extra("partners")
+        weight = share.view(-1, 1, 1, 1).to(images.dtype)
+        mixed = torch.lerp(images.index_select(0, partner), images, weight)
+        return mixed, Labels(labels, labels.index_select(0, partner), share)
+
+
+def draw_pairs(rng: np.random.Generator, steps: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each image of each step its own share, uniform in [0.5, 1], and the place of the image mixed in."""
+    shares = rng.uniform(0.5, 1.0, (steps, batch)).astype(np.float32)
+    return shares, rng.random((steps, batch)).argsort(axis=1)
 
 
 def _kinds(view: LabeledView, views: int) -> dict[str, View]:
     """Return the views of each image that a step shows, by name."""
-    kinds: list[View] = [*["strong"] * views, "weak"] if view == "both" else [view] * views  # type: ignore[list-item]
+    kind: View = "weak" if view == "weak" else "strong"
+    kinds: list[View] = [kind] * views + (["weak"] if view == "both" else [])
     return {f"view{number}": kind for number, kind in enumerate(kinds, 1)}

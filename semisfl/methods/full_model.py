@@ -49,7 +49,7 @@ class SupervisedPhase:
     def _step(self) -> None:
         images, labels = self.labeled.next()
         self.model.train()
-        loss = cross_entropy(self.model(images), labels)
+        loss = cross_entropy(self.model(images), *labels)
         self.sgd.descend(loss, clip_norm=self.clip_norm)
         if self.ema is not None:
             self.ema.update()

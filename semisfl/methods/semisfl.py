@@ -119,13 +119,12 @@ class SemiSFL:
     def _supervised_step(self) -> None:
         """Take one step down f_s = H + T (line 4), and move the teacher (line 5)."""
         settings, student, teacher = self.settings, self.student, self.teacher
-        for_student, for_teacher, labels = self.labeled.next_two()
-        shown = _for_each_view(labels, for_student)
+        for_student, shown, for_teacher, labels = self.labeled.next_two()
         student.train()
 
         def student_pass() -> tuple[Tensor, Tensor | None]:
             features = student.bottom(for_student)
-            loss = cross_entropy(student.top(features), shown)  # H
+            loss = cross_entropy(student.top(features), *shown)  # H
             return loss, student.project(features) if settings.supervised_contrast else None
 
         def teacher_pass() -> References:
@@ -136,8 +135,8 @@ class SemiSFL:
         (loss, projections), references = self.engine.together(student_pass, teacher_pass)
         contrast = None
         if projections is not None:
-            mask = None if settings.own_key else _own_key(labels, shown, references.keys)
-            contrast = contrastive(projections, shown, references, settings.temperature, mask)
+            mask = None if settings.own_key else _own_key(labels, projections, references.keys)
+            contrast = contrastive(projections, shown.own, references, settings.temperature, mask)
             loss = loss + contrast  # T, Eq. (3)
         self.meter.add(loss_supervised=loss, loss_supervised_contrast=contrast)
         self.supervised_sgd.descend(loss)  # Line 4
@@ -218,13 +217,7 @@ class SemiSFL:
         self.meter.clear()  # an aborted round leaves its sums behind
 
 
-def _for_each_view(labels: Tensor, images: Tensor) -> Tensor:
-    """Return the labels of ``images``, which may hold several views one after the other."""
-    views = len(images) // len(labels)
-    return labels.repeat(views) if views > 1 else labels
-
-
-def _own_key(labels: Tensor, shown: Tensor, references: Tensor) -> Tensor:
+def _own_key(labels: Tensor, anchors: Tensor, references: Tensor) -> Tensor:
     """Return the mask of each anchor's own teacher key: A(j) in the paper leaves j out."""
     own = torch.eye(len(labels), len(references), dtype=torch.bool, device=references.device)
-    return own.repeat(len(shown) // len(labels), 1)
+    return own.repeat(len(anchors) // len(labels), 1)

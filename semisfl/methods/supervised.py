@@ -1,4 +1,7 @@
-"""Supervised-only: the server trains on its labels alone. The lower bound; nothing is ever sent."""
+"""Supervised-only: the server trains on its labels alone. The lower bound; nothing is ever sent.
+
+The moving average of the weights is tested beside them, because other methods test a teacher.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from semisfl.algorithm.schedule import learning_rate
+from semisfl.algorithm.teacher import Teacher
 from semisfl.methods.base import Setup
 from semisfl.methods.full_model import SupervisedPhase
 from semisfl.metrics import MethodMetrics
@@ -13,9 +17,10 @@ from semisfl.metrics import MethodMetrics
 
 class Supervised:
     def __init__(self, setup: Setup) -> None:
-        self.config = setup.config
+        config = self.config = setup.config
         self.student = setup.engine.prepared(setup.model.whole())
-        self.supervised = SupervisedPhase(setup, self.student)
+        self.ema = Teacher(self.student, config.teacher.ema_decay, config.teacher.warmup)
+        self.supervised = SupervisedPhase(setup, self.student, ema=self.ema)
 
     def round(self, round_index: int) -> MethodMetrics:
         config = self.config
@@ -26,10 +31,14 @@ class Supervised:
         )
 
     def tested(self) -> Mapping[str, nn.Module]:
-        return {"student": self.student}
+        return {"student": self.student, "teacher": self.ema.model}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"student": self.student.state_dict()}
+        return {"student": self.student.state_dict(), "teacher": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.student.load_state_dict(state["student"])
+        if "teacher" in state:
+            self.ema.load_state_dict(state["teacher"])
+        else:  # a checkpoint of version 0.1
+            self.ema.model.load_state_dict(state["student"])

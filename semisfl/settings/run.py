@@ -72,7 +72,7 @@ class ServerConfig(Section):
     pretrain_rounds: int = Field(0, ge=0, description="first rounds without clients")
     labeled_view: LabeledView | None = Field(
         None,
-        description="augmentation of labelled images, strong, weak or both of each image; none: the method's own, which is strong for SemiSFL and weak for the others",
+        description="augmentation of labelled images: strong, weak, both of each image, or mixed (strong, blended in pairs with their labels, beyond the paper); none: the method's own, which is strong for SemiSFL and weak for the others",
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, model_validator
 
 View = Literal["strong", "weak"]
-LabeledView = Literal["strong", "weak", "both"]
-"""How labelled images are shown; both: each image strongly and weakly."""
+LabeledView = Literal["strong", "weak", "both", "mixed"]
+"""How labelled images are shown; both: each image strongly and weakly; mixed: strongly, blended in pairs."""
 
 
 class ConfigError(ValueError):

@@ -194,7 +194,8 @@ def test_labelled_images_come_as_two_independent_views_with_their_labels() -> No
     )
     labeled.start(0, 3, "weak")
     for _ in range(3):
-        one, two, labels = labeled.next_two()
+        one, (own, *_), two, labels = labeled.next_two()
+        assert torch.equal(own, labels)
         assert torch.equal(one, two)  # nothing to draw: both views show the images of these labels
         assert (one[:, 0, 0, 0].round().long() % 7).tolist() == labels.tolist()
 
@@ -202,7 +203,7 @@ def test_labelled_images_come_as_two_independent_views_with_their_labels() -> No
     labeled = LabeledImages(moving, torch.arange(30) % 7, config)
     labeled.start(0, 1, "strong")
     first = labeled.next_two()
-    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
     labeled.start(0, 1, "strong")
     assert torch.equal(first[0], labeled.next_two()[0])
     labeled.start(1, 1, "strong")

@@ -100,10 +100,10 @@ def test_both_views_are_the_strong_and_the_weak_one_of_the_same_images() -> None
         labeled = method_of(experiment).labeled
         labeled.start(0, 2, view)  # type: ignore[arg-type]
         shown[view] = labeled.next_two()
-    first, second, labels = shown["both"]
+    first, _, second, labels = shown["both"]
     assert len(first) == 2 * len(labels) == 2 * len(second)
     assert torch.equal(first[: len(labels)], shown["strong"][0])
-    assert torch.equal(second, shown["strong"][1]) and torch.equal(labels, shown["strong"][2])
+    assert torch.equal(second, shown["strong"][2]) and torch.equal(labels, shown["strong"][3])
     # A weak view of its own: not cut out, not recoloured, of the same images.
     assert not torch.equal(first[len(labels) :], shown["weak"][0])
     assert (

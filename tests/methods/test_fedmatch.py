@@ -108,7 +108,7 @@ def test_server_descends_sigma_alone() -> None:
     optimizer = toy.sgd(sigma, config, lr)
     labeled.start(0, config.server.steps, "weak", views=1)
     for _ in range(config.server.steps):
-        images, labels = labeled.next()
+        images, (labels, *_) = labeled.next()
         theta = {name: p + psi.get_parameter(name) for name, p in sigma.named_parameters()}
         optimizer.zero_grad()
         (3 * F.cross_entropy(functional_call(sigma, theta, images), labels)).backward()

@@ -18,9 +18,9 @@ def first_loss(method: str, *changes: str) -> float | None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_reads_the_view(method: str) -> None:
     own = "strong" if method == "semisfl" else "weak"
-    views = ("strong", "weak", "both")
+    views = ("strong", "weak", "both", "mixed")
     losses = {view: first_loss(method, f"server.labeled_view={view}") for view in views}
-    assert len(set(losses.values())) == 3
+    assert len(set(losses.values())) == 4
     assert first_loss(method) == losses[own]
     assert parse({"method": method}).labeled_view == own
 
@@ -37,7 +37,7 @@ def test_both_views_of_an_image_have_its_label() -> None:
     method: Any = toy.assemble("supervised", "data.augment.flip=false").method
     labeled = method.supervised.labeled
     labeled.start(0, 1, "both", views=1)
-    images, labels = labeled.next()
+    images, (labels, *_) = labeled.next()
     strong, weak = images.chunk(2)
     assert torch.equal(*labels.chunk(2)) and not torch.equal(strong, weak)
     # A class is a colour, which a weak view keeps.

@@ -142,13 +142,13 @@ def test_both_views_of_an_image_have_its_label(monkeypatch: pytest.MonkeyPatch) 
     next_two, loss = method.labeled.next_two, semisfl_method.cross_entropy
 
     def watch_labels() -> Any:
-        first, second, labels = next_two()
+        *images, labels = next_two()
         drawn.append(labels)
-        return first, second, labels
+        return *images, labels
 
-    def watch_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def watch_loss(logits: torch.Tensor, labels: torch.Tensor, *mixed: None) -> torch.Tensor:
         used.append(labels)
-        return loss(logits, labels)
+        return loss(logits, labels, *mixed)
 
     monkeypatch.setattr(method.labeled, "next_two", watch_labels)
     monkeypatch.setattr(semisfl_method, "cross_entropy", watch_loss)

@@ -117,7 +117,7 @@ class FedMatch:
         """lambda_s CE, with respect to sigma."""
         images, labels = self.setup.labeled.next()
         theta = joined(self.sigma, dict(self.psi.named_parameters()))
-        loss = cross_entropy(functional_call(self.model.train(), theta, images), labels)
+        loss = cross_entropy(functional_call(self.model.train(), theta, images), *labels)
         self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
 
