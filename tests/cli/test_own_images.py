@@ -61,7 +61,7 @@ def test_limits_on_a_clients_influence_need_a_majority(capsys: pytest.CaptureFix
 def test_every_method_sees_labelled_images_alike() -> None:
     values = presets.values_of("images")
     for method in catalog.METHODS:
-        assert parse({**values, "method": method}).labeled_view == "strong", method
+        assert parse({**values, "method": method}).labeled_view == "mixed", method
 
 
 def test_a_named_set_keeps_the_preset_that_it_had(capsys: pytest.CaptureFixture[str]) -> None:
