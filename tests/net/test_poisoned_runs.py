@@ -16,20 +16,13 @@ from semisfl.net.client import member
 from semisfl.net.tls import certs
 from semisfl.runs import start
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import load_data
 from semisfl.runs.health import finite
 from semisfl.runs.loop import Diverged, Result, run_rounds
-from semisfl.settings import config as configs
-from semisfl.settings import presets
-from semisfl.settings.config import Config, parse
+from semisfl.settings.config import Config
 from semisfl.settings.robust import SERVED
 from tests.net.harness import Network, network, tiny, until
+from tests.net.poisoned_grid import ATTACKS, SHARES, attacked_run, certificates, digits
 from tests.net.test_poisoning import assert_sound, strikes
-
-ASKED = (
-    *("scaled_bottom", "scaled_bottom_late", "zero_bottom", "stale_bottom", "reordered_bottom"),
-    *("drift", "scaled_features", "negated_features_late", "one_class", "swapped_classes"),
-)
 
 
 def attacked(
@@ -200,33 +193,15 @@ def test_a_server_says_at_start_what_one_device_can_do(
 # --- the grid of docs/poisoning.md over the network -----------------------------------------------
 
 
-def digits(clients: int) -> Config:
-    values = configs.read(Path("results/poisoning/digits.toml"))
-    counts = {"total": clients, "active": clients}
-    values = presets.merge(values, {"clients": counts, "network": {"quorum": clients}})
-    return parse(presets.served(values))
-
-
-def accuracy(config: Config) -> tuple[float, dict[str, int]]:
-    """Return the accuracy over the network, and who was struck."""
-    data, partition = load_data(config)
-    net = Network(config, data, partition)
-    try:
-        net.join_all()
-        return run_rounds(net.experiment).accuracy, strikes(net)
-    finally:
-        net.close()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", ASKED)
-@pytest.mark.parametrize(("clients", "share"), [(3, 0.34), (5, 0.2), (10, 0.2)])
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("clients", list(SHARES))
 def test_an_attack_costs_little_and_stops_nothing(
-    clients: int, share: float, attack: str, monkeypatch: pytest.MonkeyPatch
+    clients: int, attack: str, tmp_path: Path
 ) -> None:
-    config = digits(clients)
-    honest, _ = accuracy(config)
-    attackers = attacked(monkeypatch, config, attack, share)
-    reached, struck = accuracy(config)
-    assert honest - reached <= 3.0
-    assert struck.keys() <= {f"plaintext:client-{client}" for client in attackers}
+    folder, config = certificates(tmp_path, clients), digits(clients)
+    honest, run = attacked_run(config, None, folder), attacked_run(config, attack, folder)
+    # On one seed; docs/poisoning.md has the mean, which is below one point.
+    assert honest["accuracy"] - run["accuracy"] <= 3.0
+    assert run["rounds"] == config.rounds
+    assert not run["honest_struck"] and not run["honest_gone"]
