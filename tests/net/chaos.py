@@ -6,7 +6,7 @@ Real processes over mutual TLS. Honest clients die, freeze, lag, fall silent, lo
 and return; villains misbehave; the server is killed, stopped and resumed; the disk fills and
 empties. Afterwards the run must have finished, no honest client may have been shut out, and the
 weights must be, bit for bit, those of a run without a network in which the same clients answered at
-the same steps.
+the same steps. Then real devices meet malicious servers (`tests.net.rogues`): each must refuse.
 """
 
 import argparse
@@ -35,10 +35,11 @@ from PIL import Image
 from benchmarks.loopback import free_port
 from semisfl.net.tls import certs
 from semisfl.settings.toml import to_toml
-from tests.net import chaos_processes, villains
+from tests.net import chaos_processes, rogues, villains
 from tests.net.chaos_outcome import participation, wrong
 from tests.net.chaos_processes import CALM_ROUNDS, FINISHED, PACE, RECORD
 from tests.net.harness import Proxy, tiny
+from tests.net.rogue_server import folder_of_images
 
 STEPS = 3
 PARTS = (("train", 4), ("test", 2))
@@ -342,6 +343,14 @@ def chaos(
     return run.report(), faults
 
 
+def malicious_servers(place: Path, seed: int) -> tuple[int, list[str]]:
+    """Let a device meet every rogue; return how many they were, and what went wrong."""
+    images = folder_of_images(place / "device")
+    names = random.Random(seed).sample(sorted(rogues.ROGUES), len(rogues.ROGUES))
+    met = {name: rogues.wrong(rogues.ROGUES[name], images) for name in names}
+    return len(met), [f"{name}: {fault}" for name, faults in met.items() for fault in faults]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -360,6 +369,8 @@ def main() -> None:
         report, faults = chaos(
             place, options.seed, 60 * options.minutes, options.clients, options.villains
         )
+        report["malicious_servers"], more = malicious_servers(place, options.seed)
+    faults += more
     print(json.dumps(report))
     sys.exit("\n".join(faults) if faults else None)
 

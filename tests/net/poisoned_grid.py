@@ -64,7 +64,9 @@ def attacked_run(config: Config, attack: str | None, folder: Path) -> dict[str, 
             "accuracy": result.accuracy,
             "rounds": len(result.rounds),
             "attackers": sorted(attackers),
-            "held_back": dict(Counter(c for row in result.rounds for c in row["held_back"] or {})),
+            "held_back": dict(
+                Counter(c for row in result.rounds for c in row.get("held_back") or {})
+            ),
             "honest_struck": sorted(strikes.keys() & set(honest)),
             "honest_gone": [
                 n for n in honest if net.fleet.roster.index[n] not in net.fleet.present()

@@ -170,8 +170,9 @@ PROGRAM = """
 import os, sys, threading, time
 from semisfl.cli import main as cli
 import semisfl.net.client.join, torch
-# An owner who accepts any terms: what protects the device then is its budget.
-semisfl.net.client.owner.Approval.check = lambda self, terms, show=None: None
+if int(sys.argv.pop(1)):
+    # An owner who accepts any terms: what protects the device then is its budget.
+    semisfl.net.client.owner.Approval.check = lambda self, terms, show=None: None
 def resident():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
@@ -201,9 +202,12 @@ def folder_of_images(place: Path, count: int = 12, side: int = SIDE) -> Path:
     return place
 
 
-def run_device(words: list[str], most: int, seconds: float = 60) -> Ended:
-    """Run ``semisfl WORDS`` as a process; end it with status 99 beyond ``most`` more bytes."""
-    command = [sys.executable, "-c", PROGRAM, str(most), *words]
+def run_device(words: list[str], most: int, seconds: float = 60, approves: bool = True) -> Ended:
+    """Run ``semisfl WORDS`` as a process; end it with status 99 beyond ``most`` more bytes.
+
+    With ``approves`` its owner accepts any terms.
+    """
+    command = [sys.executable, "-c", PROGRAM, str(int(approves)), str(most), *words]
     process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output, _ = process.communicate(timeout=seconds)
@@ -218,10 +222,17 @@ def run_device(words: list[str], most: int, seconds: float = 60) -> Ended:
     return Ended(process.returncode, text, peaks[-1] if peaks else -1)
 
 
-def attacked(script: Script, images: Path, *words: str, most: int, seconds: float = 60) -> Any:
+def attacked(
+    script: Script,
+    images: Path,
+    *words: str,
+    most: int,
+    seconds: float = 60,
+    approves: bool = True,
+) -> Any:
     """Let a device process join a rogue server; return how it ended and what the server heard."""
     with rogue(script) as server:
         address = f"127.0.0.1:{server.port}"
         join = ["join", address, "--data", str(images), "--insecure-loopback", "--name", "one"]
-        ended = run_device([*join, "--device", "cpu", *words], most, seconds)
+        ended = run_device([*join, "--device", "cpu", *words], most, seconds, approves)
         return ended, server

@@ -8,74 +8,16 @@ import grpc
 import pytest
 
 from tests.net.harness import tiny
-from tests.net.rogue_server import Peer, Script, attacked, folder_of_images, split_frame, terms
+from tests.net.rogue_server import Peer, attacked, folder_of_images, split_frame, terms
+from tests.net.rogues import BUDGET, MB, MOST
 
-MB = 1_000_000
 REFUSED = 4
 """Exit status of a device that its server refuses."""
-BUDGET = "300MB"
-MOST = 400 * MB
-"""The budget, and what torch, gRPC and Python take beside it."""
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of_images(tmp_path_factory.mktemp("images"))
-
-
-def greeting(text: str) -> Script:
-    """Send terms, then nothing."""
-
-    async def script(peer: Peer) -> None:
-        await peer.welcome(text)
-        await asyncio.sleep(60)
-
-    return script
-
-
-def enrolling(text: str, client: int = 0) -> Script:
-    async def script(peer: Peer) -> None:
-        await peer.welcome(text)
-        await peer.say("enrolled", {"client": client})
-        await peer.split(text)
-        await peer.hears()
-        await asyncio.sleep(60)
-
-    return script
-
-
-def asking(text: str, steps: int) -> Script:
-    async def script(peer: Peer) -> None:
-        await peer.welcome(text)
-        await peer.say("enrolled", {"client": 0})
-        await peer.split(text, steps=steps)
-        await peer.hears()
-        await asyncio.sleep(60)
-
-    return script
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        (greeting(terms(shape=[1, 16384, 16384])), "height = 16384"),
-        (greeting(terms(shape=[1, 512, 512])), "of memory, of 300.0 MB: "),
-        (greeting(terms(config__clients__batch=3_000_000)), "clients.batch = 3e+06"),
-        (greeting(terms(config__clients__batch=65_536)), "of memory, of 300.0 MB: "),
-        (greeting(terms(config__clients__steps=1_000_000)), "draws 1.0 GB"),
-        (asking(terms(), 20_000_000), "steps = 2e+07"),
-        (enrolling(terms(config__clients__total=2 * 10**8), 10**8), "client = 1e+08"),
-    ],
-    ids=["size", "size in range", "batch", "batch in range", "draws", "steps", "index"],
-)
-def test_numbers_that_ask_for_too_much_end_with_a_line(
-    script: Script, reason: str, images: Path
-) -> None:
-    ended, server = attacked(script, images, "--memory", BUDGET, most=MOST)
-    assert ended.status not in (0, 99) and ended.peak < MOST, ended
-    last = ended.output.splitlines()[-1]
-    assert last.startswith("error: ") and reason in last, ended.output
-    assert not [item for item in server.heard if item.kind in ("features", "bottom")]
 
 
 def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:

@@ -20,7 +20,7 @@ from semisfl.runs.health import finite
 from semisfl.runs.loop import Diverged, Result, run_rounds
 from semisfl.settings.config import Config
 from semisfl.settings.robust import SERVED
-from tests.net.harness import Network, network, tiny, until
+from tests.net.harness import Network, network, tiny, toy_data, until
 from tests.net.poisoned_grid import ATTACKS, SHARES, attacked_run, certificates, digits
 from tests.net.test_poisoning import assert_sound, strikes
 
@@ -160,7 +160,7 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
         raise ValueError("enough")
 
     monkeypatch.setattr(start, "begin", begin)
-    monkeypatch.setattr("semisfl.runs.experiment.load_images", lambda *_: None)
+    monkeypatch.setattr("semisfl.runs.experiment.load_images", lambda *_: toy_data()[0])
     with pytest.raises(ValueError, match="enough"):
         devices.serve(tmp_path, settings=changes, out=tmp_path / "run", insecure_loopback=True)
     (config,) = served

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from semisfl.net.ranges import Range
 from semisfl.settings import lookup
 from semisfl.settings.config import Config
@@ -36,6 +38,13 @@ def check_full(config: Config, fields: Mapping[str, Any]) -> None:
                 "it must be a setting of the method, or ema_decay"
             )
         _check_equal(name, value, agreed[name])
+
+
+def check_weights(tensors: Mapping[str, Tensor]) -> None:
+    """Raise `PolicyBreach` for weights that are not finite: no honest server sends them."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise PolicyBreach(f"the server sends {name:.80} with NaN or Inf; it must be finite")
 
 
 def method_settings(config: Config) -> dict[str, Any]:

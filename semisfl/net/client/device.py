@@ -253,6 +253,7 @@ class Device:
     def _split(self, received: Received, frame: Frame) -> None:
         member, fields = self.member, frame.fields
         agreement.check_split(member.config, fields, with_teacher=frame.kind == "split")
+        agreement.check_weights(frame.tensors)
         self._doing = f"training in round {fields['round']}"
         self._take(fields["steps"])
         states = separated(frame.tensors, ["bottom", "teacher"])

@@ -7,6 +7,7 @@ from semisfl.fleet.base import State
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
+from semisfl.net.client.agreement import check_weights
 from semisfl.net.client.connection import Received
 from semisfl.net.client.member import Member
 from semisfl.net.frames import Frame, Schema
@@ -76,6 +77,7 @@ class ClientFullRound:
         self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]
     ) -> dict[str, State]:
         frame = self._ask(kind, fields, "states", self._device.member.schemas.states(states))
+        check_weights(frame.tensors)
         device = self._device.member.hardware.device
         tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
         return separated(tensors, list(states))
