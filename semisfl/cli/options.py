@@ -52,7 +52,7 @@ AllowMethod = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PACKAGE.MODULE:CLASS",
-        help="Import this method if the run names it; may be repeated.",
+        help="Import this method or sink if the run names it; may be repeated.",
         callback=lambda names: _allowed(names),
     ),
 ]

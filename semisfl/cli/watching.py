@@ -39,13 +39,14 @@ def watch(
     _require("watch", *PACKAGES)
     from semisfl.watch.address import Address, serving
     from semisfl.watch.app import make_app
+    from semisfl.watch.unnamed import Unnamed
     from semisfl.watch.views import Runs
 
     address = Address.parse("--listen", listen, token_file, certs)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with serving(make_app(Runs(runs)), address) as url:
+    with serving(make_app((Runs if address.token else Unnamed)(runs)), address) as url:
         say_where(url, address.token is not None)
         ended.wait()
 
@@ -83,6 +84,7 @@ def beside(
     _require("watch", *PACKAGES)
     from semisfl.watch.address import Address, serving
     from semisfl.watch.app import make_app
+    from semisfl.watch.unnamed import Unnamed
     from semisfl.watch.views import Runs
 
     address = Address.parse("--watch", listen, token_file, certs)
@@ -90,7 +92,8 @@ def beside(
         listener = stack.enter_context(address.bind())
 
         def show(place: Path) -> None:
-            url = stack.enter_context(serving(make_app(Runs([place])), address, listener))
+            shown = (Runs if address.token else Unnamed)([place])
+            url = stack.enter_context(serving(make_app(shown), address, listener))
             say_where(url, address.token is not None)
 
         yield show

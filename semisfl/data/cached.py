@@ -84,11 +84,12 @@ class _ImageStore:
         )
         folder = self._file.parent
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
             if free < size:
                 raise ValueError(f"{folder} has {free / 2**30:.1f} GiB free; {self.needs}")
             self.on_disk = True
+            self._temporary.touch(0o600)  # nobody else may look at the images
             return np.lib.format.open_memmap(
                 self._temporary, mode="w+", dtype=np.uint8, shape=shape
             )
@@ -138,7 +139,7 @@ def _read(file: Path) -> Decoded:
 def _write(file: Path, result: Decoded, mapped: bool) -> None:
     """Write all or nothing: a run that is killed here leaves no half-written cache behind."""
     about = {field: getattr(result, field) for field in ("trains", "classes", "holders", "notes")}
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     about["mapped"] = mapped
     images = np.empty(0, np.uint8) if mapped else result.images
     write_whole(
@@ -150,4 +151,5 @@ def _write(file: Path, result: Decoded, mapped: bool) -> None:
             labels=result.labels,
             holder=result.holder,
         ),
+        private=True,
     )

@@ -67,8 +67,11 @@ def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
     return state
 
 
-def write(path: Path, state: dict[str, Any]) -> None:
-    """Replace ``path`` atomically: a crash or a full disk leaves the previous file unchanged."""
+def write(path: Path, state: dict[str, Any], *, private: bool = False) -> None:
+    """Replace ``path`` atomically: a crash or a full disk leaves the previous file unchanged.
+
+    ``private``: other users cannot read it.
+    """
     tensors: dict[str, Tensor] = {}
     plain = flatten(state, "", tensors, once={})
     metadata = {
@@ -76,7 +79,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
         "state": json.dumps(plain, sort_keys=True),
         "digest": digest(state),
     }
-    write_whole(path, lambda file: _stream(file, tensors, metadata))
+    write_whole(path, lambda file: _stream(file, tensors, metadata), private=private)
 
 
 def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

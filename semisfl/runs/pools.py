@@ -127,8 +127,9 @@ class Processes:
     def _words(self, job: Job) -> list[str]:
         common = ["--device", self._device, "--quiet"]
         if job.status == "unfinished":
-            method = job.config.method  # this process has imported it, so it is trusted
-            allowed = ["--allow-method", method] if ":" in method else []
+            # The method was imported by this process, and the sinks are those asked for: both are trusted.
+            names = [name for name in (job.config.method, *job.config.sinks) if ":" in name]
+            allowed = [word for name in names for word in ("--allow-method", name)]
             return ["run", "--resume", str(job.path), *common, *allowed, "--set", *job.changed]
         file = Path(self._folder.name) / f"{len(self._attempts)}.toml"
         file.write_text(to_toml(job.config), encoding="utf-8")

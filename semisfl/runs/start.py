@@ -27,7 +27,7 @@ from semisfl.runs.loop import Result, run_rounds
 from semisfl.runs.rank import on_ranks
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
-from semisfl.settings.lookup import sink
+from semisfl.settings.lookup import check_importable, sink
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -131,6 +131,9 @@ def go_on(
     place = Path(path)
     named = place.suffix == ".safetensors"
     directory = RunDirectory.open(place)
+    if not any(assignment.partition("=")[0].strip() == "sinks" for assignment in settings):
+        for name in directory.config().sinks:
+            check_importable(name, f"{directory.path / 'config.toml'}")
     config = _where_clients_live(directory.changed(settings), means)
     if cluster:
         config = on_ranks(config)

@@ -51,7 +51,7 @@ _allowed: set[str] = set()
 
 
 def allow_methods(names: Iterable[str]) -> None:
-    """Let runs that are read in this process name these methods, as ``package.module:Class``."""
+    """Let runs that are read in this process name these methods and sinks, as ``package.module:Class``."""
     _allowed.update(names)
 
 
@@ -62,9 +62,14 @@ def check_importable(name: object, where: str) -> None:
     """
     if not isinstance(name, str) or ":" not in name or name in _allowed:
         return
-    known = name in method_names() or name in {entry.code for entry in catalog.METHODS.values()}
-    points = {point.value for point in _points("semisfl.methods", catalog.METHODS).values()}
-    if not known and name not in points and name.partition(":")[0] not in sys.modules:
+    entries: list[NamedMethod | NamedSink]
+    entries = [*catalog.METHODS.values(), *catalog.SINKS.values()]
+    points = {
+        *_points("semisfl.methods", catalog.METHODS).values(),
+        *_points("semisfl.sinks", catalog.SINKS).values(),
+    }
+    known = {*method_names(), *(entry.code for entry in entries), *(one.value for one in points)}
+    if name not in known and name.partition(":")[0] not in sys.modules:
         raise ConfigError(
             f"{where} names {name:.200}, code that would be imported; if you trust it, add "
             f"--allow-method {name:.200} (in Python: import it first)"

@@ -149,7 +149,7 @@ class ModelClient:
             )
         try:
             cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            checkpoint.write(cached, {"bottom": weights})
+            checkpoint.write(cached, {"bottom": weights}, private=True)
         except OSError as error:
             log.warning("the bottom cannot be kept in %s: %s", cached, error.strerror or error)
         return weights

@@ -415,6 +415,14 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, monkeypatch, damage):
     assert len(calls) == 1
 
 
+def test_cached_images_are_for_their_owner_alone(tmp_path):
+    load(str(class_folder(tmp_path / "pets", each=20)), cache=tmp_path / "cache")
+    kept = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
+    assert len(kept) > 1
+    for place in kept:
+        assert place.stat().st_mode & 0o077 == 0, place
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
     found = load(str(class_folder(tmp_path / "pets")), cache=tmp_path / "file")

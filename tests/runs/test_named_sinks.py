@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from semisfl.cli.main import main
 from semisfl.metrics import RoundRow
 from semisfl.net.messages import Terms
 from semisfl.runs.directory import RunDirectory
@@ -116,3 +117,30 @@ def test_the_key_survives_its_file_and_may_be_changed_on_resume(tmp_path: Path) 
     RunDirectory.create(tmp_path / "run", settings).unlock()
     changed = RunDirectory.open(tmp_path / "run").changed(["sinks=[]"])
     assert changed == settings.model_copy(update={"sinks": ()})
+
+
+def test_a_run_directory_of_somebody_else_imports_no_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory names a module that lies where Python looks; importing it would run it."""
+    path, evil = tmp_path / "run", tmp_path / "code" / "planted_sink.py"
+    evil.parent.mkdir()
+    evil.write_text(
+        "from pathlib import Path\n"
+        f"Path({str(tmp_path / 'owned')!r}).touch()\n"
+        "class Sink:\n"
+        "    def start(self, run): ...\n"
+        "    def write(self, metrics): ...\n"
+        "    def close(self): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(evil.parent))
+    train(toy.values("supervised", "stop.gigabytes=1e-9"), out=path, **own())
+    kept = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(kept.replace("sinks = []", 'sinks = ["planted_sink:Sink"]'))
+    with pytest.raises(ConfigError, match="add --allow-method planted_sink:Sink"):
+        resume(path, settings=["stop.gigabytes=none"], **own())
+    assert main(["run", "--resume", str(path), "--quiet"]) == 2
+    assert "--allow-method planted_sink:Sink" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "owned").exists()
+    resume(path, settings=['sinks=["planted_sink:Sink"]'], **own())
+    assert (tmp_path / "owned").exists(), "what the user typed is imported"

@@ -91,6 +91,7 @@ def test_the_bottom_is_fetched_once(
             received.append(client.connection.received)
     assert weights < received[0] - received[1] < weights + 2000
     (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
     kept.write_bytes(kept.read_bytes()[:-5])
     with connect(address, authority) as client:
         assert client.connection.received == received[0], "a damaged copy is fetched anew"

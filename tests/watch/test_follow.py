@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
+from semisfl.cli import console, watching
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
 from semisfl.watch.follow import Followed
+from semisfl.watch.unnamed import Unnamed
 from semisfl.watch.views import Runs
 from tests import toy
 from tests.watch import directories
@@ -231,3 +234,28 @@ def test_warnings_of_a_run_are_shown(tmp_path: Path) -> None:
     directory.record.write(RoundMetrics(round=2))
     (run,) = Runs([tmp_path]).listing()["runs"]
     assert run["problem"] == "the loss rises; lower it"
+
+
+def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
+    """Anybody who has an account on the server's machine can open it."""
+    directories.crowd(tmp_path / "crowd", clients=30, rounds=4)
+
+    def answers(runs: Runs) -> str:
+        (run,) = runs.listing()["runs"]
+        key = run["id"]
+        shown = (run, runs.clients(key), runs.devices(key), runs.log(key, -1))
+        return json.dumps(shown, default=str)
+
+    named, masked = answers(Runs([tmp_path])), answers(Unnamed([tmp_path]))
+    for secret in ("camera-0003", "camera-x", "camera-y", "198.51.100.4"):
+        assert secret in named and secret not in masked, secret
+    assert "client 3" in masked and "a device" in masked and '"event": "refused"' in masked
+    with watching.beside("127.0.0.1:0", None, None) as show:
+        lines: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(console, "say", lines.append)
+            show(tmp_path / "crowd")
+        url = lines[0].split()[-1]
+        key = json.loads(urlopen(f"{url}api/runs").read())["runs"][0]["id"]
+        found = urlopen(f"{url}api/devices?run={key}").read().decode()
+    assert "client 3" in found and "camera-" not in found
