@@ -1,17 +1,26 @@
 """The files of deploy/ name what there is: commands, options, volumes and units that systemd accepts."""
 
+import json
+import os
 import re
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 import yaml
+from PIL import Image
 
 from semisfl.cli.main import app
+from semisfl.data.dataset import Dataset
+from tests import toy
+from tests.net.harness import until
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -20,6 +29,9 @@ SERVICE_KEYS = {
     *("entrypoint", "command", "environment", "restart", "depends_on", "healthcheck", "ports"),
     "volumes",
 }
+SMALL = (
+    "rounds=1 clients.batch=4 clients.steps=2 server.batch=4 server.steps=2 data.augment.cutout=4"
+)
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 
 
@@ -44,30 +56,118 @@ def test_compose_has_a_server_its_page_and_three_devices() -> None:
     content = compose()
     services = content["services"]
     assert {key for key in content if not key.startswith("x-")} == {"services", "volumes"}
-    assert set(services) == {"certificates", "server", "page", "device-1", "device-2", "device-3"}
+    assert set(services) == {"setup", "server", "page", "device-1", "device-2", "device-3"}
     for name, service in services.items():
         assert service.keys() <= SERVICE_KEYS, name
         assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
-        assert name == "certificates" or "user" not in service, "the image's user is not root"
+        assert name == "setup" or "user" not in service, "the image's user is not root"
         for other, condition in service.get("depends_on", {}).items():
             assert other in services and condition["condition"] in CONDITIONS
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
             assert source in content["volumes"] or source.startswith("${"), (name, volume)
         holders = [volume for volume in service["volumes"] if volume.startswith("authority:")]
-        assert bool(holders) == (name == "certificates"), "the authority's key stays where it is"
+        assert bool(holders) == (name == "setup"), "the authority's key stays where it is"
 
 
 def test_every_command_of_compose_has_the_options_it_uses() -> None:
     for service in compose()["services"].values():
         if service.get("entrypoint"):
             text = service["command"][0].replace("$$", "$")
-            lines = re.findall(r"semisfl ((?:certs|serve) .*)", text)
+            lines = re.findall(r"semisfl ((?:certs|serve|show|inspect) [^>)|\n]*)", text)
             assert lines
             for line in lines:
                 options_exist(line.split())
         else:
             options_exist(service["command"])
+
+
+class Composed:
+    """The services of compose.yaml as plain processes, with folders for volumes and free ports."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._services = compose()["services"]
+        programs = {"semisfl": f"exec {sys.executable} -m semisfl", "chown": "exit 0 #"}
+        for name, line in programs.items():
+            place = root / "bin" / name
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(f'#!/bin/sh\n{line} "$@"\n')
+            place.chmod(0o755)
+        self.ports = {"8443": free_port(), "9464": free_port(), "8780": free_port()}
+        for volume in compose()["volumes"]:
+            (root / volume).mkdir()
+
+    def start(self, name: str, *, check: bool = False) -> subprocess.Popen[str]:
+        """Start a service, or its healthcheck."""
+        service = self._services[name]
+        words = [*service.get("entrypoint", ["semisfl"]), *service["command"]]
+        if check:
+            words = service["healthcheck"]["test"][1:]
+        words = [self._placed(word, service["volumes"]) for word in words]
+        path = f"{self._root / 'bin'}:{os.environ['PATH']}"
+        environment = os.environ | service.get("environment", {}) | {"PATH": path}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        folder = self._root / "runs"
+        return subprocess.Popen(words, cwd=folder, env=environment, text=True)
+
+    def _placed(self, word: str, volumes: list[str]) -> str:
+        word = word.replace("$$", "$").replace("network.quorum=2", f"network.quorum=2 {SMALL}")
+        for volume in volumes:
+            source, mount = re.sub(r"\$\{\w+:-\./(\w+)\}", r"\1", volume).split(":")[:2]
+            word = re.sub(rf"(?<![\w.]){mount}(?=[/\s)]|$)", str(self._root / source), word)
+        word = re.sub(r"(?<![\w.])/device-", f"{self._root}/device-", word)
+        word = word.replace(
+            "/tmp/status.json", f"{self._root}/status-{volumes[0].partition(':')[0]}.json"
+        )
+        for port, free in self.ports.items():
+            word = word.replace(f"server:{port}", f"localhost:{free}")
+            word = word.replace(f".0:{port}", f".0:{free}").replace(f".1:{port}", f".1:{free}")
+        return word
+
+
+@pytest.mark.slow
+def test_the_commands_of_compose_train_as_plain_processes(tmp_path: Path) -> None:
+    data = toy.dataset()
+    for split, count in (("train", 24), ("test", 12)):
+        for number in range(count):
+            save(data, number, tmp_path / "labeled" / split / data.classes[data.labels[number]])
+    for device in (1, 2, 3):
+        for number in range(12 * device, 12 * device + 12):
+            save(data, number, tmp_path / "devices" / str(device))
+    services = Composed(tmp_path)
+    for _ in range(2):  # also a second time, as at every start
+        assert services.start("setup").wait(300) == 0
+    server = services.start("server")
+    until(lambda: services.start("server", check=True).wait(60) == 0, 120)
+    page = services.start("page")
+    devices = [services.start(f"device-{number}") for number in (1, 2, 3)]
+    try:
+        assert [device.wait(300) for device in devices] == [0, 0, 0]
+        assert server.wait(60) == 0
+        health = f"https://localhost:{services.ports['8780']}/healthz"
+        trusted = ssl.create_default_context(cafile=tmp_path / "server" / "authority.crt")
+        assert urllib.request.urlopen(health, timeout=30, context=trusted).read() == b"ok\n"
+    finally:
+        for process in (server, page, *devices):
+            process.terminate()
+            process.wait(60)
+    for number in (1, 2, 3):
+        status = json.loads((tmp_path / f"status-device-{number}.json").read_text())
+        assert (status["state"], status["rounds"]) == ("finished", 1)
+    assert "finished: 1 rounds are done" in (tmp_path / "runs" / "first" / "run.log").read_text()
+
+
+def save(data: Dataset, number: int, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = data.images[number].permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).resize((16, 16)).save(folder / f"{number}.png")
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
 
 
 def test_the_image_is_not_root_and_has_its_base_as_an_argument() -> None:
