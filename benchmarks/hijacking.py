@@ -23,7 +23,8 @@ from semisfl.fleet.hijack_detection import alignment
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.runs.experiment import Experiment, assemble, load_data
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.run_data import load_data
 from semisfl.settings import presets
 from semisfl.settings.policy import Policy
 

@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any
 
 from semisfl.costs import timed_rounds
-from semisfl.runs.experiment import assemble, divide
+from semisfl.runs.experiment import assemble
+from semisfl.runs.run_data import divide
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import Config
 from tests.twin import PlainTwin

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from semisfl.models.layers import Residual as Residual
     from semisfl.models.modules import layers_of as layers_of
     from semisfl.runs.callbacks import Callback as Callback
-    from semisfl.runs.experiment import divide as divide
-    from semisfl.runs.loop import Result as Result
+    from semisfl.runs.result import Result as Result
+    from semisfl.runs.run_data import divide as divide
     from semisfl.runs.start import resume as resume
     from semisfl.runs.start import train as train
     from semisfl.settings.config import Config as Config
@@ -34,8 +34,8 @@ _HOMES = {
     "Dataset": "semisfl.data.dataset",
     "Partition": "semisfl.data.partition",
     "Residual": "semisfl.models.layers",
-    "Result": "semisfl.runs.loop",
-    "divide": "semisfl.runs.experiment",
+    "Result": "semisfl.runs.result",
+    "divide": "semisfl.runs.run_data",
     "evaluate": "semisfl.use.predict",
     "layers_of": "semisfl.models.modules",
     "load": "semisfl.use.model_file",

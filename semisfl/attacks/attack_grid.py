@@ -13,8 +13,9 @@ from semisfl.attacks.poisoned_fleet import attackers_of, poisoned_fleet
 from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, stamped
 from semisfl.engine.inference import outputs
 from semisfl.runs import checkpoint
-from semisfl.runs.experiment import Experiment, assemble, divide, load_images
+from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.run_data import divide, load_images
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError

@@ -14,8 +14,9 @@ from semisfl.data.sources import Dataset
 from semisfl.models.split import SplitModel
 from semisfl.runs import health
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import Experiment, assemble, load_data, load_images
+from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.policy import Policy
 from semisfl.stopping import StopFlag

@@ -18,8 +18,8 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.tls import certs
 from semisfl.runs import start
-from semisfl.runs.experiment import load_data, load_images
-from semisfl.runs.loop import Result
+from semisfl.runs.result import Result
+from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings import config, presets
 from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag

@@ -65,7 +65,7 @@ def serve(
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
-    from semisfl.runs.experiment import load_images
+    from semisfl.runs.run_data import load_images
     from semisfl.settings import config, presets
 
     if resume is not None:

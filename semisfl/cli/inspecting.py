@@ -107,7 +107,7 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
     """
     from semisfl.costs.about_images import planned
     from semisfl.net.terms import Terms
-    from semisfl.runs.experiment import load_images
+    from semisfl.runs.run_data import load_images
     from semisfl.settings import config
 
     options = config.parse(values_of(preset, settings))

@@ -112,7 +112,7 @@ def partition(
 ) -> None:
     """Draw which images the server and every client hold, by class."""
     from semisfl.data import holdings
-    from semisfl.runs.experiment import load_data
+    from semisfl.runs.run_data import load_data
     from semisfl.settings import config as configs
 
     preset = chosen_preset(preset, settings)

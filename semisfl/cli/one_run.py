@@ -16,8 +16,8 @@ from semisfl.data.sources import Dataset
 from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import load_data
-from semisfl.runs.loop import Result
+from semisfl.runs.result import Result
+from semisfl.runs.run_data import load_data
 from semisfl.runs.sinks import Guarded, Sink
 from semisfl.settings.config import Config
 

@@ -10,6 +10,7 @@ from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.engine.hardware import free_memory
 from semisfl.methods.sizes import Cost
 from semisfl.models.memory import FP32
 from semisfl.settings.config import Config, ConfigError
@@ -74,7 +75,7 @@ def about(data: Dataset, partition: Partition) -> AboutImages:
 def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
     """Raise a ConfigError if the run in ``place`` needs more memory or disk than is free."""
     wanted = needs(config, held)
-    memory, disk = free_memory(device), _free_disk(place)
+    memory, disk = free_on(device), _free_disk(place)
     # A GPU computes in bf16 as a rule, with half the bytes.
     least = wanted.memory // (1 if _on_cpu(device) else 2)
     if memory is not None and least > memory:
@@ -97,16 +98,9 @@ def check_server(config: Config, data: Dataset, place: Path, device: str) -> Non
     check(served, AboutImages(data.shape, len(data.classes), 0.0), place, device)
 
 
-def free_memory(device: str) -> int | None:
+def free_on(device: str) -> int | None:
     """Return the free bytes of the GPU, or of this machine; None if the system does not say."""
-    if not _on_cpu(device):
-        return int(torch.cuda.mem_get_info()[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(kilobytes[0]) * 1024 if kilobytes else None
+    return free_memory() if _on_cpu(device) else int(torch.cuda.mem_get_info()[0])
 
 
 def _on_cpu(device: str) -> bool:

@@ -4,7 +4,8 @@ from semisfl.engine.hardware import Hardware
 from semisfl.fleet.cluster.rank_worker import RankWorker
 from semisfl.fleet.cluster.ranks import Launch, Ranks
 from semisfl.fleet.setup import FleetSetup
-from semisfl.runs.experiment import fleet_setup, load_data
+from semisfl.runs.experiment import fleet_setup
+from semisfl.runs.run_data import load_data
 from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 

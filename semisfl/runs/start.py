@@ -18,13 +18,11 @@ from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import (
-    Experiment,
-    assemble,
-    load_data,
-)
-from semisfl.runs.loop import Result, run_rounds
+from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.loop import run_rounds
 from semisfl.runs.rank import on_ranks
+from semisfl.runs.result import Result
+from semisfl.runs.run_data import load_data
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.lookup import check_importable, sink

@@ -46,11 +46,11 @@ def test_a_run_that_does_not_fit_is_refused_before_its_directory_exists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--out", "run", "--quiet", "--device", "cpu", "--set", *SMALL]
-    monkeypatch.setattr(needs, "free_memory", lambda device: 1_000_000)
+    monkeypatch.setattr(needs, "free_on", lambda device: 1_000_000)
     assert main(words) == 2
     told = capsys.readouterr().err
     assert "GB of memory and 0.0 GB are free; lower clients.batch = 32" in told
-    monkeypatch.setattr(needs, "free_memory", lambda device: None)
+    monkeypatch.setattr(needs, "free_on", lambda device: None)
     monkeypatch.setattr(needs, "_free_disk", lambda place: 1000)
     assert main(words) == 2
     assert "the checkpoints of this run need" in capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_a_server_that_does_not_fit_is_refused_before_it_listens(
 ) -> None:
     words = ["serve", "digits", "--labeled", "images", "--out", "run", "--insecure-loopback"]
     words += ["--listen", "127.0.0.1:0", "--device", "cpu"]
-    monkeypatch.setattr(needs, "free_memory", lambda device: 1_000_000)
+    monkeypatch.setattr(needs, "free_on", lambda device: 1_000_000)
     assert main(words) == 2
     assert "GB of memory and 0.0 GB are free; lower clients.batch = 32" in capsys.readouterr().err
     assert not Path("run").exists()
@@ -97,7 +97,7 @@ def test_a_diverged_run_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixtur
 
 
 def test_memory_and_disk_that_are_free_are_known_here(tmp_path: Path) -> None:
-    memory = needs.free_memory("cpu")
+    memory = needs.free_on("cpu")
     assert memory is None or memory > 1_000_000
     assert (needs._free_disk(tmp_path / "not" / "there") or 0) > 1000
     assert needs._free_disk(Path("/proc/run")) is None, "it has no size, and cannot be written to"

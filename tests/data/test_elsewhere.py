@@ -13,7 +13,7 @@ from semisfl.data import elsewhere, sources
 from semisfl.data.partition import split
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.runs import start
-from semisfl.runs.experiment import load_data
+from semisfl.runs.run_data import load_data
 from semisfl.settings import config as configs
 from semisfl.settings.config import Config, ConfigError
 from tests import toy

@@ -1,6 +1,7 @@
 """How far float32 lets the engine and the plain twin stray from what float64 gives."""
 
-from semisfl.runs.experiment import assemble, divide
+from semisfl.runs.experiment import assemble
+from semisfl.runs.run_data import divide
 from semisfl.settings import config, presets
 from tests.twin import ExactTwin, toy_data
 

@@ -18,8 +18,9 @@ from semisfl.models import split as models
 from semisfl.models.stack import Stack
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import Experiment, assemble, divide
+from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.run_data import divide
 from semisfl.runs.sinks import Observed
 from semisfl.runs.start import resume, train
 from semisfl.settings import config, presets

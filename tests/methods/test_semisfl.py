@@ -11,8 +11,9 @@ from torch import nn
 from semisfl.fleet.base import Features, RoundAborted
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.runs import checkpoint
-from semisfl.runs.experiment import Experiment, assemble, divide
+from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.run_data import divide
 from semisfl.settings import config, presets
 from semisfl.settings.config import Config
 from tests import toy

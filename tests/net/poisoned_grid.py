@@ -19,8 +19,8 @@ from semisfl.attacks.poisoning import attack_named
 from semisfl.fleet.block import ClientBlock
 from semisfl.net.client import member
 from semisfl.net.tls import certs
-from semisfl.runs.experiment import load_data
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.run_data import load_data
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 from semisfl.settings.config import Config, parse

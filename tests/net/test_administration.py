@@ -18,7 +18,8 @@ from semisfl.net.server.administration import SOCKET, ask
 from semisfl.net.server.roster import Roster
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.loop import Result, run_rounds
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.result import Result
 from tests.net.harness import Client, Network, network, tiny, until
 
 

@@ -15,9 +15,11 @@ from semisfl.metrics import MethodMetrics
 from semisfl.net.client import member
 from semisfl.net.tls import certs
 from semisfl.runs import start
+from semisfl.runs.between_rounds import Diverged
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.health import finite
-from semisfl.runs.loop import Diverged, Result, run_rounds
+from semisfl.runs.loop import run_rounds
+from semisfl.runs.result import Result
 from semisfl.settings.config import Config
 from semisfl.settings.robust import SERVED
 from tests.net.harness import Network, network, tiny, toy_data, until
@@ -160,7 +162,7 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
         raise ValueError("enough")
 
     monkeypatch.setattr(start, "begin", begin)
-    monkeypatch.setattr("semisfl.runs.experiment.load_images", lambda *_: toy_data()[0])
+    monkeypatch.setattr("semisfl.runs.run_data.load_images", lambda *_: toy_data(3)[0])
     with pytest.raises(ValueError, match="enough"):
         devices.serve(tmp_path, settings=changes, out=tmp_path / "run", insecure_loopback=True)
     (config,) = served

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from semisfl.runs import loop
+from semisfl.runs import between_rounds
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
@@ -85,7 +85,7 @@ def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPat
         clock.now += 1
         return float(clock.now)
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(between_rounds, "time", SimpleNamespace(perf_counter=perf_counter))
     config = tiny(2, rounds=2, stop={"hours": 1.0})
     experiment = assemble(config, *toy_data(2), device="cpu")
 

@@ -20,7 +20,7 @@ from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint, start
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import load_images
+from semisfl.runs.run_data import load_images
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file

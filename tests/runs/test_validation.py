@@ -14,8 +14,9 @@ from semisfl.cli.main import main
 from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition, set_aside
 from semisfl.data.sources import Dataset
-from semisfl.runs.experiment import Experiment, divide
+from semisfl.runs.experiment import Experiment
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.run_data import divide
 from semisfl.runs.scores import Scores
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError

@@ -15,9 +15,9 @@ from PIL import Image
 
 from semisfl.data.holdings import count
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.experiment import load_data
 from semisfl.runs.reading import name_of
 from semisfl.runs.record import unpack
+from semisfl.runs.run_data import load_data
 from semisfl.watch.address import Address, serving
 from semisfl.watch.app import make_app
 from semisfl.watch.views import Runs

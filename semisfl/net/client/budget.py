@@ -1,9 +1,8 @@
 """Hold a device to the memory that its owner allows: large things are reserved before they are allocated."""
 
 import re
-from pathlib import Path
 
-from semisfl.engine.hardware import Hardware
+from semisfl.engine.hardware import Hardware, free_memory
 from semisfl.models.memory import of_model
 from semisfl.net.messages import Terms
 from semisfl.settings.policy import PolicyBreach
@@ -22,12 +21,16 @@ VIEWS_SHARE = 8
 """One in so many bytes of the budget is for augmented images made ahead."""
 FIX = "join with a larger --memory, or ask for less (clients.batch, clients.steps, data.size, model.cut)"
 
+UNKNOWN = 4 * 2**30
+"""Bytes that are taken for free where the system does not tell."""
+
 
 class Budget:
     """Count what is reserved, by name; ``total`` None: half of the memory that is free now."""
 
     def __init__(self, total: int | None = None, fix: str = FIX) -> None:
-        self.total = free_memory() // 2 if total is None else total
+        free = free_memory()
+        self.total = (UNKNOWN if free is None else free) // 2 if total is None else total
         self._fix = fix
         self._reserved: dict[str, int] = {}
 
@@ -90,35 +93,3 @@ def parse_memory(text: str) -> int:
     if match is None or match[2].upper() not in UNITS:
         raise ConfigError(f"--memory {text!r:.40} is no amount; write e.g. 2GB or 500MB")
     return int(float(match[1]) * UNITS[match[2].upper()])
-
-
-def free_memory() -> int:
-    """Return the bytes that this process could take: what the machine and its control group leave."""
-    free = [_available(), *(_left_of_group(*names) for names in GROUPS)]
-    return min(size for size in free if size is not None)
-
-
-GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
-UNKNOWN = 4 * 2**30
-"""Bytes that are taken for free where the system does not tell."""
-
-
-def _available() -> int:
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return 1024 * int(re.findall(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)[0])
-    except (OSError, IndexError):
-        return UNKNOWN
-
-
-def _left_of_group(limit: str, used: str) -> int | None:
-    try:
-        return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    except (OSError, ValueError):  # no such group, or "max"
-        return None

@@ -1,0 +1,281 @@
+"""The state of a run between its rounds: attempt a round, undo one that failed, keep one that is done."""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from semisfl.fleet.base import AbnormalValues, RoundAborted
+from semisfl.fleet.byte_counts import by_client
+from semisfl.metrics import RoundMetrics
+from semisfl.runs import checkpoint
+from semisfl.runs.advice import Advice, about_batchnorm
+from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import Experiment
+from semisfl.runs.health import Health
+from semisfl.runs.limits import Standing, met, reason
+from semisfl.runs.result import Result
+from semisfl.runs.saving import Checkpoints
+
+log = logging.getLogger(__name__)
+
+FAILURES = 3
+"""So many failures in a row, and the run goes back to the last good state; so many returns to the same
+state, and it ends."""
+
+
+class Diverged(ValueError):
+    """Raised when a run fails again and again from its last good state."""
+
+
+class Rounds:
+    """The state of a run between its rounds."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory | None,
+        health: Health,
+        first: int,
+        best: float,
+    ) -> None:
+        self.next = first
+        """The index of the next round."""
+        self._experiment, self._directory, self._best = experiment, directory, best
+        self._history = directory.keep_metrics_before(first) if directory is not None else []
+        self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
+        self._advice = Advice(experiment.config, len(experiment.description.classes))
+        for line in self._history:  # what they showed was said then
+            self._advice.after(RoundMetrics.from_dict(line))
+        self._health, self._good = health, True
+        self._before: dict[str, Any] = {}
+        self._last_good: tuple[dict[str, Any], Counter[tuple[str, str, int]]] = ({}, Counter())
+        """The state after the last good round, and the bytes sent until then."""
+        self._failures = self._returns = 0
+        self._undone: Counter[tuple[str, str, int]] = Counter()
+        """Bytes that undone attempts at this round sent."""
+        self._repeated = self._history[-1].get("bytes_repeated", 0) if self._history else 0
+        self._checkpoints = Checkpoints(directory, first)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the model that the run is judged by."""
+        return next(iter(self._experiment.method.tested().values()))
+
+    @property
+    def limit(self) -> str | None:
+        """Return the key of ``stop`` that is met after the rounds so far, or None."""
+        return met(self._experiment.config.stop, self._standing)
+
+    def tell_end(self) -> None:
+        if self.limit is not None:
+            why = reason(self._experiment.config.stop, self.limit, self._standing)
+            log.info("ended after round %d: %s", self.next - 1, why)
+        log.info("finished: %d rounds are done", self.next)
+
+    def attempt(self) -> RoundMetrics | None:
+        """Run a round and return its metrics; None if it was undone and must be repeated. May raise `Stopped`."""
+        experiment, fleet = self._experiment, self._experiment.fleet
+        started = time.perf_counter()
+        # 1. Save the state: an undone round returns to it, and a stopped run writes it as checkpoint.
+        self._before = checkpoint.snapshot(self._state())
+        self._counted = Counter(fleet.traffic.counts)
+        if self._good:
+            self._last_good = self._before, self._counted
+        try:
+            # 2. Train. Waiting for clients is not part of the round's time.
+            saved = time.perf_counter()
+            fleet.wait_ready()
+            begun = time.perf_counter()
+            started += begun - saved
+            reported = experiment.method.round(self.next)
+        except RoundAborted as aborted:
+            self._undo(f"round {self.next} is repeated: {aborted}")
+            self._failed(may_wait=not isinstance(aborted, AbnormalValues))
+            return None
+        except ValueError as error:
+            if (mistake := about_batchnorm(error, experiment.config)) is None:
+                raise
+            raise mistake from error
+        trained = time.perf_counter()
+        # 3. Check the result, and whether a client stands out.
+        fault = self._health.fault(reported)
+        suspect = fleet.settle(fault is None)
+        if suspect is not None:
+            self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
+            return None
+        if fault is not None and self._failed():
+            return None
+        # 4. Test, also if the cost of the round makes it the last.
+        metrics = RoundMetrics.of(
+            reported,
+            round=self.next,
+            held_back=fleet.held_back.take(),
+            bytes=fleet.traffic.by_kind(),
+            bytes_total=fleet.traffic.total(),
+            bytes_by_client=by_client(fleet.traffic.since(self._counted) + self._undone) or None,
+            bytes_repeated=self._repeated or None,
+            seconds=trained - started,
+            seconds_training=trained - begun,
+        )
+        if self._is_tested or self._limit_after(metrics):
+            scores = experiment.evaluate()
+            ended = time.perf_counter()
+            judged = next(iter(scores.values()))
+            metrics = replace(
+                metrics,
+                accuracy=judged.accuracy,
+                accuracies={name: one.accuracy for name, one in scores.items()},
+                macro_f1=judged.macro_f1,
+                recall_by_class=judged.recall,
+                seconds=ended - started,
+                seconds_testing=ended - trained,
+            )
+        self._good = fault is None
+        if self._good:
+            self._failures = self._returns = 0
+        else:
+            log.warning(
+                "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
+                "checkpoint; lower optimizer.lr = %g",
+                self.next,
+                fault,
+                experiment.config.optimizer.lr,
+            )
+        warnings = self._advice.after(metrics)
+        for text in warnings:
+            log.warning("%s", text)
+        metrics = replace(metrics, stopped_by=self._limit_after(metrics), warnings=warnings or None)
+        # 5. If rounds are judged on validation images, read the test set once, at the end.
+        at_end = self._is_last or metrics.stopped_by is not None
+        return self._tested(metrics) if at_end and experiment.validation is not None else metrics
+
+    def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
+        begun = time.perf_counter()
+        judged = next(iter(self._experiment.test().values()))
+        taken = time.perf_counter() - begun
+        return replace(
+            metrics,
+            test_accuracy=judged.accuracy,
+            seconds=(metrics.seconds or 0.0) + taken,
+            seconds_testing=(metrics.seconds_testing or 0.0) + taken,
+        )
+
+    def keep(self, metrics: RoundMetrics) -> list[Path]:
+        """Record a finished round and return the checkpoints written, which are of good states only."""
+        improved = self._is_better(metrics)
+        self._best = max(self._best, metrics.accuracy or 0.0)
+        self._history.append(metrics.as_dict())
+        self._undone.clear()
+        self._standing = self._standing.then(metrics)
+        every = self._experiment.config.runtime.checkpoint_every
+        due = self._is_last or metrics.stopped_by is not None or (self.next + 1) % every == 0
+        self.next += 1
+        if self._directory is None:
+            return []
+        # Before the checkpoint: resuming drops a line too many, but cannot restore a missing one.
+        self._directory.record.write(metrics)
+        if improved and self._good:
+            self._checkpoints.keep_best(self._model_state())
+        return self.save_now() if due else []
+
+    def _is_better(self, metrics: RoundMetrics) -> bool:
+        """Return whether the round is the best so far, by the measure that `runtime.best_by` names."""
+        key = self._experiment.config.runtime.best_by
+        if key == "accuracy":
+            return metrics.accuracy is not None and metrics.accuracy > self._best
+        value = getattr(metrics, key)
+        return value is not None and value > max(
+            (line[key] for line in self._history if key in line), default=-1.0
+        )
+
+    def save_now(self) -> list[Path]:
+        """Write the state after the last round if the latest checkpoint has another; return the files written."""
+        if not self._good or self._checkpoints.round == self.next:
+            return []
+        return self._checkpoints.write(self._state())
+
+    def save_unfinished(self) -> list[Path]:
+        """Write the state at the start of the unfinished round; return the files written."""
+        return self._checkpoints.write(self._before) if self._good else []
+
+    def result(self, *, stopped: bool) -> Result:
+        tested = [line["accuracy"] for line in self._history if "accuracy" in line]
+        return Result(
+            accuracy=tested[-1] if tested else float("nan"),
+            best=self._best,
+            test_accuracy=self._history[-1].get("test_accuracy") if self._history else None,
+            model=self.model,
+            rounds=self._history,
+            stopped=stopped,
+            stopped_by=None if stopped else self.limit,
+            directory=self._directory.path if self._directory else None,
+            diverged=not self._good,
+        )
+
+    @property
+    def _is_last(self) -> bool:
+        return self.next == self._experiment.config.rounds - 1
+
+    @property
+    def _is_tested(self) -> bool:
+        every = self._experiment.config.runtime.evaluate_every
+        return self._is_last or (self.next + 1) % every == 0
+
+    def _limit_after(self, metrics: RoundMetrics) -> str | None:
+        return met(self._experiment.config.stop, self._standing.then(metrics))
+
+    def _state(self) -> dict[str, Any]:
+        health = self._health.state_dict()
+        return {**self._experiment.state_dict(), "health": health, **self._model_state()}
+
+    def _model_state(self) -> dict[str, Any]:
+        """Return the model and its description: all that is needed to use it, not to train on."""
+        tested = next((line for line in reversed(self._history) if "accuracy" in line), None)
+        model = self._experiment.model_state(tested and RoundMetrics.from_dict(tested))
+        return {"round": self.next, "best": self._best, "model": model}
+
+    def _undo(self, why: str) -> None:
+        self._restore(why, self._before, self._counted)
+
+    def _restore(
+        self, why: str, state: dict[str, Any], counted: Counter[tuple[str, str, int]]
+    ) -> None:
+        log.warning("%s", why)
+        # These bytes were sent all the same.
+        sent = self._experiment.fleet.traffic.since(counted)
+        self._undone += sent
+        self._repeated += sent.total()
+        self._experiment.fleet.held_back.take()  # of the attempt that does not count
+        self._experiment.undo_round(state)
+
+    def _failed(self, *, may_wait: bool = True) -> bool:
+        """Count a failure; after `FAILURES` in a row go back to the last good state. Return whether it did.
+
+        ``may_wait``: clients that come back may help, so a round may be repeated from a good state for
+        ever. In a simulation a bad round is kept: the same clients would give the same numbers again.
+        """
+        self._failures += 1
+        state, counted = self._last_good
+        real = self._experiment.config.fleet.kind == "network"
+        already_there = state["round"] == self.next
+        if not real or self._failures < FAILURES or (already_there and may_wait):
+            return False
+        self._failures, self._returns = 0, self._returns + 1
+        if self._returns == FAILURES:
+            raise Diverged(
+                f"the run failed {FAILURES} times from round {state['round']} on, its last good state; "
+                "remove the device that the log names or lower optimizer.lr, then use --resume"
+            )
+        why = f"going back to the last good checkpoint: round {state['round']} is next"
+        self._restore(why, state, counted)
+        self.next, self._good = state["round"], True
+        if self._directory is not None:
+            self._directory.keep_metrics_before(self.next)
+        self._history = [line for line in self._history if line["round"] < self.next]
+        self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
+        return True

@@ -1,0 +1,72 @@
+"""Load the images that a configuration names, and divide them among the server and the clients."""
+
+import logging
+
+import numpy as np
+
+from semisfl.data import partition as partitions
+from semisfl.data import sources
+from semisfl.data.elsewhere import join
+from semisfl.data.partition import Partition
+from semisfl.data.sources import Dataset
+from semisfl.settings.config import Config, ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def load_data(config: Config) -> tuple[Dataset, Partition]:
+    """Return the images that a configuration names, and their partition."""
+    data = load_images(config.data.name, config)
+    if config.data.unlabeled is not None:
+        others = load_images(config.data.unlabeled, config, like=data)
+        data, known = join(data, others), others.classes == data.classes
+        if config.data.partition.kind == "dirichlet" and not known and data.clients is None:
+            log.warning(
+                "%s has other classes than %s: its images are dealt evenly, data.partition.alpha is "
+                "not used",
+                others.name,
+                data.name,
+            )
+    return data, divide(config, data)
+
+
+def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
+    """Load images by name or path, at the configured size, or at the size of ``like``."""
+    data = sources.load(name, size=config.data.size, like=like, tested=like is None)
+    for note in data.notes:
+        log.warning("%s", note)
+    return data
+
+
+def divide(config: Config, data: Dataset) -> Partition:
+    """Divide the images: some for validation, labelled ones for the server, the others for the clients."""
+    validation = partitions.NONE
+    if config.data.validation is not None:
+        validation = partitions.set_aside(data, config.data.validation, config.seed)
+    if config.fleet.kind == "network":
+        if config.data.unlabeled is not None:
+            raise ConfigError(
+                f"data.unlabeled = {config.data.unlabeled!r} is for simulated clients; devices bring their "
+                "own images: leave it out"
+            )
+        # The clients have images of their own: all that is here is the server's.
+        known = np.setdiff1d(np.flatnonzero(data.labels.numpy() >= 0), validation)
+        if not known.size:
+            raise ConfigError(
+                f"{data.name} holds no labelled images; it needs train/<class>/* and test/<class>/*"
+            )
+        return Partition(known, (), validation)
+    kind = config.data.partition.kind
+    if kind == "folders" or data.clients is not None:
+        return partitions.by_folder(data, config.data.labeled, config.seed, validation)
+    return partitions.split(
+        data.labels.numpy(),
+        labeled=config.data.labeled,
+        clients=config.clients.total,
+        kind=kind,
+        alpha=config.data.partition.alpha,
+        seed=config.seed,
+        classes=len(data.classes),
+        served=data.served,
+        validation=validation,
+    )
