@@ -76,21 +76,23 @@ def test_the_bottom_may_be_a_file(
     torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=0, atol=1e-5)
 
 
-def test_the_bottom_is_fetched_once(
-    model: Classifier,
-    address: str,
-    authority: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty folder in which this test keeps copies of bottoms."""
     monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_the_bottom_is_fetched_once(
+    model: Classifier, address: str, authority: Path, cache: Path
+) -> None:
     weights = sum(tensor.nbytes for tensor in model.network.bottom.state_dict().values())
     received = []
     for _ in range(2):
         with connect(address, authority) as client:
             received.append(client.connection.received)
     assert weights < received[0] - received[1] < weights + 2000
-    (kept,) = tmp_path.iterdir()
+    (kept,) = cache.iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
     kept.write_bytes(kept.read_bytes()[:-5])
     with connect(address, authority) as client:
@@ -100,13 +102,8 @@ def test_the_bottom_is_fetched_once(
 
 
 def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
-    model: Classifier,
-    address: str,
-    authority: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Classifier, address: str, authority: Path, cache: Path
 ) -> None:
-    monkeypatch.setenv("SEMISFL_CACHE", str(tmp_path))
     honest = {k: v.clone() for k, v in model.network.bottom.state_dict().items()}
     digest = checkpoint.digest(honest)
     about = said.describe(model.description, model.identity, model.network.features, digest)
@@ -118,10 +115,10 @@ def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
                 connect(f"localhost:{liar.port}", authority)
     finally:
         model.network.bottom.load_state_dict(honest)
-    assert not list(tmp_path.iterdir())
+    assert not list(cache.iterdir())
     # Somebody else of this machine puts weights under the honest one's name.
     checkpoint.write(
-        tmp_path / f"bottom-{digest}.safetensors",
+        cache / f"bottom-{digest}.safetensors",
         {"bottom": {k: v * 0 for k, v in honest.items()}},
     )
     with connect(address, authority) as client:
