@@ -1,0 +1,61 @@
+"""The shipped policies through the real `join` command over TLS."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semisfl.fleet.base import RoundAborted
+from semisfl.fleet.caps import Held, Price
+from semisfl.net.tls import certs
+from semisfl.settings.policy import read_policy
+from tests.net.harness import network, tiny
+from tests.net.rogue_server import folder_of_images
+from tests.processes import Forked
+
+POLICIES = Path(__file__).parents[2] / "policies"
+IMAGES, STEPS = 12, 8
+POLICY = 6
+"""Exit status of a device whose policy ends its part (docs/deploy.md)."""
+
+
+def test_strict_takes_part_spends_bits_and_ends_by_its_cap(tmp_path: Path) -> None:
+    authority = tmp_path / "certs"
+    certs.make_authority(authority)
+    certs.make_server(authority, ["localhost"])
+    certs.make_client(authority, "client-0")
+    policy = Path(shutil.copy(POLICIES / "strict.toml", tmp_path))
+    strict = read_policy(policy).of_device()
+    config = tiny(1, rounds=9, clients={"batch": 4, "steps": STEPS})
+    with network(config, certificates=authority) as net:
+        join = [sys.executable, "-m", "semisfl", "join", net.address, "--device", "cpu"]
+        join += ["--data", str(folder_of_images(tmp_path / "images", IMAGES))]
+        join += ["--certs", str(authority / "clients" / "client-0"), "--policy", str(policy)]
+        join += ["--accept", net.fleet.terms.digest, "--status", str(tmp_path / "status.json")]
+        device = Forked(join, stderr=subprocess.PIPE, text=True)
+        try:
+            assert net.fleet.wait_for(1, 60)
+            held = Held.of(net.experiment.method.student, 4, IMAGES)  # type: ignore[attr-defined]
+            each = Price.of_split(strict, STEPS, held).bits / IMAGES
+            assert strict.bits_per_image is not None
+            rounds = int(strict.bits_per_image // each)
+            assert 2 <= rounds < 9, each
+            for number in range(rounds):
+                net.experiment.method.round(number)
+            with pytest.raises(RoundAborted):
+                net.experiment.method.round(rounds)
+            _, said = device.communicate(timeout=60)
+        finally:
+            device.kill()
+            device.wait()
+    assert device.returncode == POLICY, said
+    last = said.strip().splitlines()[-1]
+    assert "bits per image, the policy has bits_per_image = 1000" in last, last
+    assert f"{rounds} rounds with {IMAGES} images" in last
+    spent = json.loads((tmp_path / "strict.spent.json").read_text())
+    assert spent["rounds"] == rounds and spent["bits"] == pytest.approx(rounds * each * IMAGES)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["bits_per_image"] == pytest.approx(rounds * each, abs=0.1)
