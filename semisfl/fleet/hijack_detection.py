@@ -4,7 +4,8 @@ Gradients of a classifier pull the features of different images different ways. 
 that wants features to look like its own encoder's (Pasquini et al. 2021) push all of them one way.
 Where a client's images are nearly all of one class an honest server's are aligned too, so this is a
 sign and no proof; docs/leakage.md says how often it is wrong. A bottom that was planted by the
-server needs no gradients and leaves no such sign.
+server needs no gradients and leaves no such sign. Nor does a server that knows this rule: gradients of
+features that a ReLU made 0 change nothing, and turn the rows wherever it likes.
 """
 
 from collections import deque
@@ -16,18 +17,16 @@ WINDOW = 20
 """Steps that are judged together."""
 LIMIT = 0.8
 """Mean cosine between the gradients of two images, over a window; above it is suspicious."""
-FAINT = 1e-3
-"""Rows below this share of the longest carry no direction: images whose label is not trusted."""
-
-
 FEWEST = 4
 """Rows with a direction that are judged together; those of smaller batches wait for more."""
 
 
 def directions(gradients: Tensor) -> Tensor:
-    """Return the rows that have a direction, at unit length."""
-    norms = gradients.norm(dim=1)
-    rows = gradients[(norms > FAINT * norms.max()) & (norms > 0)]
+    """Return the rows that have a direction, at unit length.
+
+    Short rows count as long ones do: a server could otherwise hide its gradients beside a few long ones.
+    """
+    rows = gradients[gradients.norm(dim=1) > 0]
     return rows / rows.norm(dim=1, keepdim=True)
 
 

@@ -132,6 +132,37 @@ def test_a_window_is_needed_and_the_limit_is_a_mean() -> None:
         assert calm.look(torch.ones(8, 8) if step % 3 == 0 else torch.eye(8)) is None
 
 
+def test_a_few_long_rows_do_not_hide_the_others() -> None:
+    """Four rows have as long gradients as a device takes; the others' share of the longest is 1e-4."""
+    watching, torch_rows = HijackDetector(), torch.Generator().manual_seed(0)
+    reasons = []
+    for _ in range(WINDOW):
+        hidden = torch.ones(60, 256) * 1e-4
+        decoys = torch.randn(4, 256, generator=torch_rows)
+        reasons.append(watching.look(torch.cat([decoys, hidden])))
+    assert reasons[-1] is not None and "look like hijacking" in reasons[-1]
+
+
+def test_gradients_of_dead_features_evade_the_watch() -> None:
+    """docs/leakage.md: the watch is a sign. An attacker that knows it loses nothing."""
+    draws = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    bottom = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
+    watching, reasons = HijackDetector(), []
+    for _ in range(WINDOW + 4):
+        features = bottom(torch.randn(32, 64, generator=draws))
+        alive = features > 0
+        hijack_rows = alive * torch.ones(256)
+        decoys = ~alive * torch.randn(32, 256, generator=draws) * 10
+        wanted, sent = (
+            torch.autograd.grad(features, bottom[0].weight, gradients, retain_graph=True)[0]
+            for gradients in (hijack_rows, hijack_rows + decoys)
+        )
+        assert torch.equal(wanted, sent), "the bottom learns what the server wants"
+        reasons.append(watching.look(hijack_rows + decoys))
+    assert not any(reasons)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_batches_below_four_rows_are_judged_together(rows: int) -> None:
     watching, calm = HijackDetector(), HijackDetector()
