@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks import cpu_tables, frontier_tables
+from benchmarks import cpu_tables, frontier_tables, own_images
 from benchmarks.records import (
     DOCS,
     METHODS,
@@ -33,7 +33,7 @@ from semisfl.runs.grouping import Run
 
 PAGES = (
     *("results.md", "results-more.md", "paper-choices.md", "frontier.md"),
-    *("performance.md", "performance-cpu.md"),
+    *("performance.md", "performance-cpu.md", "own-images.md"),
 )
 
 
@@ -201,6 +201,7 @@ def gpu_rounds() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     **frontier_tables.TABLES,
     **cpu_tables.TABLES,
+    **own_images.TABLES,
     "digits-costs": digits_costs,
     "compared": compared,
     "pairs": pairs,

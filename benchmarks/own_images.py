@@ -1,0 +1,259 @@
+"""The runs that chose the preset ``images``, and the tables of docs/own-images.md.
+
+    python -m benchmarks.own_images sets FOLDER      the images, from the sets in SEMISFL_DATA
+    python -m benchmarks.own_images commands TABLE   the commands behind a table
+    python -m benchmarks.own_images collect RUNS     what these runs measured, one line per run
+
+`python -m benchmarks.result_tables` writes the tables.
+"""
+
+import io
+import json
+import os
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.records import RESULTS, table
+from semisfl.runs.report import Spread
+from semisfl.settings import lookup, presets
+from semisfl.settings.config import override
+
+SIDE = 32
+FILE = RESULTS / "images.jsonl"
+MANY = ("clients.total=30", "clients.active=10")
+DIGITS = ("data.name=digits", "data.augment.flip=false", "data.augment.cutout=8")
+IID = "data.partition.kind=iid"
+TASKS: dict[str, tuple[str, ...]] = {
+    "d20": (*DIGITS, "data.validation=0.2", "data.labeled=20"),
+    "d100": (*DIGITS, "data.validation=0.2", "data.labeled=100"),
+    "s100": (*MANY, "data.name=svhn.npz", "data.labeled=100"),
+    "s100i": (*MANY, "data.name=svhn.npz", "data.labeled=100", IID),
+    "c250": (*MANY, "data.name=cifar.npz", "data.labeled=250"),
+    "c250i": (*MANY, "data.name=cifar.npz", "data.labeled=250", IID),
+    "c1000": (*MANY, "data.name=cifar.npz", "data.labeled=1000"),
+    "t100": (*MANY, "data.name=stl.npz", "data.validation=0.2", "data.labeled=100"),
+    "m200": (*MANY, "data.name=mini.npz", "data.validation=0.2", "data.labeled=200"),
+    "m200i": (*MANY, "data.name=mini.npz", "data.validation=0.2", "data.labeled=200", IID),
+}
+TITLES = {"semisfl": "SemiSFL", "fedswitch-sl": "FedSwitch-SL", "fedswitch": "FedSwitch"}
+TITLES["supervised"] = "Supervised-only"
+
+
+# --- the development sets ----------------------------------------------------------------------------
+
+
+def make_sets(folder: Path) -> None:
+    """Write small sets of 32 x 32 pixels: parts of SVHN, CIFAR-10, STL-10, and ten classes of mini-ImageNet."""
+    rng = np.random.default_rng(7)
+    folder.mkdir(parents=True, exist_ok=True)
+    tenth = list(range(0, 100, 10))
+    for name, source, train, test, classes in (
+        ("svhn", "svhn_webp92", 20_000, 2_000, None),
+        ("cifar", "cifar10_lossless", 12_000, 1_500, None),
+        ("stl", "stl10_webp", 4_900, 1_000, None),
+        ("mini", "miniimagenet_webp", 5_000, 700, tenth),
+    ):
+        shards = sorted(Path(os.environ["SEMISFL_DATA"]).glob(f"{source}*.npz"))
+        if not shards:
+            raise SystemExit(f"SEMISFL_DATA has no {source}*.npz")
+        np.savez(folder / f"{name}.npz", **_part(shards, rng, train, test, classes))
+
+
+def _part(
+    shards: Sequence[Path],
+    rng: np.random.Generator,
+    train: int,
+    test: int,
+    classes: Sequence[int] | None,
+) -> dict[str, Any]:
+    read = [np.load(shard) for shard in shards]
+    labels = np.concatenate([shard["labels"] for shard in read])
+    split = np.concatenate([shard["split"] for shard in read])
+    places = [(shard, row) for shard in read for row in range(len(shard["labels"]))]
+    names = read[0]["classes"]
+    kept = np.ones(len(labels), bool) if classes is None else np.isin(labels, classes)
+    halves = [
+        np.sort(rng.permutation(np.flatnonzero(kept & (split == half)))[:most])
+        for half, most in ((0, train), (1, test))
+    ]
+    contents = {id(shard): (shard["bytes"], shard["offsets"]) for shard in read}
+    encoded = []
+    for row in np.concatenate(halves):
+        shard, place = places[row]
+        content, offsets = contents[id(shard)]
+        encoded.append(_small(content[offsets[place] : offsets[place + 1]].tobytes()))
+    chosen = labels[np.concatenate(halves)]
+    if classes is not None:
+        chosen, names = np.searchsorted(classes, chosen), names[list(classes)]
+    return {
+        "bytes": np.frombuffer(b"".join(encoded), np.uint8),
+        "offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
+        "labels": chosen.astype(np.int16),
+        "split": np.repeat([0, 1], [len(half) for half in halves]).astype(np.uint8),
+        "classes": names,
+    }
+
+
+def _small(encoded: bytes) -> bytes:
+    """Return the image at 32 x 32 pixels; one that is as small already stays as it is."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(encoded)).convert("RGB")
+    if image.size == (SIDE, SIDE):
+        return encoded
+    file = io.BytesIO()
+    image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).save(file, "WEBP", lossless=True)
+    return file.getvalue()
+
+
+# --- runs --------------------------------------------------------------------------------------------
+
+
+def commands(name: str) -> Iterator[str]:
+    """Return the commands that train the runs of a table, one per task, method and variant."""
+    for (method, variant), by_task in read(name).items():
+        for task, runs in by_task.items():
+            settings = " ".join((*TASKS[task], *runs[0]["set"]))
+            yield (
+                f"semisfl compare images --methods {method} --seeds {len(runs)} "
+                f"--out runs/{task}-{variant} --set runtime.evaluate_every=25 {settings}"
+            )
+
+
+def collect(runs: Path) -> Iterator[dict[str, Any]]:
+    """Return what each run ``runs/TASK-.../METHOD-VARIANT-seedN`` measured."""
+    for file in sorted(runs.glob("*/*/metrics.jsonl")):
+        task = file.parent.parent.name.split("-")[0]
+        name, seed = file.parent.name.rsplit("-seed", 1)
+        method = max((known for known in TITLES if name.startswith(known)), key=len)
+        rounds = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        config = tomllib.loads((file.parent / "config.toml").read_text(encoding="utf-8"))
+        yield {
+            "task": task,
+            "method": method,
+            "variant": name.removeprefix(f"{method}-"),
+            "seed": int(seed),
+            "set": list(_changes(task, config)),
+            "validation": [round(one["accuracy"], 2) for one in rounds if "accuracy" in one],
+            "test": round(rounds[-1]["test_accuracy"], 2),
+            "labels_wrong": rounds[-1].get("impurity"),
+            "without_label": rounds[-1].get("mask_rate"),
+            "gigabytes": round(rounds[-1]["bytes_total"] / 1e9, 3),
+        }
+
+
+def _changes(task: str, config: dict[str, Any]) -> Iterator[str]:
+    """Return the settings in which a run differs from the preset and its task, as ``--set`` takes them."""
+    config["server"].setdefault("labeled_view", lookup.method(config["method"]).labeled_view)
+    usual = override(presets.values_of("images"), list(TASKS[task]))
+    usual = presets.completed("images", usual)
+    whole = presets.parse({**usual, "method": config["method"]}).model_dump()
+    before, after = (dict(_flat(values)) for values in (whole, config))
+    before["server.labeled_view"] = usual["server"]["labeled_view"]
+    for key, value in after.items():
+        decides = key.split(".")[0] not in ("method", "seed", "sinks", "runtime")
+        if decides and key in before and value != before[key]:
+            yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# --- tables ------------------------------------------------------------------------------------------
+
+Cells = dict[tuple[str, str], dict[str, list[dict[str, Any]]]]
+
+
+def read(name: str) -> Cells:
+    """Return the runs of a table by method and variant, then by task."""
+    cells: Cells = defaultdict(lambda: defaultdict(list))
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        if one["table"] == name:
+            cells[one["method"], one["variant"]][one["task"]].append(one)
+    return cells
+
+
+def validation(runs: Sequence[dict[str, Any]]) -> list[float]:
+    return [run["validation"][-1] for run in runs]
+
+
+def averaged(by_task: dict[str, list[dict[str, Any]]]) -> float:
+    """Return the mean over tasks of the mean over seeds."""
+    return fmean(fmean(validation(runs)) for runs in by_task.values())
+
+
+def by_task(name: str, value: Callable[[Sequence[dict[str, Any]]], list[float]]) -> str:
+    cells = read(name)
+    tasks = [task for task in TASKS if any(task in one for one in cells.values())]
+    rows = []
+    for (method, variant), each in sorted(cells.items(), key=lambda item: -averaged(item[1])):
+        spreads = [Spread.of(value(each[task])) for task in tasks]
+        means = [spread.mean for spread in spreads]
+        said = [
+            f"{s.mean:.1f} ± {s.stderr:.1f}" if len(each[task]) > 1 else f"{s.mean:.1f}"
+            for task, s in zip(tasks, spreads, strict=True)
+        ]
+        rows.append((TITLES[method], f"`{variant}`", *said, f"{fmean(means):.1f}"))
+    return table(("", "variant", *tasks, "mean"), rows)
+
+
+def choice() -> str:
+    return by_task("choice", validation)
+
+
+def choice_test() -> str:
+    return by_task("choice", lambda runs: [run["test"] for run in runs])
+
+
+def tried(name: str) -> str:
+    """Return the mean over all tasks of every variant of a table, best first."""
+    cells = read(name)
+    rows = [
+        (
+            TITLES[method],
+            f"`{variant}`",
+            f"{averaged(each):.1f}",
+            str(len(next(iter(each.values())))),
+        )
+        for (method, variant), each in sorted(cells.items(), key=lambda item: -averaged(item[1]))
+    ]
+    return table(("", "variant", "validation %", "seeds"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "images-choice": choice,
+    "images-test": choice_test,
+    "images-longer": lambda: by_task("longer", validation),
+    "images-parts": lambda: by_task("parts", validation),
+    "images-strong": lambda: tried("strong"),
+    "images-mixed": lambda: tried("mixed"),
+}
+
+
+def main(words: Sequence[str]) -> None:
+    match list(words):
+        case ["sets", folder]:
+            make_sets(Path(folder))
+        case ["commands", name]:
+            print("\n".join(commands(name)))
+        case ["collect", runs]:
+            print("\n".join(json.dumps(one) for one in collect(Path(runs))))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""The runs that chose the preset ``images``: their commands are accepted, and their sets can be made again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import own_images
+from semisfl.settings import presets
+from semisfl.settings.config import override, parse
+
+ROOT = Path(__file__).parent.parent.parent
+RUNS = [json.loads(line) for line in (ROOT / own_images.FILE).read_text().splitlines()]
+
+
+def test_every_run_has_settings_that_the_preset_takes() -> None:
+    different = {(one["task"], one["method"], tuple(one["set"])) for one in RUNS}
+    assert len(different) > 200
+    for task, method, changes in different:
+        words = [*own_images.TASKS[task], *changes, f"method={method}"]
+        parse(presets.completed("images", override(presets.values_of("images"), words)))
+
+
+def test_the_runs_of_the_choice_are_the_preset_and_the_baselines_of_three_seeds() -> None:
+    chosen = [one for one in RUNS if one["table"] == "choice"]
+    assert {one["variant"] for one in chosen if one["method"] == "semisfl"} == {"mixed"}
+    for one in chosen:
+        expected = ["server.labeled_view=strong"] if one["variant"] == "strong" else []
+        assert one["set"] == expected
+    cells = {(one["task"], one["method"], one["variant"]) for one in chosen}
+    assert len(chosen) == 3 * len(cells) == 3 * 4 * len(own_images.TASKS)
+
+
+def test_a_part_of_a_set_is_small_and_keeps_labels(tmp_path: Path) -> None:
+    encoded = []
+    for label in range(12):
+        file = tmp_path / "one.png"
+        Image.new("RGB", (40, 40), (label * 20, 0, 0)).save(file)
+        encoded.append(file.read_bytes())
+    shard = tmp_path / "shard.npz"
+    np.savez(
+        shard,
+        bytes=np.frombuffer(b"".join(encoded), np.uint8),
+        offsets=np.cumsum([0, *map(len, encoded)]),
+        labels=np.arange(12) % 4,
+        split=np.array([0] * 8 + [1] * 4, np.uint8),
+        classes=np.array(["a", "b", "c", "d"]),
+    )
+    made = own_images._part([shard], np.random.default_rng(0), 3, 2, [1, 3])
+    assert made["classes"].tolist() == ["b", "d"] and made["split"].tolist() == [0, 0, 0, 1, 1]
+    for row, label in enumerate(made["labels"]):
+        start, end = made["offsets"][row : row + 2]
+        file.write_bytes(made["bytes"][start:end].tobytes())
+        image = Image.open(file)
+        assert image.size == (32, 32)
+        red = image.getpixel((5, 5))[0] // 20  # type: ignore[index]
+        assert red % 4 == (1, 3)[label]
+
+
+def test_wrong_words_are_answered_with_the_usage() -> None:
+    with pytest.raises(SystemExit, match="collect RUNS"):
+        own_images.main(["nothing"])
