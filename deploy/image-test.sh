@@ -5,7 +5,7 @@
 # tar --create --directory root . | podman import - localhost/debian
 set -eu
 cd "$(dirname "$0")/.."
-image=localhost/semisfl-image-test
+image=localhost/semisfl-image-test port=${PORT:-18443}
 # shellcheck disable=SC2086  # several arguments in one variable
 buildah bud --isolation chroot ${BASE:+--build-arg BASE="$BASE"} ${IMAGE_ARGS:-} --tag "$image" .
 size=$(buildah images --json "$image" | tr -d ' \n' | sed 's/.*"size":"\([^"]*\)".*/\1/')
@@ -24,8 +24,9 @@ in_container() {
         for place in dev proc sys; do mount --rbind "/$place" "$root/$place"; done
         mount -t tmpfs tmpfs "$root/tmp"
         mount --bind "$data" "$root/data"
+        touch "$root/etc/hosts" && mount --bind /etc/hosts "$root/etc/hosts"
         mount -o remount,bind,ro "$root"
-        exec chroot --userspec=10001:10001 "$root" env --chdir=/data PATH=/opt/semisfl/bin:/usr/bin:/bin HOME=/data \
+        exec timeout 600 chroot --userspec=10001:10001 "$root" env --chdir=/data PATH=/opt/semisfl/bin:/usr/bin:/bin HOME=/data \
             SEMISFL_CACHE=/tmp/semisfl OMP_NUM_THREADS=1 "$@"' - "$root" "$data" "$@"
 }
 in_container "$server" grep --quiet '^[^ ]* / [^ ]* ro,' /proc/self/mounts
@@ -39,14 +40,15 @@ for place, count in {"labeled/train/a": 8, "labeled/train/b": 8, "labeled/test/a
 '
 in_container "$server" sh -ec 'semisfl certs init --dir certs; semisfl certs server --dir certs --host localhost
     for number in 1 2; do semisfl certs client --dir certs --name device-$number; done'
-in_container "$server" semisfl serve digits --labeled labeled --certs certs --listen localhost:18443 --out run --set rounds=2 \
-    clients.total=2 clients.active=2 clients.batch=4 clients.steps=2 server.batch=4 server.steps=2 network.quorum=2 &
+settings="rounds=2 clients.total=2 clients.active=2 clients.batch=4 clients.steps=2 server.batch=4 server.steps=2 network.quorum=2"
+# shellcheck disable=SC2086
+in_container "$server" semisfl serve digits --labeled labeled --certs certs --listen "localhost:$port" --out run --set $settings &
 serving=$!
-sleep 1
-digest=$(in_container "$one" semisfl inspect localhost:18443 --certs certs/clients/device-1 | grep -o 'sha256:[0-9a-f]*')
-in_container "$one" semisfl join localhost:18443 --data 1 --certs certs/clients/device-1 --status 1.json --accept "$digest" &
+# shellcheck disable=SC2086
+digest=$(in_container "$server" semisfl inspect digits --labeled labeled --set $settings | grep -o 'sha256:[0-9a-f]*')
+in_container "$one" semisfl join "localhost:$port" --data 1 --certs certs/clients/device-1 --status 1.json --accept "$digest" &
 first=$!
-in_container "$two" semisfl join localhost:18443 --data 2 --certs certs/clients/device-2 --status 2.json --accept "$digest" &
+in_container "$two" semisfl join "localhost:$port" --data 2 --certs certs/clients/device-2 --status 2.json --accept "$digest" &
 second=$!
 wait $first && wait $second && wait $serving
 grep '"state": "finished", "rounds": 2' "$data/1.json" "$data/2.json"
