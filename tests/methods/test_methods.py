@@ -33,7 +33,11 @@ ROUND_LOSSES = ("loss_supervised", "loss_semi")
 @pytest.mark.parametrize(
     ("method", "own_table"),
     # A table of one's own reaches split methods one way and full-model methods another.
-    [*((method, False) for method in METHODS), ("semisfl", True), ("fedmatch", True)],
+    [
+        *((method, False) for method in METHODS),
+        ("semisfl", True),
+        pytest.param("fedmatch", True, marks=pytest.mark.slow),
+    ],
 )
 def test_learns_a_toy_set(method: str, own_table: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisfl.methods.fl2.method.PRETRAIN_ROUNDS", 0)

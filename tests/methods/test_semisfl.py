@@ -109,7 +109,16 @@ def default_losses(own: bool) -> list[float | None]:
     return [method.round(index).loss_semi for index in range(small().rounds)]
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {
+    *("no supervised contrast", "weak labelled views", "plain SGD", "bn single"),
+    "residual blocks on both sides",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES],
+)
 def test_equals_the_plain_twin(case: str) -> None:
     own, assignments = CASES[case]
     settings = small(*assignments)
@@ -134,8 +143,14 @@ def test_equals_the_plain_twin(case: str) -> None:
         assert method.controller.supervised_steps < settings.server.steps
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("codec", "own"),
+    [
+        *(("fp16", False), ("int8", False), ("int8", True), ("int4", False)),
+        pytest.param("fp16", True, marks=pytest.mark.slow),
+        pytest.param("int4", True, marks=pytest.mark.slow),
+    ],
+)
 def test_codecs_lose_what_the_twin_loses(codec: str, own: bool) -> None:
     """The median of three seeds, and of all weights their mean difference: a number on the border of
     two steps of a codec may fall to either side. One int8 round trip forgotten gives 5e-7 or more."""

@@ -61,6 +61,7 @@ def test_quantiles_of_students_t(freedom: int, value: float) -> None:
     assert paired.quantile(freedom) == pytest.approx(value, abs=5e-4)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_csv_and_latex_of_a_report(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -165,6 +165,9 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
 }
 
 
+SLOW = ("single", "dropout on clients")
+
+
 @contextmanager
 def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run ends after its ``step``-th iteration, as if a signal had come during it."""
@@ -189,7 +192,10 @@ def iterations(case: str) -> int:
     return 5 * (4 if case == "supervised" else 4 + 3)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES],
+)
 def test_resume_is_bit_identical(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
