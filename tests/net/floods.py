@@ -78,8 +78,8 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-def connect(folder: Path, name: str, port: int) -> ssl.SSLSocket:
-    """Return a connection with the certificate of ``name``, with one stream open that says nothing."""
+def connect(folder: Path, name: str, port: int, first: bytes | None = None) -> ssl.SSLSocket:
+    """Return a connection with the certificate of ``name``; by default one stream is open and silent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(folder / "authority.crt")
     own = folder / "clients" / name
@@ -87,7 +87,7 @@ def connect(folder: Path, name: str, port: int) -> ssl.SSLSocket:
     context.set_alpn_protocols(["h2"])
     link = socket.create_connection(("localhost", port), timeout=10)
     secured = context.wrap_socket(link, server_hostname="localhost")
-    secured.sendall(PREFACE + frame(SETTINGS, 0, 0) + opened(1))
+    secured.sendall(PREFACE + frame(SETTINGS, 0, 0) + (opened(1) if first is None else first))
     return secured
 
 

@@ -53,7 +53,7 @@ RESIDUAL = [
     },
     *({"kind": kind} for kind in ("relu", "avgpool", "flatten", "linear")),
 ]
-WIDE = [{"kind": "conv", "channels": 28, "kernel": 5}, {"kind": "relu"}, {"kind": "flatten"}]
+WIDE = [{"kind": "conv", "channels": 150, "kernel": 5}, {"kind": "relu"}, {"kind": "flatten"}]
 
 
 def compare(config: Config, certificates: Path | None = None) -> tuple[Network, Experiment]:
@@ -115,12 +115,12 @@ def test_some_active_clients_over_mutual_tls(authority: Path) -> None:
 def wide() -> dict[str, dict]:
     """Settings of a model whose features are as large as in earnest."""
     layers = [*WIDE, {"kind": "linear"}]
-    return {"model": {"layers": layers}, "clients": {"batch": 64, "steps": 4}}
+    return {"model": {"layers": layers}, "clients": {"batch": 12, "steps": 4}}
 
 
 def test_frames_larger_than_any_message(wide: dict[str, dict]) -> None:
     net, _ = compare(tiny(2, rounds=1, **wide))
-    frame = 2 * 64 * 28 * 144 * 4
+    frame = 2 * 12 * 150 * 144 * 4
     assert frame > 3 * CHUNK
     assert net.fleet.traffic.by_kind()["features_up"] == 2 * 4 * frame
 
@@ -392,3 +392,13 @@ def test_mutated_chunks_never_crash_or_change_meaning(seed: int) -> None:
             continue
         if complete is not None:
             assert chunk[: PREFIX.size] == whole[: PREFIX.size] and len(complete[1]) == 500
+
+
+def test_one_client_s_claim_of_images_has_a_limit() -> None:
+    """Otherwise one device decides |D_l| / |D|, and the server hardly trains on its labels any more."""
+    with network(tiny(4)) as net:
+        roster = net.fleet.roster
+        roster.images = {0: 10_000_000, 1: 100}
+        assert net.fleet.image_counts() == roster.images, "of two, nobody knows which is usual"
+        roster.images = {0: 10_000_000, 1: 100, 2: 80, 3: 120}
+        assert net.fleet.image_counts() == {0: 1100, 1: 100, 2: 80, 3: 120}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from semisfl.net.server import cheap_frames
+from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.cheap_frames import MOST_STREAMS, where
 from semisfl.net.server.listener import STRIKES
-from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from tests.net.floods import FLOODS, connect, flood
 from tests.net.harness import Network, network, tiny, until
+from tests.net.poisoned_grid import certificates
 
 NEVER = 20.0
 STREAMS = ("resets", "half_streams")
@@ -20,10 +20,7 @@ STREAMS = ("resets", "half_streams")
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Network]:
-    certs.make_authority(tmp_path)
-    certs.make_server(tmp_path, ["localhost"])
-    for name in ("client-0", "client-1"):
-        certs.make_client(tmp_path, name)
+    certificates(tmp_path, 2)
     with network(tiny(2, network={"deadline": 2.0}), certificates=tmp_path) as net:
         yield net
 
@@ -89,6 +86,21 @@ def test_an_honest_device_is_far_from_the_limit(
     run_rounds(net.experiment)
     assert not any(net.fleet._listener._strikes.values())
     assert net.fleet.present() == [0, 1]
+
+
+def test_a_connection_without_a_stream_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that only holds connections open must not use up the server's files."""
+    monkeypatch.setattr(endpoint, "IDLE_SECONDS", 1)
+    certificates(tmp_path, 2)
+    with (
+        network(tiny(2), certificates=tmp_path) as net,
+        connect(tmp_path, "client-1", net.port, first=b"") as link,
+    ):
+        link.settimeout(20)
+        while link.recv(1000):
+            pass  # raises TimeoutError if the server keeps the connection
 
 
 @pytest.mark.parametrize(

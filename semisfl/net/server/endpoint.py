@@ -15,6 +15,8 @@ from semisfl.net.server.admission import Handshakes, Refused
 from semisfl.net.server.trust import Trust
 from semisfl.settings.config import ConfigError
 
+IDLE_SECONDS = 30
+"""A connection without a stream is closed after this: thousands of them would use up all files."""
 FLOODS = [
     ("grpc.max_concurrent_streams", 8),
     ("grpc.http2.max_ping_strikes", 2),
@@ -52,7 +54,8 @@ def open_port(
 ) -> tuple[grpc.aio.Server, int]:
     """Return a server of streams, not started yet, and its port; a handshake may take ``seconds``."""
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
-    own = [handshake, ("grpc.so_reuseport", 0), *FLOODS]
+    idle = ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000))
+    own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS]
     server = grpc.aio.server(options=[*options, *own])
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()

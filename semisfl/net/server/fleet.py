@@ -6,6 +6,7 @@ that did answer.
 """
 
 import logging
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,12 @@ from semisfl.net.server.trials import Trials, limits_on_one_client
 from semisfl.net.server.value_checks import update_size
 from semisfl.net.server.waiting import Waiting
 from semisfl.settings.config import ConfigError
+from semisfl.settings.robust import FEWEST
 
 log = logging.getLogger(__name__)
+
+LARGEST_CLAIM = 10
+"""Images of one client that count, in medians of all clients."""
 
 
 class NetworkFleet:
@@ -130,7 +135,15 @@ class NetworkFleet:
         return self._trials.present()
 
     def image_counts(self) -> Mapping[int, int]:
-        return dict(self.roster.images)
+        """Return how many images each client says it has; from three clients on, with a limit.
+
+        One client's claim must not decide |D_l| / |D|, and with it how long the server trains.
+        """
+        counts = dict(self.roster.images)
+        if len(counts) < FEWEST:
+            return counts
+        most = int(LARGEST_CLAIM * statistics.median(counts.values()))
+        return {client: min(count, most) for client, count in counts.items()}
 
     def devices(self) -> list[DeviceStatus]:
         """Return the status of every enrolled client. Bytes are of whole rounds; any thread may call."""
