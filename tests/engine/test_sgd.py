@@ -101,10 +101,10 @@ def test_the_step_in_several_passes_is_the_fused_one(momentum: float) -> None:
     for number in range(3):
         gradients = [torch.full_like(s, 0.1 * (number + 1)).mul_(s.sign()) for s in starts]
         for step, mine, speeds in zip(steppers, weights, momenta, strict=True):
-            given = [gradient.clone() for gradient in gradients]
-            step(mine, given, speeds, torch.tensor(0.05), config)
+            copies = [gradient.clone() for gradient in gradients]
+            step(mine, copies, speeds, torch.tensor(0.05), config)
             if step is foreach_step:
-                assert all(map(torch.equal, given, gradients)), "gradients are only read"
+                assert all(map(torch.equal, copies, gradients)), "gradients are only read"
     for before, one, two in zip(starts, *weights, strict=True):
         assert not torch.equal(before, one)
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)

@@ -27,10 +27,10 @@ def seen() -> tuple[int, bool]:
 def test_calls_have_a_core_each_but_one_that_is_left_over(two_threads: None, count: int) -> None:
     streams = Hardware("cpu").streams
     with streams.a_core_each():
-        found = streams.side_by_side([seen] * count)
+        result = streams.side_by_side([seen] * count)
         assert torch.get_num_threads() == 1
     alone = [(2, True)] * (count % 2)
-    assert found == [(1, False)] * (count - len(alone)) + alone
+    assert result == [(1, False)] * (count - len(alone)) + alone
     assert torch.get_num_threads() == 2
 
 

@@ -121,8 +121,8 @@ def test_merged_layers_compute_what_single_ones_do(table: list[Layer]) -> None:
     single = plain(copy.deepcopy(merged))
     assert not any(isinstance(layer, Layers) for layer in single.modules())
     images = torch.randn(5, *SHAPE, dtype=torch.double)
-    (found, ours), (expected, theirs) = gradients(merged, images), gradients(single, images)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    (result, ours), (expected, theirs) = gradients(merged, images), gradients(single, images)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-9)
     assert ours.keys() == theirs.keys()
     for key, gradient in ours.items():
         torch.testing.assert_close(gradient, theirs[key], rtol=1e-5, atol=1e-8)
@@ -152,7 +152,7 @@ def test_own_sequential_as_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("layer", "message"),
     [
         (nn.Conv2d(1, 1, (3, 1)), "layer '1' (Conv2d) has kernel_size = (3, 1); a table has one"),
         (nn.Conv2d(1, 1, 3, padding="same"), "has padding = 'same'; a table has one number"),
@@ -174,10 +174,10 @@ def test_own_sequential_as_a_table() -> None:
         (nn.GELU("tanh"), "has approximate = 'tanh'; in a table it is always 'none'"),
     ],
 )
-def test_layers_that_a_table_cannot_describe_are_named(layer: nn.Module, said: str) -> None:
+def test_layers_that_a_table_cannot_describe_are_named(layer: nn.Module, message: str) -> None:
     with pytest.raises(ValueError) as error:
         layers_of(nn.Sequential(nn.ReLU(), layer))
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_square_settings_may_be_pairs() -> None:

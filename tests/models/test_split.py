@@ -157,9 +157,9 @@ def test_split_gradients_equal_the_whole_models_at_every_cut(name: str) -> None:
         model.train()
         torch.testing.assert_close(model(images), copy.deepcopy(buffers)(images), atol=1e-9, rtol=0)
         model.zero_grad()
-        found = gradients_of_the_split(model, images, labels)
-        assert found.keys() == expected.keys()
-        for key, gradient in found.items():
+        result = gradients_of_the_split(model, images, labels)
+        assert result.keys() == expected.keys()
+        for key, gradient in result.items():
             torch.testing.assert_close(gradient, expected[key], atol=1e-6, rtol=0)
 
 
@@ -181,7 +181,7 @@ def test_default_cut_is_after_the_flatten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "said"),
+    ("cut", "message"),
     [
         (0, "model.cut = 0 is outside the model; it has 10 layers, use 1 to 9"),
         (10, "model.cut = 10 is outside the model"),
@@ -190,10 +190,10 @@ def test_default_cut_is_after_the_flatten() -> None:
         ("fc2", "model.cut = 10 is outside the model"),
     ],
 )
-def test_cut_outside_the_model(cut: int | str, said: str) -> None:
+def test_cut_outside_the_model(cut: int | str, message: str) -> None:
     with pytest.raises(ValueError) as error:
         models.build("cnn", (1, 28, 28), 10, cut=cut)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_cut_that_leaves_one_side_without_parameters_is_refused() -> None:
@@ -213,7 +213,7 @@ def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         (nn.Linear(3, 3), "the model is a Linear with 0 modules inside, and two or more"),
         (nn.Sequential(), "the model has 0 layers, and two or more"),
@@ -228,8 +228,8 @@ def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
     ],
     ids=["no layers", "empty", "outputs", "channels"],
 )
-def test_mistakes_in_a_users_own_model_are_named(own: nn.Module, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_mistakes_in_a_users_own_model_are_named(own: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         models.build_model(presets.preset("digits"), (1, 4, 4), 3, stages_of(own, (1, 4, 4)))
 
 
@@ -317,8 +317,10 @@ def test_a_layer_that_is_used_twice_stays_in_both_places() -> None:
 def test_a_cut_inside_a_residual_block_is_refused(cut: str, block: str) -> None:
     with pytest.raises(ValueError) as error:
         split(residual_model(), (1, 16, 16), cut)
-    said = f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; set"
-    assert said in str(error.value) and "\n" not in str(error.value)
+    message = (
+        f"model.cut = {cut!r} lies inside the residual block {block!r}, which cannot be cut; set"
+    )
+    assert message in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(
         ValueError, match=r"'row' is no layer of the model; its layers: stem, block"
     ):

@@ -111,9 +111,9 @@ def alike(module: nn.Module, shape: tuple[int, ...], training: bool, slots: int 
         x = torch.randn(slots * SHARE, *shape).contiguous(memory_format=torch.channels_last)
         got, wanted = together(x), alone(x)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-        given = torch.randn_like(got)
+        upstream = torch.randn_like(got)
         for stack, sgd in zip((together, alone), sgds, strict=True):
-            sgd.apply(stack.gradients(given))
+            sgd.apply(stack.gradients(upstream))
     assert largest_difference(together.tensors, alone.tensors) < 1e-5
     moved = largest_difference(together.tensors, Stack(module, slots).tensors)
     assert moved > 0.09
@@ -143,7 +143,7 @@ def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("layer", "message"),
     [
         (nn.Conv2d(2, 3, 3, padding="same"), "Conv2d"),
         (nn.Conv2d(2, 3, 3, padding_mode="reflect", padding=1), "Conv2d"),
@@ -155,11 +155,11 @@ def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
     ],
 )
 def test_what_cannot_be_stacked_is_named_and_computed_one_by_one(
-    layer: nn.Module, said: str, caplog: pytest.LogCaptureFixture
+    layer: nn.Module, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     template = small(nn.Conv2d(2, 2, 1), layer)
     stack = Stack(template.eval(), 2, together=True)
-    assert "one by one" in caplog.text and said in caplog.text
+    assert "one by one" in caplog.text and message in caplog.text
     assert len(caplog.messages) == 1 and "\n" not in caplog.messages[0]
     images = torch.randn(4, 2, 5, 5)
     each = torch.cat([template(share) for share in images.chunk(2)])

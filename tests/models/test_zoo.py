@@ -92,10 +92,10 @@ def test_the_papers_models_as_in_plain_torch(name: str) -> None:
     plain = nn.Sequential(OrderedDict(make())).eval()
     torch.manual_seed(3)
     table = models.uncut(name, (3, side, side), 10).eval()
-    expected, found = plain.state_dict(), table.state_dict()
-    assert list(found) == list(expected)
+    expected, result = plain.state_dict(), table.state_dict()
+    assert list(result) == list(expected)
     assert [key for key, _ in table.named_children()] == [key for key, _ in plain.named_children()]
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert all(torch.equal(result[key], value) for key, value in expected.items())
     assert [layer.p for layer in table if isinstance(layer, Dropout)] == [
         layer.p for layer in plain if isinstance(layer, nn.Dropout)
     ]
@@ -220,8 +220,8 @@ def test_residual_models_as_usually_written(
     table.load_state_dict(state)
     images = torch.randn(3, 3, 32, 32)
     for mode in (True, False):
-        found, expected = table.train(mode)(images), plain.train(mode)(images)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        result, expected = table.train(mode)(images), plain.train(mode)(images)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -44,13 +44,13 @@ def test_the_configuration_lists_nothing_that_exists() -> None:
 
 def test_models_are_counted_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["models"]}
-    assert list(told) == list(MODELS)
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["models"]}
+    assert list(listed) == list(MODELS)
     for name, row in MODELS.items():
         with torch.device("meta"):  # shapes without memory
             model = build(name, row.shape, row.classes, projector="none")
         counts = (model.features, parameter_count(model.bottom), parameter_count(model.top))
-        assert counts == tuple(told[name][key] for key in ("features", "bottom", "top")), name
+        assert counts == tuple(listed[name][key] for key in ("features", "bottom", "top")), name
 
 
 def test_an_unknown_model_is_refused_where_settings_are_read() -> None:

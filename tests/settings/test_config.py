@@ -12,7 +12,7 @@ BASE = {"clients": {"total": 10, "active": 5}}
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "message"),
     [
         ("clients.active=40", "clients.active = 40 exceeds clients.total = 10"),
         ("network.quorum=6", "network.quorum = 6 exceeds clients.active = 5"),
@@ -56,10 +56,10 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("data.labeled=0", "data.labeled = 0: should be greater than or equal to 1"),
     ],
 )
-def test_mistakes(assignment: str, said: str) -> None:
+def test_mistakes(assignment: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.parse(config.override(BASE, [assignment]))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
 
 
@@ -88,10 +88,10 @@ def test_several_mistakes_are_all_named() -> None:
     ],
 )
 def test_overrides(assignment: str, path: str, value: Any) -> None:
-    found: Any = config.parse(config.override({}, [assignment]))
+    result: Any = config.parse(config.override({}, [assignment]))
     for name in path.split("."):
-        found = getattr(found, name)
-    assert found == value and type(found) is type(value)
+        result = getattr(result, name)
+    assert result == value and type(result) is type(value)
 
 
 def test_overrides_leave_their_input_alone_and_the_last_one_counts() -> None:

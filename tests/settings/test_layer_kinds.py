@@ -36,7 +36,7 @@ def at(index: int, row: Any) -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         (3, "model.layers = 3 is not a list of layers"),
         ([], "model.layers is empty; give it layers"),
@@ -105,15 +105,15 @@ def at(index: int, row: Any) -> Rows:
         ),
     ],
 )
-def test_mistakes_in_a_table_are_one_line(rows: Any, said: str) -> None:
+def test_mistakes_in_a_table_are_one_line(rows: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.parse({"model": {"layers": rows}})
     text = str(error.value)
-    assert said in text and "\n" not in text and len(text) < 250
+    assert message in text and "\n" not in text and len(text) < 250
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         (
             at(0, {"kind": "conv", "channels": 4, "kernel": 9}),
@@ -163,11 +163,11 @@ def test_mistakes_in_a_table_are_one_line(rows: Any, said: str) -> None:
         ),
     ],
 )
-def test_layers_that_do_not_fit(rows: Rows, said: str) -> None:
+def test_layers_that_do_not_fit(rows: Rows, message: str) -> None:
     layers = parse_layers(rows)
     with pytest.raises(ValueError) as error:
         place(layers, (3, 8, 8), 5)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_every_layer_takes_and_gives() -> None:
@@ -227,8 +227,8 @@ def test_tables_in_toml_and_on_the_command_line(tmp_path: Any) -> None:
         encoding="utf-8",
     )
     assert config.parse(config.read(file)).model == with_layers().model
-    said = '[{kind="flatten"}, {kind = "linear"}]'
-    values = config.override({"model": {"name": "alexnet"}}, [f"model.layers={said}"])
+    layers = '[{kind="flatten"}, {kind = "linear"}]'
+    values = config.override({"model": {"name": "alexnet"}}, [f"model.layers={layers}"])
     chosen = config.parse(values).model
     assert chosen.layers == (Flatten(), Linear()) == chosen.table
     assert chosen.name == "custom"

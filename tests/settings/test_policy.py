@@ -28,7 +28,7 @@ def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"nose": 1}, "nose: .*known: codec"),
         ({"noise": -1}, "noise: .*greater than or equal to 0"),
@@ -53,8 +53,8 @@ def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
         ({"hijacking": "maybe"}, "hijacking: "),
     ],
 )
-def test_a_contradictory_policy_is_one_line(values: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_contradictory_policy_is_one_line(values: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse_policy(values)
 
 
@@ -85,8 +85,8 @@ def test_the_stricter_of_two_policies_counts_in_every_line() -> None:
 def test_terms_are_held_against_the_policy() -> None:
     config = parse({"wire": {"student_features": "int8", "teacher_features": "fp16"}})
     assert objections(Policy(codec="fp16"), config) == []
-    (said,) = objections(Policy(codec="int8"), config)
-    assert said.startswith("wire.teacher_features = 'fp16' is finer")
+    (message,) = objections(Policy(codec="int8"), config)
+    assert message.startswith("wire.teacher_features = 'fp16' is finer")
 
 
 FOR_FEATURES: dict[str, Any] = {
