@@ -1,5 +1,10 @@
-"""Every command of docs/tutorial.md, in its order, on small pictures; each machine is a folder."""
+"""Every command of docs/tutorial.md, in its order; each machine is a folder.
 
+`make test` makes everything small; `make test-slow` has the stated sizes. The photographs are those of
+scikit-image where it is installed, else textures made here.
+"""
+
+import importlib.util
 import re
 import shlex
 import shutil
@@ -12,10 +17,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.settings import config
@@ -25,9 +30,10 @@ from tests.processes import Forked
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 LASTING = ("serve", "join", "watch", "serve-model")
 """Commands that go on until they are done or stopped: processes of their own."""
-SMALL = ["data.size=16", "data.labeled=8", "rounds=2", "clients.batch=4", "clients.steps=2"]
+SMALL = ["data.size=16", "data.labeled=9", "rounds=2", "clients.batch=4", "clients.steps=2"]
 SMALL += ["server.batch=4", "server.steps=4", "model.projection=8", "data.augment.cutout=4"]
-SECONDS = 120
+SECONDS = 600
+PHOTOGRAPHS, PREDICTIONS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 
 
 def commands() -> list[tuple[str, list[str]]]:
@@ -38,23 +44,33 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def photographs(folder: Path, colour: tuple[int, int, int], count: int = 6) -> None:
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(sum(colour))
-    for number in range(count):
-        pixels = np.clip(rng.normal(colour, 40, (20, 24, 3)), 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+def textures() -> ModuleType:
+    """Return three pictures with the names and the size of scikit-image's photographs."""
+    rng = np.random.default_rng(0)
+    across = np.arange(512) // 4 % 8
+    noise = rng.normal(0, 20, (512, 512))
+    made = {
+        "brick": 120 + 60 * (across == 0)[:, None] + noise,
+        "grass": 120 + 60 * (across < 4)[None, :] + noise,
+        "gravel": 120 + 3 * noise,
+    }
+    module = ModuleType("skimage")
+    pictures = {name: np.clip(one, 0, 255).astype(np.uint8) for name, one in made.items()}
+    module.data = SimpleNamespace(  # type: ignore[attr-defined]
+        **{name: lambda one=one: one for name, one in pictures.items()}
+    )
+    return module
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Path:
-    colours = {"cat": (180, 80, 60), "dog": (60, 90, 180)}
-    for name, colour in colours.items():
-        for part in ("train", "test"):
-            photographs(tmp_path / "server" / "photos" / part / name, colour)
-    for number, colour in ((1, colours["cat"]), (2, colours["dog"])):
-        photographs(tmp_path / "server" / "photos" / "clients" / f"camera-{number}", colour)
-        photographs(tmp_path / f"camera-{number}" / "pictures", colour)
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if importlib.util.find_spec("skimage") is None:
+        monkeypatch.setitem(sys.modules, "skimage", textures())
+    (tmp_path / "server").mkdir()
+    monkeypatch.chdir(tmp_path / "server")
+    exec(compile(PHOTOGRAPHS, "tutorial.md", "exec"), {})
+    for camera in ("camera-1", "camera-2"):
+        shutil.copytree(Path("photos/clients") / camera, tmp_path / camera / "pictures")
     return tmp_path
 
 
@@ -113,8 +129,14 @@ def carry(machines: Path, machine: str) -> None:
         shutil.copytree(made, machines / machine / machine)
 
 
+@pytest.mark.parametrize(
+    "changes", [SMALL, pytest.param([], marks=pytest.mark.slow)], ids=["small", "as stated"]
+)
 def test_every_command_works_in_its_order(
-    machines: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    changes: list[str],
+    machines: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     ports = free_ports(3)
     names = {"train.example.org": "localhost", "0.0.0.0": "localhost"}
@@ -146,16 +168,15 @@ def test_every_command_works_in_its_order(
             printed = capsys.readouterr().out
             if target:
                 Path(target).write_text(printed, encoding="utf-8")
-                small = config.parse(config.override(config.read(Path(target)), SMALL))
+                small = config.parse(config.override(config.read(Path(target)), changes))
                 Path(target).write_text(to_toml(small), encoding="utf-8")
             if words[0] == "inspect":
                 (digest,) = re.findall(r"sha256:\w+", printed)
             if words[0] == "predict":
-                (example,) = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
-                exec(compile(example, "tutorial.md", "exec"), {})
-                assert re.search(r"\['(cat|dog)'", capsys.readouterr().out)
+                exec(compile(PREDICTIONS, "tutorial.md", "exec"), {})
+                assert re.search(r"\['(brick|grass|gravel)'", capsys.readouterr().out)
             if words[0] == "classify":
-                assert len(printed.splitlines()) == 1 + 6, "a heading and every picture"
+                assert len(printed.splitlines()) == 1 + 240, "a heading and every picture"
             done.append(words[0])
     expected = (
         "show partition plan run report certs serve inspect join watch evaluate predict export"

@@ -38,8 +38,15 @@ class Client:
 
 
 def last_weighted(bottom: nn.Sequential) -> _Layer | None:
-    """Return the last linear or convolutional layer of a bottom; None if it has none."""
-    layers = [layer for layer in bottom.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    """Return the last linear or ungrouped convolutional layer of a bottom; None if it has none.
+
+    A depthwise convolution multiplies each channel on its own, so its change is no product of matrices.
+    """
+    layers = [
+        layer
+        for layer in bottom.modules()
+        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+    ]
     return layers[-1] if layers else None
 
 

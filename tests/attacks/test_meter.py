@@ -82,3 +82,23 @@ def test_a_signal_says_that_the_measurement_is_not_finished(
     printed = capsys.readouterr().err
     assert "leakage was stopped before it had measured everything" in printed
     assert "before the first round" not in printed and not out.exists()
+
+
+def test_newer_layers_are_attacked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GroupNorm, LayerNorm, GELU and a depthwise convolution in the clients' part."""
+    monkeypatch.setattr(meter, "PUBLIC", 60)
+    monkeypatch.setattr(meter, "VICTIMS", 16)
+    layers = """[
+        {kind = "conv", channels = 8, stride = 4}, {kind = "groupnorm", groups = 2}, {kind = "gelu"},
+        {kind = "conv", channels = 8, groups = 8}, {kind = "layernorm"}, {kind = "gelu"},
+        {kind = "flatten"}, {kind = "linear"},
+    ]"""
+    small = [*SMALL[:-2], f"model.layers={' '.join(layers.split())}"]
+    words = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu", "-q"]
+    assert main([*words, "--out", str(tmp_path / "out"), "--set", *small]) == 0
+    results = json.loads((tmp_path / "out" / "leakage.json").read_text())
+    for row in results["features"]:
+        assert row["cut"] == "flatten1" and row["bytes_per_image"] == 4 * 8 * 25
+        assert 0 < row["mean_image"]["ssim"] < 1
+    # The depthwise layer's weights cannot be solved; the layer before it can.
+    assert {row["layer"] for row in results["uploads"]} == {"0"}

@@ -17,6 +17,7 @@ from semisfl import load
 from semisfl.cli.main import main
 from semisfl.data.dataset import Dataset
 from semisfl.runs.portable import describe
+from semisfl.runs.start import train
 from semisfl.use import export as exports
 from semisfl.use import onnx_file, parts
 from semisfl.use.classifier import Classifier
@@ -231,3 +232,56 @@ def test_mistakes_are_one_line(
         assert main(words) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("error: ") and said in line, line
+
+
+MODERN = """[
+    {kind = "conv", channels = 6, stride = 2},
+    {kind = "groupnorm", groups = 3},
+    {kind = "gelu"},
+    {kind = "conv", channels = 12, groups = 6, padding = 1},
+    {kind = "layernorm"},
+    {kind = "gelu"},
+    {kind = "avgpool"},
+    {kind = "flatten"},
+    {kind = "linear"},
+]"""
+
+
+class OwnModel(nn.Module):
+    """A user's module, of the same layers as `MODERN`, whose children in order do what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.GroupNorm(3, 6), nn.GELU())
+        self.depthwise = nn.Conv2d(6, 12, 3, padding=1, groups=6)
+        self.norm = nn.LayerNorm([12, 5, 5])
+        self.act = nn.GELU()
+        self.pool = nn.AvgPool2d(5)
+        self.fc = nn.Linear(12, toy.CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        shown = self.act(self.norm(self.depthwise(self.stem(images))))
+        return self.fc(self.pool(shown).flatten(1))
+
+
+@pytest.mark.parametrize("own", [None, OwnModel()], ids=["table", "module"])
+def test_onnx_of_newer_layers_as_a_table_and_as_a_users_module(
+    own: nn.Module | None, tmp_path: Path
+) -> None:
+    """GroupNorm, LayerNorm, GELU and a depthwise convolution, trained for a round."""
+    data = toy.dataset()
+    changes = ("rounds=1", *(() if own else (f"model.layers={MODERN}",)))
+    settings = toy.values("semisfl", *changes)
+    means = {"data": data, "partition": toy.partition(data), "device": "cpu"}
+    train(settings, **means, model=own, out=tmp_path / "run")  # type: ignore[arg-type]
+    model = load(tmp_path / "run", model=own)  # no layer table describes the module's nested stem
+    for part in parts.INPUTS:
+        export(model, PIXELS, tmp_path, part=part)
+    features = run_onnx(tmp_path / "bottom.onnx", PIXELS)
+    torch.testing.assert_close(features, model.features(PIXELS), rtol=1e-4, atol=1e-5)
+    for answer in (
+        run_onnx(tmp_path / "whole.onnx", PIXELS),
+        run_onnx(tmp_path / "top.onnx", features),
+    ):
+        torch.testing.assert_close(answer, model.probabilities(PIXELS), rtol=1e-4, atol=1e-6)
