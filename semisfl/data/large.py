@@ -16,6 +16,8 @@ MAX_PIXELS = 64 * 2**20
 """Most pixels that are decoded of one image."""
 MAX_JPEG = 2**28
 """Most pixels of a JPEG, whose decoder can leave out most of them (`draft`)."""
+TILE_WIDTH, TILE_LENGTH, TILE_STEP = 322, 323, 16
+"""Tags of a TIFF, and what the sides of its tiles are multiples of."""
 STRIP = 2**20
 """Pixels that are converted at a time."""
 GAP = 2
@@ -47,6 +49,14 @@ def check_pixels(image: Image.Image) -> None:
         raise TooLarge(
             f"a {image.width}x{image.height} {image.format} has more than {most >> 20} Mi pixels; "
             "make it smaller"
+        )
+    # A TIFF is decoded in whole tiles, which may claim to be far larger than the image.
+    tags = getattr(image, "tag_v2", {})
+    tile = tags.get(TILE_WIDTH, 0) * tags.get(TILE_LENGTH, 0)
+    if tile > max(LARGE, (image.width + TILE_STEP) * (image.height + TILE_STEP)):
+        raise TooLarge(
+            f"a {image.width}x{image.height} {image.format} has tiles of {tile} pixels; write it again "
+            "with smaller ones"
         )
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import io
+import struct
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,26 @@ def test_bombs_for_a_run(bombs: Path, tmp_path: Path) -> None:
     words = ["run", "digits", "--out", str(tmp_path / "run"), "--device", "cpu", "--set", *settings]
     ended = run_device(words, most=2 * MOST)
     assert ended.status == 0 and ended.peak < 1.5 * MOST, ended
+
+
+def tiled(side: int, tile: int) -> bytes:
+    """A grey TIFF of one tile, which may be larger than the image."""
+    data = zlib.compress(bytes(tile * tile), 9)
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile}
+    start = 8 + 2 + 12 * (len(tags) + 2) + 4
+    entries = {**tags, 324: start, 325: len(data)}
+    lines = (struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries))
+    return head + b"".join(lines) + struct.pack("<I", 0) + data
+
+
+def test_a_small_tiff_with_a_giant_tile_is_refused() -> None:
+    """Its decoder would take 268 MB for 64 x 64 pixels."""
+    forged = tiled(64, 16_384)
+    assert len(forged) < 300_000
+    with pytest.raises(TooLarge, match="a 64x64 TIFF has tiles of 268435456 pixels"):
+        open_image(forged)
+    assert pixels_of(open_image(tiled(64, 128)), (12, 12), 1).shape == (1, 12, 12)
 
 
 # --- the same image as before --------------------------------------------------------------------
