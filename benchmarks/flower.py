@@ -54,6 +54,7 @@ from semisfl.data.batches import RoundBatches, split_views  # noqa: E402
 from semisfl.fleet.base import FullRound, State, mean_state  # noqa: E402
 from semisfl.methods.full_model import states_of  # noqa: E402
 from semisfl.runs import experiment as experiments  # noqa: E402
+from semisfl.runs import run_data  # noqa: E402
 from semisfl.settings import config, presets  # noqa: E402
 from semisfl.settings.config import Config  # noqa: E402
 
@@ -105,7 +106,7 @@ client_app = ClientApp()
 def holdings(case: str, steps: int) -> tuple[Config, RoundBatches, tuple[Any, ...]]:
     """Load the data once per process, as a careful Flower app does."""
     chosen = settings(case, steps)
-    data, partition = experiments.load_data(chosen)
+    data, partition = run_data.load_data(chosen)
     augmentation = Augmentation.of(chosen.data.augment)
     normalizer = Normalizer.of(data.mean, data.std)
     batches = RoundBatches(data.images, augmentation, normalizer, torch.float32, whole=False)
@@ -115,7 +116,7 @@ def holdings(case: str, steps: int) -> tuple[Config, RoundBatches, tuple[Any, ..
 @lru_cache
 def plain_model(case: str) -> nn.Sequential:
     """Return the same layers with the same names in PyTorch's own Sequential."""
-    (model,) = assemble(case, 1).method.tested().values()
+    model = assemble(case, 1).method.tested()["student"]
     halves = [
         (name, nn.Sequential(OrderedDict(half.named_children())))
         for name, half in model.named_children()
@@ -192,7 +193,7 @@ class TakingTurns(FedAvg):
 class Ours:
     def __init__(self, case: str, steps: int) -> None:
         experiment = assemble(case, steps)
-        (self.model,) = experiment.method.tested().values()
+        self.model = experiment.method.tested()["student"]
         self.fleet = experiment.fleet
         self.steps = steps
         self.seconds: list[float] = []

@@ -182,7 +182,7 @@ def test_a_signal_during_evaluation_is_noticed_between_two_batches() -> None:
     experiment = assemble("supervised", "rounds=1")
     experiment.test_images = experiment.test_images.repeat(20, 1, 1, 1)
     experiment.test_labels = experiment.test_labels.repeat(20)
-    (model,) = experiment.method.tested().values()
+    model = experiment.method.tested()["student"]
     model.train()
     seen: list[int] = []
 

@@ -50,7 +50,7 @@ def test_disjoint_complete_and_nobody_empty(sizes, unknown, clients, extra, alph
     assume(sum(sizes) >= labeled and sum(sizes) + unknown - labeled >= clients)
     labels = np.concatenate([np.repeat(np.arange(classes), sizes), np.full(unknown, -1)])
     labels = np.random.default_rng(seed).permutation(labels)
-    found = cut(
+    result = cut(
         labels,
         labeled=labeled,
         clients=clients,
@@ -59,15 +59,15 @@ def test_disjoint_complete_and_nobody_empty(sizes, unknown, clients, extra, alph
         seed=seed,
         classes=classes,
     )
-    held = np.concatenate([found.labeled, *found.clients])
+    held = np.concatenate([result.labeled, *result.clients])
     assert np.array_equal(np.sort(held), np.arange(len(labels)))
-    assert len(found.labeled) == labeled
-    assert (labels[found.labeled] >= 0).all()
-    assert len(found.clients) == clients
-    assert all(len(rows) for rows in found.clients)
-    assert all(rows.dtype == np.int64 for rows in (found.labeled, *found.clients))
+    assert len(result.labeled) == labeled
+    assert (labels[result.labeled] >= 0).all()
+    assert len(result.clients) == clients
+    assert all(len(rows) for rows in result.clients)
+    assert all(rows.dtype == np.int64 for rows in (result.labeled, *result.clients))
     # The server's share of a class is its quota, rounded, but at least one of each class present.
-    counts = np.bincount(labels[found.labeled], minlength=classes)
+    counts = np.bincount(labels[result.labeled], minlength=classes)
     assert (counts[np.array(sizes) > 0] >= 1).all()
     if min(sizes) * labeled >= sum(sizes):
         quota = np.array(sizes) * labeled / sum(sizes)
@@ -86,23 +86,23 @@ def test_labels_are_shared_by_runs_that_differ_in_clients_and_skew():
 
 def test_labels_are_stratified_not_balanced():
     labels = np.repeat(np.arange(10), SVHN_SIZES)
-    found = cut(labels, labeled=1000)
-    assert tuple(np.bincount(labels[found.labeled])) == SVHN_LABELS
+    result = cut(labels, labeled=1000)
+    assert tuple(np.bincount(labels[result.labeled])) == SVHN_LABELS
     assert tuple(np.bincount(CIFAR[cut().labeled])) == (400,) * 10
 
 
 def test_iid_sizes_on_cifar():
-    found = cut()
-    sizes = np.array([len(rows) for rows in found.clients])
+    result = cut()
+    sizes = np.array([len(rows) for rows in result.clients])
     assert sizes.sum() == 46_000
     assert abs(sizes - 46_000 / 30).max() < 6
-    mixes = np.stack([np.bincount(CIFAR[rows], minlength=10) for rows in found.clients])
+    mixes = np.stack([np.bincount(CIFAR[rows], minlength=10) for rows in result.clients])
     assert abs(mixes - 4600 / 30).max() < 1
 
 
-def mean_divergence(found: Partition, labels: np.ndarray) -> float:
+def mean_divergence(result: Partition, labels: np.ndarray) -> float:
     """Mean over clients of KL(class mix || uniform)."""
-    mixes = np.stack([np.bincount(labels[rows], minlength=10) for rows in found.clients])
+    mixes = np.stack([np.bincount(labels[rows], minlength=10) for rows in result.clients])
     shares = mixes / mixes.sum(axis=1, keepdims=True)
     logs = np.log(np.where(shares > 0, shares * 10, 1))
     return float((shares * logs).sum(axis=1).mean())
@@ -119,8 +119,8 @@ def mean_divergence(found: Partition, labels: np.ndarray) -> float:
     ],
 )
 def test_skew_is_as_stated(kind, alpha, stated):
-    found = [cut(kind=kind, alpha=alpha, seed=seed) for seed in range(15)]
-    measured = np.mean([mean_divergence(partition, CIFAR) for partition in found])
+    result = [cut(kind=kind, alpha=alpha, seed=seed) for seed in range(15)]
+    measured = np.mean([mean_divergence(partition, CIFAR) for partition in result])
     assert measured == pytest.approx(stated, abs=0.04)
 
 
@@ -137,25 +137,25 @@ def test_dirichlet_sizes_vary():
 def test_a_class_without_a_share_is_still_dealt_to_clients():
     # At this alpha most of the draws are exactly 0.
     labels = np.repeat(np.arange(50), 20)
-    found = cut(labels, labeled=50, clients=3, kind="dirichlet", alpha=1e-4, classes=50)
-    mixes = np.stack([np.bincount(labels[rows], minlength=50) for rows in found.clients])
+    result = cut(labels, labeled=50, clients=3, kind="dirichlet", alpha=1e-4, classes=50)
+    mixes = np.stack([np.bincount(labels[rows], minlength=50) for rows in result.clients])
     assert mixes.sum() == 950
     assert (mixes.max(axis=0) <= 7).sum() > 40  # 19 images over 3 clients
 
 
 def test_a_client_without_images_takes_one_from_the_largest():
-    found = cut(
+    result = cut(
         np.repeat([0, 1], 10), labeled=2, clients=15, kind="dirichlet", alpha=0.01, classes=2
     )
-    assert min(len(rows) for rows in found.clients) == 1
+    assert min(len(rows) for rows in result.clients) == 1
 
 
 def test_images_of_unknown_label_are_spread_evenly():
     labels = np.concatenate([np.repeat([0, 1], 50), np.full(900, -1)])
-    found = cut(labels, labeled=100, clients=9, kind="dirichlet", alpha=0.1, classes=2)
-    assert [len(rows) for rows in found.clients] == [100] * 9
+    result = cut(labels, labeled=100, clients=9, kind="dirichlet", alpha=0.1, classes=2)
+    assert [len(rows) for rows in result.clients] == [100] * 9
     # Shuffled first: no client holds a run of neighbours.
-    assert all(np.ptp(rows) > 500 for rows in found.clients)
+    assert all(np.ptp(rows) > 500 for rows in result.clients)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,14 @@ def folders(clients) -> Dataset:
 
 def test_by_folder_keeps_the_folders_and_draws_labels_from_the_rest():
     clients = {"ann": np.arange(60, 70), "bob": np.array([99, 70, 5, 6])}
-    found = by_folder(folders(clients), labeled=30, seed=3)
-    assert [rows.tolist() for rows in found.clients] == [list(range(60, 70)), [5, 6, 70, 99]]
-    assert len(found.labeled) == 30
-    assert not set(found.labeled.tolist()) & {5, 6}
-    counts = np.bincount(np.repeat(np.arange(3), 20)[found.labeled])
+    result = by_folder(folders(clients), labeled=30, seed=3)
+    assert [rows.tolist() for rows in result.clients] == [list(range(60, 70)), [5, 6, 70, 99]]
+    assert len(result.labeled) == 30
+    assert not set(result.labeled.tolist()) & {5, 6}
+    counts = np.bincount(np.repeat(np.arange(3), 20)[result.labeled])
     assert counts.tolist() == [9, 11, 10]  # 30 of 18, 20 and 20: quotas 9.3, 10.3 and 10.3
-    assert same(found, by_folder(folders(clients), labeled=30, seed=3))
-    assert not same(found, by_folder(folders(clients), labeled=30, seed=4))
+    assert same(result, by_folder(folders(clients), labeled=30, seed=3))
+    assert not same(result, by_folder(folders(clients), labeled=30, seed=4))
 
 
 def test_by_folder_errors():

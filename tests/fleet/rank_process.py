@@ -50,11 +50,11 @@ class World:
 
     def serve(self) -> None:
         """The life of another rank."""
-        while (said := self.all.hear())["do"] != "quit":
-            if said["do"] == "ping":
+        while (message := self.all.hear())["do"] != "quit":
+            if message["do"] == "ping":
                 self.all.answer(rank=self.all.rank)
-            elif self.all.rank < said["count"]:
-                RankWorker(self.first(said["count"]), prepare).serve()
+            elif self.all.rank < message["count"]:
+                RankWorker(self.first(message["count"]), prepare).serve()
 
 
 def prepare(config: Config) -> FleetSetup:

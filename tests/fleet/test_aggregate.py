@@ -57,10 +57,10 @@ def test_the_usual_length_is_the_shorter_of_two_and_between_the_middle_two_of_fo
 
 def test_krum_leaves_out_the_farthest() -> None:
     updates = torch.cat([HONEST[:5] * 0.1, torch.full((1, 40), 5.0), HONEST[5:7] * 0.1])
-    found = rule_named("krum")(updates, settings("krum", attackers=0.1).of_rule)
-    assert list(found.held_back) == [5] and "farthest" in found.held_back[5]
+    actual = rule_named("krum")(updates, settings("krum", attackers=0.1).of_rule)
+    assert list(actual.held_back) == [5] and "farthest" in actual.held_back[5]
     kept = [0, 1, 2, 3, 4, 6, 7]
-    torch.testing.assert_close(found.update, updates[kept].mean(0))
+    torch.testing.assert_close(actual.update, updates[kept].mean(0))
     few = updates[:4]
     torch.testing.assert_close(result("krum", few, attackers=0.4), few.mean(0))
 
@@ -89,10 +89,10 @@ def states(poisoned: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def test_the_mean_is_the_plain_one_bit_by_bit() -> None:
-    given, held = states(), HeldBack()
-    found = combine(settings("mean"), given, given[2], held)
-    for name, value in mean_state(list(given.values())).items():
-        assert torch.equal(found[name], value) and found[name].dtype == value.dtype
+    inputs, held = states(), HeldBack()
+    actual = combine(settings("mean"), inputs, inputs[2], held)
+    for name, value in mean_state(list(inputs.values())).items():
+        assert torch.equal(actual[name], value) and actual[name].dtype == value.dtype
     assert held.take() is None
 
 
@@ -101,15 +101,15 @@ def test_aggregated_states_keep_their_form_and_clients_held_back_are_named(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "semisfl")
-    given, held = states(poisoned=1e4), HeldBack()
+    inputs, held = states(poisoned=1e4), HeldBack()
     reference = mean_state(list(states().values()))
-    found = combine(settings(name), given, reference, held)
-    for key, value in given[2].items():
-        assert found[key].shape == value.shape and found[key].dtype == value.dtype, key
-    assert int(found["bn.num_batches_tracked"]) == 5
-    assert found["conv.weight"].abs().max() < 10 and (found["bn.running_var"] >= 0).all()
-    said = held.take()
-    assert said is not None and list(said) == ["4"] and said["4"] in caplog.text
+    actual = combine(settings(name), inputs, reference, held)
+    for key, value in inputs[2].items():
+        assert actual[key].shape == value.shape and actual[key].dtype == value.dtype, key
+    assert int(actual["bn.num_batches_tracked"]) == 5
+    assert actual["conv.weight"].abs().max() < 10 and (actual["bn.running_var"] >= 0).all()
+    message = held.take()
+    assert message is not None and list(message) == ["4"] and message["4"] in caplog.text
     assert "client 4 is held back" in caplog.text and held.take() is None
 
 
@@ -117,18 +117,18 @@ def test_aggregated_states_keep_their_form_and_clients_held_back_are_named(
 def test_updates_to_a_negative_variance_leave_none(name: str) -> None:
     reference = {"bn.running_var": torch.tensor([0.2, 0.3]), "bn.running_mean": torch.zeros(2)}
     sent = {"bn.running_var": torch.tensor([-0.4, 0.5]), "bn.running_mean": torch.full((2,), -1.0)}
-    found = combine(settings(name), dict.fromkeys(range(3), sent), reference, HeldBack())
-    assert found["bn.running_var"].tolist() == pytest.approx([0.0, 0.5])
-    assert found["bn.running_mean"].tolist() == pytest.approx([-1.0, -1.0])
+    actual = combine(settings(name), dict.fromkeys(range(3), sent), reference, HeldBack())
+    assert actual["bn.running_var"].tolist() == pytest.approx([0.0, 0.5])
+    assert actual["bn.running_mean"].tolist() == pytest.approx([-1.0, -1.0])
 
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_unchanged_weights_stay_as_they_are(name: str) -> None:
     reference = states()[2]
-    found = combine(
+    actual = combine(
         settings(name), {1: reference, 3: reference, 6: reference}, reference, HeldBack()
     )
-    toy.assert_same(found, reference)
+    toy.assert_same(actual, reference)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +145,12 @@ def test_every_fleet_aggregates_alike(method: str, name: str) -> None:
     changes = {"semifl": {"confidence_threshold": 0.0}, "fedswitch": {"confidence_threshold": 0.2}}
     config = tiny(3, method=method, rounds=1, robust={"aggregate": name}, **changes)
     plain = tiny(3, method=method, rounds=1, **changes)
-    found = []
+    actual = []
     for kind, settings_ in (("local", config), ("network", config), ("local", plain)):
         with FLEETS[kind](settings_) as fixture:
             run_rounds(fixture.experiment)
-            found.append(weights(fixture.experiment))
-    local, network, mean = found
+            actual.append(weights(fixture.experiment))
+    local, network, mean = actual
     for key, value in local.items():
         torch.testing.assert_close(value, network[key], rtol=1e-4, atol=1e-5, msg=key)
     assert any(not torch.equal(value, mean[key]) for key, value in local.items()), "it is used"

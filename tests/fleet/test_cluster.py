@@ -88,7 +88,7 @@ def test_a_run_is_that_of_one_process_to_the_last_bit(
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     method = case.partition(",")[0]
     config = tiny(5, method=method, rounds=2, clients={"active": 3}, **CASES[case])
-    found = []
+    result = []
     for kind in ("local", ranks):
         with FLEETS[kind](config) as fixture:
             rows = [
@@ -96,8 +96,8 @@ def test_a_run_is_that_of_one_process_to_the_last_bit(
                 for row in run_rounds(fixture.experiment).rounds
             ]
             counts = dict(fixture.experiment.fleet.traffic.counts)
-            found.append((rows, counts, weights(fixture.experiment)))
-    local, cluster = found
+            result.append((rows, counts, weights(fixture.experiment)))
+    local, cluster = result
     assert local[0] == cluster[0] and local[1] == cluster[1]
     assert local[2].keys() == cluster[2].keys()
     for name, value in local[2].items():
@@ -117,7 +117,7 @@ def stopping(experiment: Experiment) -> Callable[[ClientWork, FullRound], list[C
 
 def test_a_round_that_was_given_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features and results that were on their way are taken and forgotten, and not counted."""
-    found = []
+    result = []
     for kind in ("local", "two ranks"):
         config = tiny(3, method="fedswitch")
         with FLEETS[kind](config) as fixture:
@@ -134,8 +134,8 @@ def test_a_round_that_was_given_up_leaves_nothing_behind(monkeypatch: pytest.Mon
             experiment.stop.requested = False
             experiment.undo_round(before)
             experiment.method.round(0)
-            found.append((experiment.fleet.traffic.counts, weights(experiment)))
-    (counts, ours), (their_counts, theirs) = found
+            result.append((experiment.fleet.traffic.counts, weights(experiment)))
+    (counts, ours), (their_counts, theirs) = result
     assert counts == their_counts
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name

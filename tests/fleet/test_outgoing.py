@@ -79,11 +79,11 @@ def test_gradients_go_back_through_the_clip_and_the_noise() -> None:
     outgoing.agree(tiny(1, policy={"noise": 0.3, "clip": 2.0, **UPDATES}))
     outgoing.start_round(0, (0,), simulated().hardware)
     rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 5
-    given = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     _, guarded = outgoing.features(rows, rows, 1)
-    ours = guarded.gradient(given)
+    ours = guarded.gradient(inputs)
     unit = rows / rows.norm(dim=1, keepdim=True)
-    across = given - (given * unit).sum(1, keepdim=True) * unit
+    across = inputs - (inputs * unit).sum(1, keepdim=True) * unit
     assert torch.allclose(ours, across * 2.0 / rows.norm(dim=1, keepdim=True), atol=1e-5)
 
 

@@ -95,10 +95,10 @@ def test_a_plan_says_what_crosses(method: str) -> None:
     with FLEETS["local"](config) as fixture:
         (row,) = run_rounds(fixture.experiment).rounds
     for group in row["bytes_by_client"]:
-        said = usual.by_kind() | {"clients": group["clients"]}
+        message = usual.by_kind() | {"clients": group["clients"]}
         if "teacher_down" not in group:  # FedSwitch-SL may label without one
-            del said["teacher_down"]
-        assert group == said
+            del message["teacher_down"]
+        assert group == message
 
 
 @both

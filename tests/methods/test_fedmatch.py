@@ -234,8 +234,8 @@ def test_nearest_are_those_a_kd_tree_finds() -> None:
     tree = spatial.KDTree(points)
     embeddings = {client: torch.from_numpy(point) for client, point in enumerate(points)}
     for client in range(40):
-        _, found = tree.query(points[client], k=3)
-        assert nearest(embeddings, client, 2) == [c for c in found.tolist() if c != client][:2]
+        _, actual = tree.query(points[client], k=3)
+        assert nearest(embeddings, client, 2) == [c for c in actual.tolist() if c != client][:2]
     assert nearest({0: torch.zeros(2), 1: torch.ones(2)}, 0, 2) == []
 
 

@@ -76,9 +76,9 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
                     voice.eval()(weak[step]).softmax(1).max(1)
                     for voice in (labeller, mine, teacher)
                 )
-            said = [torch.where(v >= threshold, n, -1) for v, n in (average, current, sent)]
+            message = [torch.where(v >= threshold, n, -1) for v, n in (average, current, sent)]
             if step:
-                told_apart |= {n for n in (1, 2) if not torch.equal(said[0], said[n])}
+                told_apart |= {n for n in (1, 2) if not torch.equal(message[0], message[n])}
             confidence, labels = average if by_teacher else current
             losses = F.cross_entropy(mine.train()(strong[step]), labels, reduction="none")
             optimizer.zero_grad()

@@ -60,10 +60,10 @@ def test_adversarial_weights_are_scaled_by_the_weights_sizes() -> None:
         layer.bias.fill_(3.0)
     # loss = 5 w + 2 b: gradients 5 and 2; t = |w| + 0.5 = 2.5 for the weight, 1 for the bias.
     loss = (5 * layer.weight + 2 * layer.bias).sum()
-    found = adversarial(layer, loss, 0.1, 0.5)
+    actual = adversarial(layer, loss, 0.1, 0.5)
     length = math.hypot(12.5, 2.0)
-    assert float(found["weight"].detach()) == pytest.approx(-2 + 0.1 * 2.5 * 12.5 / length)
-    assert float(found["bias"].detach()) == pytest.approx(3 + 0.1 * 2.0 / length)
+    assert float(actual["weight"].detach()) == pytest.approx(-2 + 0.1 * 2.5 * 12.5 / length)
+    assert float(actual["bias"].detach()) == pytest.approx(3 + 0.1 * 2.0 / length)
 
 
 @pytest.mark.parametrize("batchnorm", [False, True])

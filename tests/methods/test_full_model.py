@@ -18,12 +18,12 @@ def test_rates_are_means_over_those_who_contributed() -> None:
             7, {"model": STATE}, {"loss": 4.0, "loss_consistency": 2.0, "coverage": 0.625}
         ),
     ]
-    said = report(results)
-    assert said["contributing"] == 2
-    assert said["loss_semi"] == pytest.approx(2.5)
-    assert said["loss_consistency"] == pytest.approx(1.25)
-    assert said["mask_rate"] == pytest.approx(1 - (0.25 + 0.625) / 2)
-    assert said["coverage_by_client"] == {"2": 0.25, "7": 0.625}
+    reported = report(results)
+    assert reported["contributing"] == 2
+    assert reported["loss_semi"] == pytest.approx(2.5)
+    assert reported["loss_consistency"] == pytest.approx(1.25)
+    assert reported["mask_rate"] == pytest.approx(1 - (0.25 + 0.625) / 2)
+    assert reported["coverage_by_client"] == {"2": 0.25, "7": 0.625}
     assert report([ClientResult(5, {}, {})]) == {"contributing": 0}
 
 
@@ -44,7 +44,7 @@ def test_mask_rate_is_the_share_of_images_that_are_not_confident(
 def test_supervised_steps_train_batchnorm_and_dropout() -> None:
     """In train mode: statistics of the batches are tracked, and dropout is on."""
     experiment = toy.assemble("supervised", batchnorm=True)
-    (model,) = experiment.method.tested().values()
+    model = experiment.method.tested()["student"]
     before = model.get_buffer("bottom.bn.running_mean").clone()
     experiment.method.round(0)
     assert int(model.get_buffer("bottom.bn.num_batches_tracked")) == 5  # server.steps

@@ -31,79 +31,79 @@ def logits_of(labels: torch.Tensor) -> torch.Tensor:
 
 def test_without_limits_vectors_are_unchanged() -> None:
     limit = influence()
-    given = features(torch.randn(6, 5))
+    inputs = features(torch.randn(6, 5))
     labels, confident = torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.bool)
-    assert limit.limited(given, ACTIVE) is given
-    found = limit.believed(given, ACTIVE, torch.randn(6, 4), labels, confident)
-    assert found[0] is labels and found[1] is confident
-    assert limit.as_positives(given, labels, confident) is confident
+    assert limit.limited(inputs, ACTIVE) is inputs
+    result = limit.believed(inputs, ACTIVE, torch.randn(6, 4), labels, confident)
+    assert result[0] is labels and result[1] is confident
+    assert limit.as_positives(inputs, labels, confident) is confident
 
 
 def test_long_vectors_are_shortened_to_the_limit_and_others_unchanged() -> None:
     limit, rows = limited(), torch.ones(6, 4)
     rows[4:] *= torch.tensor([[50.0], [1.5]])
-    found = limit.limited(features(rows.clone()), ACTIVE)
+    result = limit.limited(features(rows.clone()), ACTIVE)
     # Each client's mean length is 2, 2 and 51.5: the median is 2, twice that is taken.
-    assert found.student.detach().norm(dim=1).tolist() == pytest.approx([2, 2, 2, 2, 4, 3])
-    assert found.teacher.norm(dim=1).tolist() == pytest.approx([4, 4, 4, 4, 8, 6])
-    assert torch.equal(found.student.detach()[[0, 1, 2, 3, 5]], rows[[0, 1, 2, 3, 5]])
-    assert found.student.is_leaf and found.student.requires_grad
+    assert result.student.detach().norm(dim=1).tolist() == pytest.approx([2, 2, 2, 2, 4, 3])
+    assert result.teacher.norm(dim=1).tolist() == pytest.approx([4, 4, 4, 4, 8, 6])
+    assert torch.equal(result.student.detach()[[0, 1, 2, 3, 5]], rows[[0, 1, 2, 3, 5]])
+    assert result.student.is_leaf and result.student.requires_grad
 
 
 def test_a_client_that_swaps_classes_is_excluded_and_named() -> None:
     limit, held = limited(), HeldBack()
-    given = features(torch.ones(12, 4))
+    inputs = features(torch.ones(12, 4))
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0])
     seen = torch.tensor([0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3])  # three of four, all, none
     confident = torch.ones(12, dtype=torch.bool)
     limit.start_round()
-    used, kept = limit.believed(given, ACTIVE, logits_of(seen), labels, confident)
+    used, kept = limit.believed(inputs, ACTIVE, logits_of(seen), labels, confident)
     assert kept.tolist() == [True] * 8 + [False] * 4
     assert used.tolist() == [*labels[:8].tolist(), *[NO_LABEL] * 4]
     limit.tell(ACTIVE, held)
-    said = held.take()
-    assert said is not None and list(said) == ["9"]
-    assert "unused in 1 of 1 steps: student and teacher ones agree on 0% of classes" in said["9"]
+    message = held.take()
+    assert message is not None and list(message) == ["9"]
+    assert "unused in 1 of 1 steps: student and teacher ones agree on 0% of classes" in message["9"]
 
 
 def test_agreement_is_that_of_the_round_so_far_and_of_confident_labels() -> None:
     limit = limited()
-    given, none = features(torch.ones(6, 4)), torch.zeros(6, dtype=torch.bool)
+    inputs, none = features(torch.ones(6, 4)), torch.zeros(6, dtype=torch.bool)
     labels, all_ = torch.tensor([0, 1, 0, 1, 0, 1]), torch.ones(6, dtype=torch.bool)
     right, wrong = logits_of(labels), logits_of(torch.tensor([0, 1, 0, 1, 1, 0]))
     limit.start_round()
     # Nobody is confident: nothing is known of anybody.
-    assert not limit.believed(given, ACTIVE, wrong, labels, none)[1].any()
-    assert limit.believed(given, ACTIVE, right, labels, all_)[1].all()
+    assert not limit.believed(inputs, ACTIVE, wrong, labels, none)[1].any()
+    assert limit.believed(inputs, ACTIVE, right, labels, all_)[1].all()
     # Two right and two wrong so far is half of what the others have, and not less.
-    assert limit.believed(given, ACTIVE, wrong, labels, all_)[1].all()
+    assert limit.believed(inputs, ACTIVE, wrong, labels, all_)[1].all()
     assert (
-        limit.believed(given, ACTIVE, wrong, labels, all_)[1].tolist() == [True] * 4 + [False] * 2
+        limit.believed(inputs, ACTIVE, wrong, labels, all_)[1].tolist() == [True] * 4 + [False] * 2
     )
     limit.start_round()
-    assert limit.believed(given, ACTIVE, right, labels, all_)[1].all(), "a new round, a new slate"
+    assert limit.believed(inputs, ACTIVE, right, labels, all_)[1].all(), "a new round, a new slate"
 
 
 def test_a_client_that_left_is_not_mistaken_for_another() -> None:
     limit, held = limited(), HeldBack()
-    given = features(torch.ones(4, 4), clients=(4, 9))
+    inputs = features(torch.ones(4, 4), clients=(4, 9))
     labels = torch.tensor([0, 1, 0, 1])
     limit.start_round()
     seen = logits_of(torch.tensor([0, 1, 1, 0]))
-    limit.believed(given, ACTIVE, seen, labels, torch.ones(4, dtype=torch.bool))
+    limit.believed(inputs, ACTIVE, seen, labels, torch.ones(4, dtype=torch.bool))
     limit.tell(ACTIVE, held)
     assert list(held.take() or {}) == ["9"]
 
 
 def test_a_class_has_keys_of_several_clients() -> None:
     limit = limited("robust.class_share=0.5")
-    given = features(torch.ones(12, 4))
+    inputs = features(torch.ones(12, 4))
     labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 0, 2, 2, 2])
-    found = limit.as_positives(given, labels, torch.ones(12, dtype=torch.bool))
+    result = limit.as_positives(inputs, labels, torch.ones(12, dtype=torch.bool))
     # Of class 0 the first client may have as many as the others together (2), of class 2 the third one
     # 1; who shows a class alone keeps one.
-    assert found.tolist() == [1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0]
-    assert limited().as_positives(given, labels, found) is found, "1: no limit"
+    assert result.tolist() == [1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 0]
+    assert limited().as_positives(inputs, labels, result) is result, "1: no limit"
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])

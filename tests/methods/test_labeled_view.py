@@ -27,8 +27,8 @@ def test_every_method_reads_the_view(method: str) -> None:
 
 def test_a_view_that_the_method_has_anyway_is_the_same_configuration() -> None:
     for method, own in (("semisfl", "strong"), ("fedswitch-sl", "weak")):
-        said = parse({"method": method, "server": {"labeled_view": own, "steps": 7}})
-        assert said == parse({"method": method, "server": {"steps": 7}})
+        message = parse({"method": method, "server": {"labeled_view": own, "steps": 7}})
+        assert message == parse({"method": method, "server": {"steps": 7}})
     assert parse({"server": {"labeled_view": "weak"}}).server.labeled_view == "weak"
 
 

@@ -184,19 +184,19 @@ def test_an_image_left_over_joins_a_batch_and_is_counted(sizes: tuple[int, ...])
     values = [model[:2](part).detach().double() for part in images.split(joined)]
     mean = torch.stack([part.mean(0) for part in values]).mean(0)
     variance = torch.stack([part.var(0) for part in values]).mean(0)
-    found = statistics_of(model)
-    assert count == len(joined) == int(found["bn.num_batches_tracked"])
-    torch.testing.assert_close(found["bn.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found["bn.running_var"].double(), variance, rtol=1e-5, atol=1e-6)
+    actual = statistics_of(model)
+    assert count == len(joined) == int(actual["bn.num_batches_tracked"])
+    torch.testing.assert_close(actual["bn.running_mean"].double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual["bn.running_var"].double(), variance, rtol=1e-5, atol=1e-6)
 
 
 def test_the_only_image_of_a_client_has_finite_statistics() -> None:
     model = flat_network()
     image = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(3))
     assert recompute_statistics(model, [image]) == 1
-    found = statistics_of(model)
-    torch.testing.assert_close(found["bn.running_mean"], model[:2](image)[0].detach())
-    assert found["bn.running_var"].tolist() == [0.0] * 6
+    actual = statistics_of(model)
+    torch.testing.assert_close(actual["bn.running_mean"], model[:2](image)[0].detach())
+    assert actual["bn.running_var"].tolist() == [0.0] * 6
 
 
 def test_a_round_whose_clients_have_an_image_left_over() -> None:
@@ -211,8 +211,8 @@ def test_a_round_whose_clients_have_an_image_left_over() -> None:
     row = method.round(0)
     assert row.contributing == 3
     (model,) = method.tested().values()
-    found = statistics_of(model)
-    assert all(bool(value.isfinite().all()) for value in found.values()) and len(found) == 3
+    actual = statistics_of(model)
+    assert all(bool(value.isfinite().all()) for value in actual.values()) and len(actual) == 3
 
 
 def test_tested_statistics_are_those_of_the_server_and_the_coming_clients() -> None:
@@ -255,21 +255,21 @@ def lying(experiment: Experiment, liar: int) -> None:
 
 @pytest.mark.parametrize("rule", ["mean", "clipped_mean", "median"])
 def test_one_client_s_statistics_are_limited_as_its_weights_are(rule: str) -> None:
-    found = {}
+    actual = {}
     for liar in (None, 1):
         experiment, method = make("clients.active=3", f"robust.aggregate={rule}", batchnorm=True)
         if liar is not None:
             lying(experiment, liar)
         method._recompute_statistics(0, (0, 1, 2))
-        found[liar] = statistics_of(method.model)
+        actual[liar] = statistics_of(method.model)
         assert (
             liar is None
             or rule != "clipped_mean"
             or "1" in (experiment.fleet.held_back.take() or {})
         )
     times = [
-        float(found[1][name].norm() / value.norm())
-        for name, value in found[None].items()
+        float(actual[1][name].norm() / value.norm())
+        for name, value in actual[None].items()
         if value.is_floating_point()
     ]
     if rule == "mean":
