@@ -12,7 +12,7 @@ from semisfl.attacks import meter
 from semisfl.cli.main import main
 from semisfl.settings.bits import row_bits
 
-NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.01"
+NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"
 CONV = '{kind = "conv", channels = 8, kernel = 5}, {kind = "relu"}, {kind = "pool"}'
 LAYERS = f'[{CONV}, {CONV}, {{kind = "flatten"}}, {{kind = "linear"}}]'
 SMALL = ["clients.steps=1", "clients.active=1", "server.steps=2", "model.projector=linear"]
