@@ -59,7 +59,9 @@ def lonely_server(folder: Path, clients: int, port: int, state: Any) -> None:
         state["megabytes"] = (resident() - empty) / 2**20
         state["cpu"] = time.process_time()
         delays = sorted(
-            session.delay for session in list(fleet._listener.sessions.values()) if session.delay
+            session.delay
+            for session in list(fleet._listener.table.enrolled.values())
+            if session.delay
         )
         if delays:
             state["heartbeats"], state["p99"] = len(delays), delays[int(0.99 * (len(delays) - 1))]

@@ -70,7 +70,7 @@ class TransportLoop:
 
     def __init__(self, fleet: NetworkFleet) -> None:
         assert fleet.wait_for(CLIENTS, 60)
-        self._sessions = list(fleet._listener.sessions.values())
+        self._sessions = list(fleet._listener.table.enrolled.values())
         self._inbox = fleet._questions._context.inbox
         self._gradients = os.urandom(4 * BATCH * FEATURES)
 

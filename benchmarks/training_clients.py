@@ -144,7 +144,7 @@ def serve(
                 "server_cpu_seconds_a_round": round((time.process_time() - cpu) / case.rounds, 2),
                 "descriptors": descriptors,
                 "rounds_repeated": repeated.count,
-                "strikes": sum(fleet._listener._strikes.values()),
+                "strikes": sum(fleet._listener.penalties.strikes.values()),
                 "everybody_back": everybody_back,
             }
         )

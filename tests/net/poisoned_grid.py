@@ -60,7 +60,9 @@ def attacked_run(config: Config, attack: str | None, folder: Path) -> dict[str, 
         net.join_all()
         result = run_rounds(net.experiment)
         honest = [f"client-{index}" for index in range(total) if index not in attackers]
-        strikes = {name: count for name, count in net.fleet._listener._strikes.items() if count}
+        strikes = {
+            name: count for name, count in net.fleet._listener.penalties.strikes.items() if count
+        }
         return {
             "clients": total,
             "attack": attack or "nobody",

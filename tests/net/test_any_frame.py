@@ -251,8 +251,8 @@ def goes_on(net: Network, lie: Lie) -> None:
         liar.kill()
         liar.join(10)
     until(lambda: 1 not in fleet.present(), 10)
-    strikes = {name for name, count in fleet._listener._strikes.items() if count}
-    fleet._listener._strikes.clear()
+    strikes = {name for name, count in fleet._listener.penalties.strikes.items() if count}
+    fleet._listener.penalties.strikes.clear()
     # Before a hello is understood nobody has a name.
     assert strikes <= {"plaintext:client-1", "?"} and fleet.present() == [0, 2]
     if MOMENTS[net.config.method] > 2:
@@ -315,7 +315,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
         monkeypatch.setattr(device, "answer", answer)
         row = net.experiment.method.round(0)
         assert row.contributing == 2
-        assert net.fleet._listener._strikes == {"plaintext:client-1": 1}
+        assert net.fleet._listener.penalties.strikes == {"plaintext:client-1": 1}
     refusals = [record for record in caplog.records if record.name == "semisfl.audit"]
     assert len(refusals) == 1
 

@@ -145,9 +145,9 @@ def test_terms_that_change_at_a_reconnection_are_refused(monkeypatch: pytest.Mon
         assert net.fleet.wait_for(1, 10)
         net.experiment.method.round(0)
         other = terms(rounds=3, data={"augment": {"cutout": 0}})
-        door = net.fleet._listener
-        door._welcome_text = other.to_json()  # with the run's old name: that counts for nothing
-        door.sessions[0].close(listener.grpc.StatusCode.UNAVAILABLE, "come again")
+        table = net.fleet._listener.table
+        table.terms = other.to_json()  # with the run's old name: that counts for nothing
+        table.enrolled[0].close(listener.grpc.StatusCode.UNAVAILABLE, "come again")
         until(lambda: client.error is not None)
         assert f"has not accepted the terms {other.digest}" in str(client.error)
 

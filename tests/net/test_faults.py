@@ -360,7 +360,7 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
         if frame.kind == "gradients" and not entered:
             entered.append(net.join(0))
             until(lambda: entered[0].device._member is not None and older.error is None)
-            until(lambda: net.fleet._listener._epochs["plaintext:client-0"] == 2)
+            until(lambda: net.fleet._listener.table.epochs["plaintext:client-0"] == 2)
 
     with network(config) as net:
         older = net.join(0, break_at=at)

@@ -8,7 +8,7 @@ import pytest
 
 from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.cheap_frames import MOST_STREAMS, where
-from semisfl.net.server.listener import STRIKES
+from semisfl.net.server.penalties import STRIKES
 from semisfl.runs.loop import run_rounds
 from tests.net.floods import FLOODS, connect, flood
 from tests.net.harness import Network, network, tiny, until
@@ -41,7 +41,7 @@ def test_a_flood_of_streams_ends_the_connection_and_counts_as_a_strike(
     net: Network, name: str
 ) -> None:
     net.join(0)
-    strikes = net.fleet._listener._strikes
+    strikes = net.fleet._listener.penalties.strikes
     for count in range(1, STRIKES + 1):
         attack(net, name)
         until(lambda count=count: strikes["client-1"] == count)  # type: ignore[misc]
@@ -56,7 +56,7 @@ def test_streams_beyond_the_limit_are_not_looked_at(net: Network) -> None:
     shown = trust.shown
     trust.shown = lambda context: looked.append("") or shown(context)  # type: ignore[method-assign,func-returns-value]
     attack(net, "resets")
-    until(lambda: net.fleet._listener._strikes["client-1"] == 1)
+    until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
     assert len(looked) <= MOST_STREAMS
 
 
@@ -71,9 +71,9 @@ def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     monkeypatch.setattr(cheap_frames, "BESIDE_BYTES", 500_000)
     net.join(0)
     attack(net, name)
-    until(lambda: net.fleet._listener._strikes["client-1"] == 1)
+    until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)
     run_rounds(net.experiment)
-    assert not net.fleet._listener._strikes["client-0"]
+    assert not net.fleet._listener.penalties.strikes["client-0"]
 
 
 def test_an_honest_device_is_far_from_the_limit(
@@ -84,7 +84,7 @@ def test_an_honest_device_is_far_from_the_limit(
     monkeypatch.setattr(cheap_frames, "CHECK_SECONDS", 0.01)
     net.join_all()
     run_rounds(net.experiment)
-    assert not any(net.fleet._listener._strikes.values())
+    assert not any(net.fleet._listener.penalties.strikes.values())
     assert net.fleet.present() == [0, 1]
 
 

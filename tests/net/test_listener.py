@@ -272,7 +272,7 @@ def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
 
 def ready(net: Network, **changes: object) -> list[bytes]:
     fields = {"model": net.fleet._shapes.digest, "images": 3, "skipped": 0, **changes}
-    epoch = net.fleet._listener._epochs["client-1"] + 1
+    epoch = net.fleet._listener.table.epochs["client-1"] + 1
     return list(cut(encode("ready", fields, {}), epoch, 1))
 
 
@@ -354,7 +354,7 @@ DOOR_REFUSALS = {
     "no images": (lambda net, folder: {"then": ready(net, images=0)}, "no images"),
     "answers with something else": (
         lambda net, folder: {
-            "then": list(cut([b"x" * 50], net.fleet._listener._epochs["client-1"] + 1, 1))
+            "then": list(cut([b"x" * 50], net.fleet._listener.table.epochs["client-1"] + 1, 1))
         },
         "not semisfl",
     ),
@@ -374,7 +374,7 @@ def test_refused_at_hello(
     how = {"credentials": own(folder, "client-1"), **make(net, folder)}
     net.fleet.device_log._refusals.sum_up()
     caplog.clear()
-    net.fleet._listener._strikes.clear()
+    net.fleet._listener.penalties.strikes.clear()
     outcome = knock(net.port, **how)
     final = {
         grpc.StatusCode.PERMISSION_DENIED,
@@ -385,7 +385,7 @@ def test_refused_at_hello(
     if name == "silence":
         # A busy server may be the reason itself: the client may try again, and it is no strike.
         final = {grpc.StatusCode.UNAVAILABLE}
-        assert not net.fleet._listener._strikes["client-1"]
+        assert not net.fleet._listener.penalties.strikes["client-1"]
     # Who is cut off while still writing may see gRPC's own words instead of ours.
     cut_off = (outcome.code, outcome.details) == (
         grpc.StatusCode.INTERNAL,
@@ -393,7 +393,7 @@ def test_refused_at_hello(
     )
     assert cut_off or (outcome.code in final and reason in outcome.details), outcome
     if reason == "of a chunk":
-        assert net.fleet._listener._strikes["client-1"] == 1
+        assert net.fleet._listener.penalties.strikes["client-1"] == 1
     assert outcome.frames == (1 if "then" in how else 0)
     # Handshakes that came to nothing on a busy machine are nobody's: their lines name no peer.
     (line,) = [line for line in audit_lines(caplog) if "refused peer=?" not in line]
@@ -404,13 +404,13 @@ def test_refused_at_hello(
 def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(
     net: Network, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net.fleet._listener._strikes.clear()
+    net.fleet._listener.penalties.strikes.clear()
     client = net.join(1)
     assert net.fleet.wait_for(1, 10)
-    net.fleet._listener.check_certificates()
+    net.fleet._listener.penalties.check_certificates()
     assert net.fleet.present() == [1]
     certs.revoke(folder, "client-1")
-    net.fleet._listener.check_certificates()
+    net.fleet._listener.penalties.check_certificates()
     client.join(10)
     assert isinstance(client.error, Rejected) and "revoked" in str(client.error)
     assert net.fleet.present() == [] and len(audit_lines(caplog)) == 1
@@ -445,7 +445,7 @@ def test_a_connection_that_was_given_up_does_not_fence_its_successor(
 ) -> None:
     """A hello that a busy server reads late, of a client that has connected again since."""
     credentials = own(folder, "client-0")
-    net.fleet._listener._strikes.clear()
+    net.fleet._listener.penalties.strikes.clear()
 
     async def late() -> tuple[grpc.StatusCode, int]:
         newest = channel_to(net.port, credentials)

@@ -54,7 +54,7 @@ def test_answering_heartbeats_is_no_progress(
         assert net.fleet.wait_for(2, 20)
         run_rounds(net.experiment)
         over.set()
-        assert net.fleet._listener.sessions[0].delay is not None, "heartbeats were answered"
+        assert net.fleet._listener.table.enrolled[0].delay is not None, "heartbeats were answered"
         assert {client for _, way, client in net.fleet.traffic.counts if way == "up"} == {1}
     left_out = "client-0 is left out of this round: no progress for network.deadline = 2 s"
     assert left_out in caplog.text

@@ -55,7 +55,7 @@ def poisoning(
 
 
 def strikes(net: Network) -> dict[str, int]:
-    return {name: count for name, count in net.fleet._listener._strikes.items() if count}
+    return {name: count for name, count in net.fleet._listener.penalties.strikes.items() if count}
 
 
 def assert_sound(net: Network) -> None:

@@ -18,7 +18,7 @@ from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import Network, network, tiny, until
 
-LISTENER = "semisfl.net.server.listener"
+SESSIONS = "semisfl.net.server.session_table"
 UPDATES: dict[str, Any] = {"update_clip": 1.0, "update_noise": 1e-3}
 
 
@@ -74,7 +74,7 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     with network(config) as net:
         net.join_all(policy=DevicePolicy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
         net.experiment.method.round(0)
-    said = "\n".join(lines(caplog, LISTENER))
+    said = "\n".join(lines(caplog, SESSIONS))
     assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in said
     assert "takes part in 1 rounds at most, the run has 2" in said
 

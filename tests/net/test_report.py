@@ -74,7 +74,7 @@ def test_an_empty_folder_is_an_error_before_connecting(
     (tmp_path / "images").mkdir()
     with network(tiny(1)) as net:
         assert join(net, tmp_path / "images") == 2
-        assert net.fleet.stream_bytes() == (0, 0) and not net.fleet._listener._epochs
+        assert net.fleet.stream_bytes() == (0, 0) and not net.fleet._listener.table.epochs
     assert "images holds no images (" in capsys.readouterr().err
 
 

@@ -466,7 +466,7 @@ def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> 
         certs.revoke_serial(place, f"{certs.serial(old.certificate):x}")
         net.fleet.wait_ready()
         assert net.fleet.wait_for(1, 10)
-        (session,) = net.fleet._listener.sessions.values()
+        (session,) = net.fleet._listener.table.enrolled.values()
         assert session.shown is not None and session.shown.serial == renewed.serial
         assert client.error is None
 

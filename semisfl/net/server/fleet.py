@@ -118,7 +118,7 @@ class NetworkFleet:
 
         return {
             "list": lambda name: self.standing(),
-            "remove": lambda name: done(lambda: self._listener.remove(name)),
+            "remove": lambda name: done(lambda: self._listener.penalties.remove(name)),
             "pause": lambda name: done(self.waiting.pause),
             "resume": lambda name: done(self.waiting.resume),
             "drain": lambda name: done(self.waiting.drain),
@@ -147,8 +147,11 @@ class NetworkFleet:
 
     def devices(self) -> list[DeviceStatus]:
         """Return the status of every enrolled client. Bytes are of whole rounds; any thread may call."""
-        with self._listener.changed:
-            sessions, heard = dict(self._listener.sessions), dict(self._listener.last_heard)
+        with self._listener.table.changed:
+            sessions, heard = (
+                dict(self._listener.table.enrolled),
+                dict(self._listener.table.last_heard),
+            )
         statuses = []
         for name, client in list(self.roster.index.items()):
             session = sessions.get(client)
@@ -266,7 +269,7 @@ class NetworkFleet:
     def _tell_held_back(self, client: int, why: str) -> None:
         name = self.roster.name(client)
         log.warning("%s is held back: %s", name, why)
-        self._listener.audit_held_back(name, why)
+        self._listener.penalties.audit_held_back(name, why)
 
     # --- good and bad rounds ---------------------------------------------------------------------
 
@@ -297,7 +300,7 @@ class NetworkFleet:
 
     def stream_bytes(self) -> tuple[int, int]:
         """Return bytes sent and received on all streams, framing included."""
-        return self._listener.bytes_moved()
+        return self._listener.table.bytes_moved()
 
     def close(self, finished: bool) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""

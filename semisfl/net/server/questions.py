@@ -66,7 +66,7 @@ class Questions:
 
     def ask(self, client: int, frame: Parts, crossing: Mapping[Kind, int], due: Due) -> None:
         """Send ``frame`` to ``client`` and await what is ``due``; leave out an absent client."""
-        session = self._listener.sessions.get(client)
+        session = self._listener.table.enrolled.get(client)
         self._awaited.pop(client, None)
         # A client that answered, crashed and came back knows nothing of this round.
         if session is None or self._began_with.setdefault(client, session) is not session:
@@ -153,7 +153,7 @@ class Questions:
             if frame.kind == "refusal":
                 reason = refused_by_policy(frame.fields["reason"]).reason
                 self._leave_out(client, reason)
-                self._listener.dismiss(item.session, reason)
+                self._listener.penalties.dismiss(item.session, reason)
                 return
             if frame.tensors:
                 self._context.traffic.add(
@@ -169,7 +169,7 @@ class Questions:
             self.screen.takes(client, sizes(extremes))
         except WireError as error:
             self._leave_out(client, str(error))
-            self._listener.offend(item.session, str(error))
+            self._listener.penalties.offend(item.session, str(error))
 
     @staticmethod
     def _frame(due: Due, data: bytearray, kind: Kind) -> Frame:
@@ -188,7 +188,7 @@ class Questions:
         if self.screen.excuses(client):
             log.warning("values of the server or of others may be the cause: this is not a strike")
         else:
-            self._listener.strike(self._context.roster.name(client), fault)
+            self._listener.penalties.strike(self._context.roster.name(client), fault)
 
     def _count(self, parcel: Parcel) -> None:
         """Count a question's bytes once: an answer proves that the question has arrived."""

@@ -37,8 +37,8 @@ class Trials:
 
     def present(self) -> list[int]:
         """Return the clients that are here and not on trial; any thread may call."""
-        with self._listener.changed:
-            return sorted(self._listener.sessions.keys() - set(self._clients))
+        with self._listener.table.changed:
+            return sorted(self._listener.table.enrolled.keys() - set(self._clients))
 
     def end_if_needed(self) -> None:
         """End all trials if too few other clients are here: the run must not wait for a culprit."""
@@ -57,7 +57,9 @@ class Trials:
         if self._clients:
             # The round was bad with this client and good without it.
             blamed = self._roster.name(self._clients[-1])
-            self._listener.strike(blamed, "the round diverged with its values and not without")
+            self._listener.penalties.strike(
+                blamed, "the round diverged with its values and not without"
+            )
         self._clients.clear()
         return None
 

@@ -40,9 +40,9 @@ class Waiting:
         self._set(paused=False, draining=True, event="draining")
 
     def _set(self, *, paused: bool, draining: bool, event: str) -> None:
-        with self._listener.changed:
+        with self._listener.table.changed:
             self._paused, self.draining = paused, draining
-            self._listener.changed.notify_all()
+            self._listener.table.changed.notify_all()
         log.warning("%s, by the operator", event)
         self._context.device_log.administered(event)
 
@@ -62,7 +62,7 @@ class Waiting:
         while True:
             self.wait(network.quorum)
             # After waiting, which may have taken days.
-            self._listener.check_certificates()
+            self._listener.penalties.check_certificates()
             if len(self._present()) >= network.quorum and not self._paused:
                 break
         if self.state is not None:
@@ -75,12 +75,12 @@ class Waiting:
         started = time.monotonic()
         reminded: float | None = None
         while True:
-            with self._listener.changed:
+            with self._listener.table.changed:
                 there = len(self._present())
                 if there >= count and not self._paused:
                     return True
                 self._tell(self._describe(there, count, seconds))
-                self._listener.changed.wait(0.2)
+                self._listener.table.changed.wait(0.2)
             now = time.monotonic()
             self._context.stop.check()
             self._check_drained()

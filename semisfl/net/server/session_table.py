@@ -1,0 +1,166 @@
+"""Keep the session of each client: opened by its hello, enrolled once it is ready, closed at its end."""
+
+import logging
+import threading
+import time
+from collections import Counter
+
+import grpc
+import grpc.aio
+
+from semisfl.net import messages
+from semisfl.net.frames import Frame, decode, encode
+from semisfl.net.server.admission import (
+    Refused,
+    check_ready,
+    cleaned,
+    no_place,
+    policy_of,
+    refused_by_policy,
+)
+from semisfl.net.server.cheap_frames import Connection
+from semisfl.net.server.context import ServerContext
+from semisfl.net.server.session import Session
+from semisfl.net.server.trust import Shown
+from semisfl.settings.policy import DevicePolicy
+
+log = logging.getLogger(__name__)
+
+
+class SessionTable:
+    """Hold one session per identity. Lives on the loop; others read `enrolled` under `changed`."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self.enrolled: dict[int, Session] = {}
+        """The session of each client that is here, by its index in the roster."""
+        self.changed = threading.Condition()
+        """Notified whenever a client came or went."""
+        self.last_heard: dict[int, float] = {}
+        """When each former client was last heard of, in seconds after the epoch."""
+        self.streams: dict[str, Session] = {}
+        """The latest session of each identity, enrolled or not."""
+        self.epochs: Counter[str] = Counter()
+        self.lost: dict[str, float] = {}
+        """When the connection of each absent identity ended."""
+        self.terms = context.terms.to_json()
+        """The run's terms as clients receive them."""
+        self._context = context
+        self._sent = self._received = 0
+        """Bytes of all streams that have ended."""
+
+    def open(
+        self,
+        context: grpc.aio.ServicerContext,
+        identity: str,
+        hello: Frame,
+        shown: Shown | None,
+        connection: Connection,
+    ) -> Session:
+        """Return the session of a client that may come in; it replaces an older one of that client."""
+        older = self.streams.get(identity)
+        came = (hello.fields["instance"], hello.fields["attempt"])
+        if older is not None and older.came[0] == came[0] and older.came[1] > came[1]:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, f"a later connection of {identity} is here")
+        self.epochs[identity] += 1
+        session = Session(context, identity, self.epochs[identity], self._arrived)
+        session.connection = connection
+        session.shown, session.came = shown, came
+        session.policy = policy_of(hello.fields)
+        self.streams[identity] = session
+        self.lost.pop(identity, None)
+        if older is not None:
+            log.info("%s connected again; its older connection is closed", identity)
+            # Remove it before anything else is read, so that its frames are never applied.
+            self.forget(older)
+            older.close(
+                grpc.StatusCode.ABORTED,
+                f"{identity} connected again; this older connection is closed",
+            )
+        fields = {"terms": self.terms, "run": self._context.terms.run, "epoch": session.epoch}
+        session.ask(encode("welcome", fields, {}), messages.READY.limit)
+        return session
+
+    def _arrived(self, session: Session, ticket: int, data: bytearray) -> None:
+        if self.streams.get(session.identity) is not session:
+            return
+        if session.client >= 0:
+            self._context.inbox.put((session, ticket, data))
+            return
+        ready = decode(data, {"ready": messages.READY, "refusal": messages.REFUSAL})
+        try:
+            if ready.kind == "refusal":
+                raise refused_by_policy(ready.fields["reason"])
+            self._enrol(session, ready)
+        except Refused as refusal:
+            self._context.device_log.refused(session.peer, session.identity, refusal.reason)
+            session.close(refusal.code, refusal.reason)
+
+    def _enrol(self, session: Session, ready: Frame) -> None:
+        check_ready(ready.fields, self._context.schemas)
+        try:
+            serial = session.shown.serial if session.shown else None
+            client = self._context.roster.enrol(session.identity, ready.fields["images"], serial)
+        except OSError as error:
+            log.warning("%s waits: the roster cannot be written: %s", session.identity, error)
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the server's disk is full") from error
+        if client is None:
+            raise no_place(self._context.roster, session.identity)
+        if ready.fields["skipped"]:
+            log.warning(
+                "%s skipped %d images it could not read", session.identity, ready.fields["skipped"]
+            )
+        log.info(
+            "%s is here as client %d with %d images",
+            session.identity,
+            client,
+            ready.fields["images"],
+        )
+        self._log_policy(session)
+        session.tell(encode("enrolled", {"client": client}, {}))
+        session.client = client
+        with self.changed:
+            self.enrolled[client] = session
+            self.changed.notify_all()
+        self._context.device_log.here(session.identity, client, ready.fields["images"])
+
+    def _log_policy(self, session: Session) -> None:
+        """Log what the client's policy limits, so that the operator can plan the run."""
+        policy, rounds = session.policy, self._context.config.rounds
+        if policy != DevicePolicy().of_device():
+            log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
+        if policy.rounds is not None and policy.rounds < rounds:
+            log.warning(
+                "%s takes part in %d rounds at most, the run has %d",
+                session.identity,
+                policy.rounds,
+                rounds,
+            )
+
+    def close(self, session: Session) -> None:
+        """Note that the stream of a session has ended."""
+        if self.streams.get(session.identity) is session:
+            del self.streams[session.identity]
+        if session.closed:
+            return
+        session.closed = True
+        self.lost[session.identity] = time.monotonic()
+        self._sent += session.sent
+        self._received += session.received
+        self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        """Take a client out of the rounds: nothing that its session brings counts any more."""
+        with self.changed:
+            if self.enrolled.get(session.client) is session:
+                del self.enrolled[session.client]
+                self.last_heard[session.client] = session.heard_at
+                self.changed.notify_all()
+                self._context.device_log.gone(session.identity, session.client)
+        self._context.inbox.put((session, 0, None))
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Return the bytes sent and received on all streams so far, framing included."""
+        live = list(self.streams.values())
+        return self._sent + sum(s.sent for s in live), self._received + sum(
+            s.received for s in live
+        )
