@@ -9,23 +9,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
-
 from semisfl.engine.hardware import Hardware
-from semisfl.fleet.base import ClientWork, FullRound, SplitRound
+from semisfl.fleet.base import ClientWork
 from semisfl.fleet.caps import Price
-from semisfl.fleet.gradient_limits import gradient_excess
-from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.outgoing import Cleared, Outgoing
-from semisfl.fleet.packing import separated
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection, Received, Rejected, Stream
-from semisfl.net.client.full_round import ClientFullRound, Interrupted, OnRequest
+from semisfl.net.client.full_round import ClientFullRound, Interrupted
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.member import Images, Member
+from semisfl.net.client.split_round import ClientSplitRounds
 from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms
 from semisfl.settings import lookup
@@ -59,12 +55,12 @@ class Device:
         self._connection = connection
         self._allowance = allowance or Allowance()
         self._budget = budget or Budget()
-        self._detector, self._warned = HijackDetector(), False
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
         self._stop = stop or StopFlag()
         self._member: Member | None = None
+        self._split_rounds = ClientSplitRounds(self)
         self._stream: Stream | None = None
         self._expected: Mapping[str, Schema] = {}
         self._steps: Mapping[str, Callable[[Received, Frame], None]] = {
@@ -174,14 +170,8 @@ class Device:
     def expect_round(self, **more: Schema) -> None:
         """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
         schemas = self.member.schemas
-        self._expect(
-            {
-                "split": schemas.split,
-                "split_alone": schemas.split_alone,
-                "full": messages.FULL,
-                **more,
-            }
-        )
+        split = {"split": schemas.split, "split_alone": schemas.split_alone}
+        self._expect({**split, "full": messages.FULL, **more})
 
     def answer(
         self,
@@ -218,26 +208,14 @@ class Device:
         self._expect({"enrolled": messages.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
         received.stream.assembler.limit = member.schemas.split.limit
-        ready = {
-            "model": member.schemas.digest,
-            "images": len(member.images),
-            "skipped": member.skipped,
-        }
-        self.answer(received, "ready", ready)
+        ready = {"images": len(member.images), "skipped": member.skipped}
+        self.answer(received, "ready", {"model": member.schemas.digest, **ready})
 
     def _price(self, steps: int) -> Price:
         """Return what a round of ``steps`` takes of the caps."""
         if self._works:  # no features leave, but each round's model is made of every image
             return Price(len(self.member.images))
         return Price.of_split(self.outgoing.policy, steps, self.member.held)
-
-    def _take(self, steps: int) -> None:
-        """Spend a round of the caps before anything of it is sent, and log what is spent."""
-        price = self._price(steps)
-        self._allowance.take(self.outgoing.policy, price)
-        spent = self._allowance.total
-        if self.rounds == 0 or math.isfinite(spent.bits):
-            log.info("%s", spent.words(self.outgoing.policy, price.images))
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         ranges.check("client", frame.fields["client"], ranges.CLIENTS)
@@ -248,106 +226,42 @@ class Device:
         self._doing = WAITING
         self.expect_round()
 
-    # --- split rounds ----------------------------------------------------------------------------
+    # --- rounds ----------------------------------------------------------------------------------
 
-    def _split(self, received: Received, frame: Frame) -> None:
-        member, fields = self.member, frame.fields
-        agreement.check_split(member.config, fields, with_teacher=frame.kind == "split")
-        agreement.check_weights(frame.tensors)
+    def _begin_round(self, fields: Mapping[str, Any]) -> None:
+        """Spend a round of the caps before anything of it is sent, and log what is spent."""
         self._doing = f"training in round {fields['round']}"
-        self._take(fields["steps"])
-        states = separated(frame.tensors, ["bottom", "teacher"])
-        member.plan = SplitRound(
-            fields["round"],
-            (member.client,),
-            fields["steps"],
-            fields["lr"],
-            states["bottom"],
-            states["teacher"] or states["bottom"],
-            teacher_for=None if states["teacher"] else frozenset(),
-            teacher_decay=fields["decay"] if fields["ema"] else None,
-        )
-        member.step = 0
-        member.block.start_round(member.plan)
-        self.expect_round(gradients=member.schemas.gradients)
-        self._send_features(received)
+        price = self._price(fields["steps"])
+        self._allowance.take(self.outgoing.policy, price)
+        spent = self._allowance.total
+        if self.rounds == 0 or math.isfinite(spent.bits):
+            log.info("%s", spent.words(self.outgoing.policy, price.images))
 
-    def _send_features(self, received: Received) -> None:
-        member, wire = self.member, self.member.config.wire
-        with member.hardware.step():
-            features = member.block.forward()
-        self._sent = features.cleared.tensors["student"]
-        self.answer(
-            received,
-            "features",
-            {"round": member.plan.index, "step": member.step},
-            features.crossing(),
-            {"student": wire.student_features, "teacher": wire.teacher_features},
-            copy=False,
-        )
-
-    def _gradients(self, received: Received, frame: Frame) -> None:
-        member = self.member
-        if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
-            log.warning("gradients of another step were passed over")
-            return
-        gradients = frame.tensors["gradients"]
-        if (excess := gradient_excess(gradients, self._sent)) is not None:
-            raise PolicyBreach(excess)
-        self._be_wary(gradients)
-        with member.hardware.step():
-            member.block.backward(gradients.to(member.hardware.device))
-        member.step += 1
-        if member.step < member.plan.steps:
-            self._send_features(received)
-            return
-        self.expect_round()
+    def _end_round(self) -> None:
         self.rounds += 1
         self._doing = WAITING
-        (bottom,) = member.block.bottoms().values()
-        about, codec = {"round": member.plan.index}, member.config.wire.models
-        self.answer(received, "bottom", about, bottom.under("bottom"), codec)
 
-    def _be_wary(self, gradients: Tensor) -> None:
-        answer = self.outgoing.policy.hijacking
-        reason = self._detector.look(gradients) if answer != "ignore" else None
-        if reason and answer == "refuse":
-            raise PolicyBreach(reason)
-        if reason and not self._warned:
-            self._warned = True
-            log.warning("%s; the policy says to go on", reason)
+    def _split(self, received: Received, frame: Frame) -> None:
+        with_teacher = frame.kind == "split"
+        agreement.check_split(self.member.config, frame.fields, with_teacher=with_teacher)
+        agreement.check_weights(frame.tensors)
+        self._begin_round(frame.fields)
+        self._split_rounds.begin(received, frame)
 
-    # --- full-model rounds -----------------------------------------------------------------------
+    def _gradients(self, received: Received, frame: Frame) -> None:
+        if self._split_rounds.step(received, frame):
+            self.expect_round()
+            self._end_round()
+            self._split_rounds.send_bottom(received)
 
     def _full(self, received: Received, frame: Frame) -> None:
         fields = frame.fields
         work = self._works.get(fields["work"])
         if work is None:
-            log.error(
-                "the server asks for work %r; known here: %s",
-                fields["work"],
-                ", ".join(self._works),
-            )
+            known = ", ".join(self._works)
+            log.error("the server asks for work %r; known here: %s", fields["work"], known)
             return
         agreement.check_full(self.member.config, fields)
-        self._doing = f"training in round {fields['round']}"
-        self._take(fields["steps"])
-        full_round = ClientFullRound(self, received, fields["round"])
-        states = full_round.download("accept", {}, fields["states"])
-        plan = FullRound(
-            fields["round"],
-            (self.member.client,),
-            fields["steps"],
-            fields["lr"],
-            send=states,
-            on_request=OnRequest(full_round, fields["on_request"]),
-            settings=fields["settings"],
-        )
-        self.member.hold_whole_model()
-        (result,) = self.member.block.train(work, plan, between=full_round.beat)
-        # Frames carry finite numbers only: a NaN loss is sent as the largest allowed value, so that
-        # the server notices it.
-        numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
-        full_round.upload(numbers, result.states)
-        self.rounds += 1
-        self._doing = WAITING
+        self._begin_round(fields)
+        ClientFullRound(self, received, fields["round"]).train(work, fields)
+        self._end_round()

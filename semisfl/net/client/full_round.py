@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from semisfl.fleet.base import State
+from semisfl.fleet.base import ClientWork, FullRound, State
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 class Asking(Protocol):
-    """Declare what a full round needs from its device."""
+    """Declare what a round needs from its device."""
 
     @property
     def member(self) -> Member: ...
@@ -45,6 +45,8 @@ class Asking(Protocol):
         fields: Mapping[str, Any],
         cleared: Cleared | None = None,
         codecs: Mapping[str, str] | str = "fp32",
+        *,
+        copy: bool = True,
     ) -> None: ...
 
 
@@ -55,6 +57,26 @@ class ClientFullRound:
         self._device = device
         self._last = received
         self._round = round_index
+
+    def train(self, work: ClientWork, fields: Mapping[str, Any]) -> None:
+        """Do ``work`` as the frame with ``fields`` asks, and upload its result."""
+        member = self._device.member
+        states = self.download("accept", {}, fields["states"])
+        plan = FullRound(
+            fields["round"],
+            (member.client,),
+            fields["steps"],
+            fields["lr"],
+            send=states,
+            on_request=OnRequest(self, fields["on_request"]),
+            settings=fields["settings"],
+        )
+        member.hold_whole_model()
+        (result,) = member.block.train(work, plan, between=self.beat)
+        # Frames carry finite numbers only: a NaN loss is sent as the largest allowed value, so that
+        # the server notices it.
+        numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
+        self.upload(numbers, result.states)
 
     def _ask(self, kind: str, fields: Mapping[str, Any], reply: str, schema: Schema) -> Frame:
         device = self._device
