@@ -158,7 +158,7 @@ def join(
     with needs_network():
         from semisfl.net.client import join as client
         from semisfl.net.client.budget import parse_memory
-        from semisfl.net.client.connection import Rejected
+        from semisfl.net.client.rejection import Rejected
         from semisfl.net.client.report import Report
     from semisfl.cli.signals import StopSignals
     from semisfl.stopping import Stopped

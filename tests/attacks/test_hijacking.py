@@ -13,7 +13,7 @@ from semisfl.data.sources import load
 from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.fleet.hijack_detection import LIMIT, WINDOW, HijackDetector, alignment
 from semisfl.methods.semisfl import SemiSFL
-from semisfl.net.client.connection import Rejected
+from semisfl.net.client.rejection import Rejected
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import Network, tiny
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.net.client.connection import Rejected
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.server.administration import SOCKET, ask
 from semisfl.net.server.roster import Roster
 from semisfl.net.tls import certs

@@ -11,7 +11,7 @@ from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.client.allowance import Allowance
-from semisfl.net.client.connection import Rejected
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server.roster import Roster

@@ -15,9 +15,9 @@ from PIL import Image
 from semisfl.cli import inspecting
 from semisfl.cli.main import main
 from semisfl.net.client.approval import Approval, NotAccepted
-from semisfl.net.client.connection import Rejected
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.join import join
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import shown
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms

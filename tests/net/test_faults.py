@@ -20,8 +20,9 @@ import torch
 from PIL import Image
 
 from semisfl.net import chunks
-from semisfl.net.client.connection import Connection, Rejected, Stream
+from semisfl.net.client.connection import Connection, Stream
 from semisfl.net.client.device import Device
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory

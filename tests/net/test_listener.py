@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from semisfl.net import chunks as transport
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
-from semisfl.net.client.connection import FINAL, Rejected
+from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.net.server import refusals
 from semisfl.net.tls import certs

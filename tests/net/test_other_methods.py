@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.net.client.connection import Rejected
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server import listener

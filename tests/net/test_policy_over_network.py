@@ -11,8 +11,8 @@ import torch
 from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.caps import Spent
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.connection import Rejected
 from semisfl.net.client.join import join
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.server import admission
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy

@@ -22,9 +22,10 @@ from cryptography import x509
 from PIL import Image
 
 from semisfl.net import chunks
-from semisfl.net.client import connection
-from semisfl.net.client.connection import Connection, Rejected
+from semisfl.net.client import connection, identity
+from semisfl.net.client.connection import Connection
 from semisfl.net.client.diagnosis import FEW
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
 from tests import processes
@@ -492,7 +493,7 @@ def test_a_look_that_fails_does_not_end_the_trying(
     async def stumble(*_: object) -> None:
         raise ValueError("stumbled")
 
-    monkeypatch.setattr(connection, "diagnose", stumble)
+    monkeypatch.setattr(identity, "diagnose", stumble)
     ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
     with server(theirs) as address, connecting(address, own(ours)) as joining:
         until(lambda: len(lines(caplog, "stumbled")) >= 2, 30)

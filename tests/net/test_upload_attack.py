@@ -14,7 +14,7 @@ from semisfl.data.augment import Augmentation
 from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.net.client.allowance import Allowance, beside
-from semisfl.net.client.connection import Rejected
+from semisfl.net.client.rejection import Rejected
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy, parse_policy, read_policy
 from tests.net.harness import Network, network, tiny, toy_data, until

@@ -16,9 +16,10 @@ import torch
 from semisfl.net import chunks
 from semisfl.net.chunks import MAGIC, PREFIX, LoopThread, Parts
 from semisfl.net.client import connection
-from semisfl.net.client.connection import Connection, Received, Rejected
+from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
 from semisfl.net.client.join import load_images
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import encode
 from semisfl.net.server.value_checks import ABSURD
 from semisfl.net.tls import certs

@@ -16,13 +16,13 @@ from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
 from semisfl.net.client.approval import Approval
-from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
-from semisfl.net.client.lines import brief_logger, plain
+from semisfl.net.client.identity import Identity
+from semisfl.net.client.lines import brief_logger
+from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.client.stream import Received as Received
 from semisfl.net.client.stream import Stream as Stream
 from semisfl.net.frames import encode
 from semisfl.net.terms import Terms
-from semisfl.net.tls import credentials
 from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
@@ -37,32 +37,6 @@ INBOX = 2
 """Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
 ROOM_SECONDS = 0.01
 GOODBYE_SECONDS = 1.0
-FINAL = {
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
-"""Answers of a server that another attempt cannot change."""
-LONGEST_REASON = 600
-
-
-class Rejected(Exception):
-    """Raised when this client cannot take part and another attempt cannot help; the message says why."""
-
-    def __init__(self, reason: str, kind: str = "setup") -> None:
-        """Take ``kind``: setup (to be fixed on this device), refused, revoked or policy."""
-        super().__init__(plain(reason, LONGEST_REASON))
-        self.kind = kind
-
-    @classmethod
-    def by_server(cls, address: str, reason: str) -> "Rejected":
-        """Return the error for a server's refusal; its reason tells the kind."""
-        kind = "policy" if reason.startswith(messages.BY_POLICY) else "refused"
-        kind = "revoked" if reason.endswith(messages.REVOKED) else kind
-        return cls(f"{address} refuses this client: {reason}", kind)
 
 
 class Connection:
@@ -95,9 +69,6 @@ class Connection:
         self.sent = self.received = 0
         """Bytes of all streams so far, framing included."""
         self._address = address
-        self._certificate = None if insecure_loopback else certificate
-        self._refusals = 0
-        self._last_warning = ""
         self._name = name
         self._instance = secrets.token_hex(8)
         self._attempts = 0
@@ -107,8 +78,7 @@ class Connection:
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
         self._current: Stream | None = None
-        if self._certificate and (warning := credentials.soon(self._certificate)):
-            log.warning("%s", warning)
+        self._identity = Identity(address, None if insecure_loopback else certificate)
         self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
 
     @property
@@ -167,48 +137,18 @@ class Connection:
     async def _until_over(self) -> None:
         attempt = 0
         while True:
-            self._take_newer_files()
-            if self._certificate and (fault := credentials.expired(self._certificate)):
-                raise Rejected(fault)
+            self._identity.renew()
+            self._identity.check()
             welcomed, code, reason = await self._attempt()
             if code is grpc.StatusCode.OK:
                 return
-            if code in FINAL and not self._take_newer_files():
+            if code in FINAL and not self._identity.renew():
                 raise Rejected.by_server(self._address, reason)
             if not welcomed:
-                reason = await self._look_into(reason)
+                reason = await self._identity.look_into(reason)
             self.losses += welcomed
             attempt = 1 if welcomed else attempt + 1
             await self._pause(attempt, reason)
-
-    def _take_newer_files(self) -> bool:
-        """Read the certificate again; return whether it was renewed since it was last used."""
-        before = self._certificate
-        if before is None:
-            return False
-        try:
-            self._certificate = credentials.newest(before)
-        except CertError as error:
-            if str(error) != self._last_warning:
-                self._last_warning = str(error)
-                log.warning("%s; going on with the certificate read before", error)
-        renewed = self._certificate is not before
-        if renewed:
-            log.info("new %s: used from now on", before.label)
-        return renewed
-
-    async def _look_into(self, reason: str) -> str:
-        """Return the cause of a failed handshake; raise `Rejected` after enough of them in succession."""
-        finding: Finding | None = None
-        if self._certificate is not None and NOT_CONNECTED in reason:
-            try:
-                finding = await diagnose(self._address, self._certificate)
-            except Exception as error:
-                log.warning("cannot diagnose the handshake with %s: %r", self._address, error)
-        self._refusals = self._refusals + 1 if finding and finding.enough else 0
-        if finding and 0 < finding.enough <= self._refusals:
-            raise Rejected(finding.reason)
-        return finding.reason if finding else reason
 
     async def _pause(self, attempt: int, reason: str) -> None:
         # Half of the delay is random: a server's clients must not all return at the same moment.
@@ -233,17 +173,10 @@ class Connection:
             log.warning("unexpected error in the connection to %s: %r", self._address, error)
             return False, grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}"
 
-    def _channel(self) -> grpc.aio.Channel:
-        files = self._certificate
-        if files is None:
-            return grpc.aio.insecure_channel(self._address, options=self._options)
-        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
-        return grpc.aio.secure_channel(self._address, secure, options=self._options)
-
     async def _connect(self) -> tuple[bool, grpc.StatusCode, str]:
         """Connect and serve until the end; return whether it was welcomed and how it ended."""
         stream = Stream(asyncio.get_running_loop())
-        channel = self._channel()
+        channel = self._identity.channel(self._options)
         try:
             call = channel.stream_stream(chunks.METHOD)()
             writer = asyncio.create_task(self._write(stream, call))

@@ -17,10 +17,11 @@ from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.budget import Budget
-from semisfl.net.client.connection import Connection, Received, Rejected, Stream
+from semisfl.net.client.connection import Connection, Received, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.member import Images, Member
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.split_round import ClientSplitRounds
 from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms

@@ -12,10 +12,11 @@ from semisfl.data import decode, folder
 from semisfl.models.split import Shape
 from semisfl.net.client.approval import Ask, NotAccepted
 from semisfl.net.client.budget import Budget
-from semisfl.net.client.connection import Connection, Rejected
+from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.owner import Owner, how_to_accept
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.report import Report
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
@@ -47,7 +48,7 @@ def join(
     (``package.module:Class``). ``policy`` is a file with what this device insists on, whatever the
     server asks (`semisfl.settings.policy`). ``memory``: bytes that it may use; None: half of what is
     free. ``accept`` holds digests of terms that the owner has accepted; ``ask`` asks about others (None:
-    they are refused). Raises `semisfl.net.client.connection.Rejected` with the server's
+    they are refused). Raises `semisfl.net.client.rejection.Rejected` with the server's
     reason if it refuses this client. ``report`` follows what the device does.
     """
     credentials = (

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.files import write_whole
-from semisfl.net.client.connection import Rejected
 from semisfl.net.client.device import Device
+from semisfl.net.client.rejection import Rejected
 
 log = logging.getLogger(__name__)
 

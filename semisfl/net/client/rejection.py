@@ -1,0 +1,33 @@
+"""Say why a client cannot take part when another attempt cannot help."""
+
+import grpc
+
+from semisfl.net import messages
+from semisfl.net.client.lines import plain
+
+FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""Answers of a server that another attempt cannot change."""
+LONGEST_REASON = 600
+
+
+class Rejected(Exception):
+    """Raised when this client cannot take part and another attempt cannot help; the message says why."""
+
+    def __init__(self, reason: str, kind: str = "setup") -> None:
+        """Take ``kind``: setup (to be fixed on this device), refused, revoked or policy."""
+        super().__init__(plain(reason, LONGEST_REASON))
+        self.kind = kind
+
+    @classmethod
+    def by_server(cls, address: str, reason: str) -> "Rejected":
+        """Return the error for a server's refusal; its reason tells the kind."""
+        kind = "policy" if reason.startswith(messages.BY_POLICY) else "refused"
+        kind = "revoked" if reason.endswith(messages.REVOKED) else kind
+        return cls(f"{address} refuses this client: {reason}", kind)
