@@ -36,14 +36,14 @@ from semisfl.net.messages import Schemas, Terms
 from semisfl.net.server.administration import Actions, Administration
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
 from semisfl.net.server.context import ServerContext
-from semisfl.net.server.device_log import DeviceStatus, remembered, timestamp
+from semisfl.net.server.device_log import DeviceStatus
+from semisfl.net.server.fleet_status import FleetStatus
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.trials import Trials, limits_on_one_client
-from semisfl.net.server.value_checks import update_size
 from semisfl.net.server.waiting import Waiting
 from semisfl.settings.config import ConfigError
 from semisfl.settings.robust import FEWEST
@@ -77,10 +77,6 @@ class NetworkFleet:
         self.held_back = HeldBack(self._tell_held_back)
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
-        self._seen: Mapping[int, str] = {}
-        self._certificates: dict[int, str] = {}
-        """When the certificate that each client showed last expires."""
-        self._moved: Mapping[int, tuple[int, int]] = {}
         self._hardware = setup.hardware
         self._shapes = Schemas.of(setup.config, setup.model)
         self.terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
@@ -97,13 +93,13 @@ class NetworkFleet:
         quorum = setup.config.network.quorum
         self._trials = Trials(self._questions.screen, self.roster, self._listener, quorum)
         self.waiting = Waiting(context, self._listener, self.present)
+        self._status = FleetStatus(self.roster, self._listener.table, self.traffic)
         self.port = self._listener.port
 
     def open(self, directory: Path | None) -> None:
         if directory is not None:
             self.roster.keep_in(directory / "roster.json")
-            self._seen, self._moved = remembered(directory), self.traffic.by_client()
-            self._certificates = dict(remembered(directory, "certificate_until"))
+            self._status.resume(directory)
             self.device_log.open(directory, self.devices, lambda: self.waiting.state)
             self._administration = Administration(directory, self._actions(), self._listener.thread)
         log.log(*limits_on_one_client(self.config))
@@ -117,17 +113,12 @@ class NetworkFleet:
             return {"done": True}
 
         return {
-            "list": lambda name: self.standing(),
+            "list": lambda name: self._status.as_dict(self.waiting.state),
             "remove": lambda name: done(lambda: self._listener.penalties.remove(name)),
             "pause": lambda name: done(self.waiting.pause),
             "resume": lambda name: done(self.waiting.resume),
             "drain": lambda name: done(self.waiting.drain),
         }
-
-    def standing(self) -> dict[str, Any]:
-        """Return the devices, the number of places and what the run waits for, as plain values."""
-        clients = [device.as_dict() for device in self.devices()]
-        return {"clients": clients, "total": self.roster.total, "waiting": self.waiting.state}
 
     # --- who is there ----------------------------------------------------------------------------
 
@@ -146,33 +137,7 @@ class NetworkFleet:
         return {client: min(count, most) for client, count in counts.items()}
 
     def devices(self) -> list[DeviceStatus]:
-        """Return the status of every enrolled client. Bytes are of whole rounds; any thread may call."""
-        with self._listener.table.changed:
-            sessions, heard = (
-                dict(self._listener.table.enrolled),
-                dict(self._listener.table.last_heard),
-            )
-        statuses = []
-        for name, client in list(self.roster.index.items()):
-            session = sessions.get(client)
-            at = session.heard_at if session else heard.get(client)
-            up, down = self._moved.get(client, (0, 0))
-            if session and session.shown:
-                until = session.shown.valid_until.timestamp()
-                self._certificates[client] = timestamp(until)
-            statuses.append(
-                DeviceStatus(
-                    client=client,
-                    name=name,
-                    images=self.roster.images.get(client),
-                    since=timestamp(session.since) if session else None,
-                    seen=self._seen.get(client) if at is None else timestamp(at),
-                    bytes_up=up,
-                    bytes_down=down,
-                    certificate_until=self._certificates.get(client),
-                )
-            )
-        return statuses
+        return self._status.devices()
 
     def wait_ready(self) -> None:
         self._trials.end_if_needed()
@@ -226,7 +191,7 @@ class NetworkFleet:
         }
         before = self._split_round.plan.bottom
         uploads = {client: {"bottom": state} for client, state in states.items()}
-        for client in self._far_from(uploads, lambda _: {"bottom": before}):
+        for client in self._questions.refuse_far(uploads, lambda _: {"bottom": before}):
             del states[client]
         self._check_quorum(len(states))
         bottom = combine(self.config.robust, states, before, self.held_back)
@@ -246,25 +211,10 @@ class NetworkFleet:
             full_round.results.pop(client, None)
         results = full_round.results
         uploads = {client: result.states for client, result in results.items()}
-        for client in self._far_from(uploads, plan.known_to):
+        for client in self._questions.refuse_far(uploads, plan.known_to):
             del results[client]
         self._check_quorum(len(results))
         return [results[client] for client in sorted(results)]
-
-    def _far_from(
-        self,
-        uploads: Mapping[int, Mapping[str, State]],
-        sent_to: Callable[[int], Mapping[str, State]],
-    ) -> set[int]:
-        """Return the clients whose states are too far from what they were sent to be used."""
-        for client, states in uploads.items():
-            sent = sent_to(client)
-            moved = {
-                f"{name} update": update_size(states[name], sent[name])
-                for name in states.keys() & sent.keys()
-            }
-            self._questions.screen.takes(client, moved)
-        return self._questions.refuse_outliers()
 
     def _tell_held_back(self, client: int, why: str) -> None:
         name = self.roster.name(client)
@@ -274,7 +224,7 @@ class NetworkFleet:
     # --- good and bad rounds ---------------------------------------------------------------------
 
     def settle(self, good: bool) -> str | None:
-        self._moved = self.traffic.by_client()
+        self._status.count_bytes()
         return self._trials.settle(good)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from semisfl.fleet.base import State
 from semisfl.fleet.byte_counts import Kind
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
@@ -16,7 +17,7 @@ from semisfl.net.server.context import ServerContext
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.session import Session
-from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable
+from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable, update_size
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,21 @@ class Questions:
         for client, reason in outliers.items():
             self._not_believed(client, reason)
         return set(outliers)
+
+    def refuse_far(
+        self,
+        uploads: Mapping[int, Mapping[str, State]],
+        sent_to: Callable[[int], Mapping[str, State]],
+    ) -> set[int]:
+        """Leave out the clients whose states are too far from what they were sent, and return them."""
+        for client, states in uploads.items():
+            sent = sent_to(client)
+            moved = {
+                f"{name} update": update_size(states[name], sent[name])
+                for name in states.keys() & sent.keys()
+            }
+            self.screen.takes(client, moved)
+        return self.refuse_outliers()
 
     def give_up(self) -> None:
         """Stop waiting for every client."""
