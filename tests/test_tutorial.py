@@ -130,7 +130,9 @@ def carry(machines: Path, machine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [SMALL, pytest.param([], marks=pytest.mark.slow)], ids=["small", "as stated"]
+    "changes",
+    [SMALL, pytest.param([], marks=[pytest.mark.slow, pytest.mark.timeout(3000)])],
+    ids=["small", "as stated"],
 )
 def test_every_command_works_in_its_order(
     changes: list[str],
