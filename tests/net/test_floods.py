@@ -69,6 +69,7 @@ def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     net: Network, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cheap_frames, "BESIDE_BYTES", 500_000)
+    monkeypatch.setattr(cheap_frames, "CHECKED_AT_ONCE", 1)
     net.join(0)
     attack(net, name)
     until(lambda: net.fleet._listener.penalties.strikes["client-1"] == 1)

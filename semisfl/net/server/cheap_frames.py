@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 CHECK_SECONDS = 0.25
+CHECKED_AT_ONCE = 500
+"""Connections looked at in CHECK_SECONDS; with more of them each is looked at less often."""
 MOST_STREAMS = 40
 """Streams that a connection may open within STREAMS_SECONDS; a device opens one per attempt."""
 STREAMS_SECONDS = 10.0
@@ -84,7 +86,9 @@ class CheapFrames:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            for place, received in _accepted(port):
+            for number, (place, received) in enumerate(_accepted(port), 1):
+                if number % CHECKED_AT_ONCE == 0:
+                    await asyncio.sleep(CHECK_SECONDS)
                 connection = self._connections.setdefault(place, Connection())
                 connection.seen = now
                 beside = received - connection.received
