@@ -52,11 +52,9 @@ def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
             welcomed = True
             ready = {"model": shapes.digest, "images": BATCH, "skipped": 0}
             received.stream.answer(received.ticket, encode("ready", ready, {}))
-            received.stream.assembler.limit = (
-                shapes.split.limit + shapes.gradients["gradients"].limit
-            )
+            received.stream.assembler.limit = shapes.split.limit + shapes.gradients.limit
         elif received.ticket and coded:
-            decode(received.data, {**shapes.gradients, "split": shapes.split})
+            decode(received.data, {"gradients": shapes.gradients, "split": shapes.split})
             tensors = {"student": rows, "teacher": rows}
             answer = encode("features", {"round": 0, "step": step}, tensors, "fp32")
             received.stream.answer(received.ticket, answer)
