@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import RESULTS, table
+from semisfl.runs.preset_changes import flat
 from semisfl.runs.report import Spread
 from semisfl.settings import lookup, presets
 from semisfl.settings.config import override
@@ -155,20 +156,12 @@ def _changes(task: str, config: dict[str, Any]) -> Iterator[str]:
     usual = override(presets.values_of("images"), list(TASKS[task]))
     usual = presets.completed("images", usual)
     whole = presets.parse({**usual, "method": config["method"]}).model_dump()
-    before, after = (dict(_flat(values)) for values in (whole, config))
+    before, after = flat(whole), flat(config)
     before["server.labeled_view"] = usual["server"]["labeled_view"]
     for key, value in after.items():
         decides = key.split(".")[0] not in ("method", "seed", "sinks", "runtime")
         if decides and key in before and value != before[key]:
             yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 # --- tables ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What one server carries: memory, CPU and bandwidth for so many devices. Loads no torch.
+"""Compute the memory, CPU and bandwidth that one server needs for so many devices. Loads no torch.
 
 The constants are measured (results/cpu, docs/sizing.md). Beyond 5,000 connected or 1,000 active
 devices the numbers are extrapolated in proportion.
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSize:
-    """What a server needs for ``devices`` connected devices, ``active`` of them in each round."""
+    """The needs of a server with ``devices`` connected devices, ``active`` of them in each round."""
 
     devices: int
     active: int

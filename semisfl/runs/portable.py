@@ -56,7 +56,7 @@ class Description:
     """Accuracy on the test set, which a run judged on validation images reads only at its end."""
     macro_f1: float | None = None
     recall_by_class: list[float | None] | None = None
-    """As ``accuracy``, of the same images; None: an older version tested it."""
+    """Measured on the same images as ``accuracy``; None: an older version tested it."""
     tested_after: int = 0
     """Rounds done when the model was tested."""
     sent: dict[str, int] = field(default_factory=dict)

@@ -68,7 +68,7 @@ class ModelServer:
             model.description, model.identity, model.network.features, digest
         )
         self.terms = None
-        """What owners of devices accept; None: devices cannot download the bottom."""
+        """Terms that owners of devices accept; None: devices cannot download the bottom."""
         if digest is not None and model.description.layers is not None:
             self.terms = ServedModel.from_text(self._about)
         insecure, folder = network.insecure_loopback, network.certificates

@@ -1,4 +1,4 @@
-"""What a server of split inference says about its model: checked before a device allocates or sends anything."""
+"""The description of a model that a server of split inference sends: checked before a device allocates or sends anything."""
 
 import hashlib
 import json

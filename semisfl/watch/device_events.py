@@ -17,7 +17,7 @@ class DeviceEvents:
         self.left_out: dict[int, tuple[int, str]] = {}
         """For each client: how often it was left out, and the last reason."""
         self.turned_away: dict[str, dict[str, Any]] = {}
-        """By name, devices that may not take part now: state, reason and time."""
+        """Devices that may not take part now, by name: state, reason and time."""
 
     def add(self, line: bytes) -> None:
         """Take in one line of the file; a damaged one is left out."""

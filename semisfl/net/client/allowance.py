@@ -25,7 +25,7 @@ class Allowance:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self.spent = Spent()
-        """What rounds of training have sent."""
+        """Sums over the rounds of training so far."""
         self.classified = Classified()
         if file is not None and file.exists():
             self._read(file)

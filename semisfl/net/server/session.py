@@ -76,7 +76,7 @@ class Session:
         self.shown: Shown | None = None
         """The client's certificate; None in plaintext."""
         self.connection = Connection()
-        """What the connection carries, over all its streams."""
+        """Counts of the connection, over all its streams."""
         self.came = ("", 0)
         """The client's process, and the number of its connection."""
         self.policy = DevicePolicy()
