@@ -46,32 +46,49 @@ def combine(
     if settings.aggregate == "mean":
         return mean_state(rows)
     first = rows[0]
-    floating = [name for name in first if first[name].is_floating_point()]
-    sent = _flat(reference, floating, first[floating[0]].device)
-    updates = torch.stack([_flat(state, floating) for state in rows]) - sent
-    combined = rule_named(settings.aggregate)(updates, settings.of_rule)
-    for place, client in enumerate(states):
-        if place in combined.held_back:
-            held_back.add(client, combined.held_back[place])
+    kinds = _kinds(first)
+    floating = {name for names in kinds.values() for name in names}
     result = mean_state([{k: v for k, v in state.items() if k not in floating} for state in rows])
-    values = (sent + combined.update).split([first[name].numel() for name in floating])
-    for name, value in zip(floating, values, strict=True):
-        # A combined update can make a variance negative even where no client's update does.
-        value = value.clamp(min=0) if name.endswith("running_var") else value
-        result[name] = value.view(first[name].shape).to(first[name].dtype)
+    for kind, names in kinds.items():
+        sent = _flat(reference, names, first[names[0]].device)
+        updates = torch.stack([_flat(state, names) for state in rows]) - sent
+        combined = rule_named(settings.aggregate)(updates, settings.of_rule)
+        for place, client in enumerate(states):
+            if place in combined.held_back:
+                held_back.add(client, kind + combined.held_back[place])
+        values = (sent + combined.update).split([first[name].numel() for name in names])
+        for name, value in zip(names, values, strict=True):
+            # A combined update can make a variance negative even where no client's update does.
+            value = value.clamp(min=0) if name.endswith("running_var") else value
+            result[name] = value.view(first[name].shape).to(first[name].dtype)
     return {name: result[name] for name in first}
 
 
 def long_updates(states: Mapping[int, State], reference: State) -> set[int]:
     """Return the clients whose update is over twice as long as the median one; none among two."""
-    first = next(iter(states.values()), {})
-    floating = [name for name in first if first[name].is_floating_point()]
-    if len(states) < FEWEST or not floating:
+    if len(states) < FEWEST:
         return set()
-    sent = _flat(reference, floating, first[floating[0]].device)
-    lengths = torch.stack([(_flat(state, floating) - sent).norm() for state in states.values()])
-    longest = 2 * lengths.quantile(0.5)
-    return {client for client, long in zip(states, lengths > longest, strict=True) if long}
+    first, too_long = next(iter(states.values())), set()
+    for names in _kinds(first).values():
+        sent = _flat(reference, names, first[names[0]].device)
+        lengths = torch.stack([(_flat(state, names) - sent).norm() for state in states.values()])
+        beyond = (lengths > 2 * lengths.quantile(0.5)).tolist()
+        too_long |= {client for client, long in zip(states, beyond, strict=True) if long}
+    return too_long
+
+
+def _kinds(state: State) -> dict[str, list[str]]:
+    """Return the names of weights, of running means and of running variances, by the prefix of their reasons.
+
+    They have different units. In one norm, large statistics would hide a long update of weights.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name, value in state.items():
+        if value.is_floating_point():
+            last = name.rpartition(".")[2]
+            statistics = last in ("running_mean", "running_var")
+            kinds.setdefault(f"{last}: " if statistics else "", []).append(name)
+    return kinds
 
 
 @cache

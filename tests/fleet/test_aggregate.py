@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from semisfl.fleet.aggregate import combine, rule_named
+from semisfl.fleet.aggregate import combine, long_updates, rule_named
 from semisfl.fleet.base import mean_state
 from semisfl.fleet.held_back import HeldBack
 from semisfl.runs.loop import run_rounds
@@ -109,8 +109,33 @@ def test_aggregated_states_keep_their_form_and_clients_held_back_are_named(
     assert int(actual["bn.num_batches_tracked"]) == 5
     assert actual["conv.weight"].abs().max() < 10 and (actual["bn.running_var"] >= 0).all()
     message = held.take()
-    assert message is not None and list(message) == ["4"] and message["4"] in caplog.text
+    assert message is not None and message["4"] in caplog.text
+    # Krum leaves out a fixed share, of weights and of statistics.
+    of_weights = [one for one, why in message.items() if not why.startswith("running_var: ")]
+    assert of_weights == ["4"] and (name == "krum" or list(message) == ["4"])
     assert "client 4 is held back" in caplog.text and held.take() is None
+
+
+def moved(weight: float, mean: float, variance: float) -> dict[str, torch.Tensor]:
+    """Return a state that moved so far from zeros, in its weights and in each kind of statistics."""
+    return {
+        "conv.weight": torch.full((4,), weight),
+        "bn.running_mean": torch.full((4,), mean),
+        "bn.running_var": torch.full((4,), variance),
+    }
+
+
+@pytest.mark.parametrize("kind", ["conv.weight", "bn.running_mean"])
+def test_long_updates_of_weights_do_not_hide_behind_longer_ones_of_statistics(kind: str) -> None:
+    """Variances of honest clients move by 50. A client that moves its weights by 20 is far out."""
+    reference = moved(0.0, 0.0, 0.0)
+    uploads = {client: moved(0.1, 0.5, 50.0 + client) for client in range(4)}
+    uploads[4] = {**moved(0.1, 0.5, 50.0), kind: torch.full((4,), 20.0)}
+    held = HeldBack()
+    actual = combine(settings("clipped_mean"), uploads, reference, held)
+    assert float(actual[kind].max()) <= float(uploads[0][kind].max()) * 1.01
+    assert list(held.take() or {}) == ["4"]
+    assert long_updates(uploads, reference) == {4}
 
 
 @pytest.mark.parametrize("name", ROBUST)
