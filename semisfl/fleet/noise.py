@@ -18,7 +18,8 @@ def noised(values: Tensor, deviation: float, normal: Tensor) -> Tensor:
     numbers of steps, and so is their exact sum. Values are rounded towards 0, so no norm grows.
     """
     step = deviation / GRID
-    return (torch.trunc(values / step) + torch.round(normal * GRID)) * step
+    # Adding 0 makes 0 of -0, whose sign is that of a value however small.
+    return (torch.trunc(values / step) + torch.round(normal * GRID)) * step + 0.0
 
 
 def secret_normal(shape: Sequence[int], device: torch.device) -> Tensor:

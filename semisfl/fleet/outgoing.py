@@ -24,6 +24,8 @@ from semisfl.settings.policy import DevicePolicy, Policy, PolicyBreach, stricter
 Parts = list[bytes | memoryview]
 Encode = Callable[[str, Mapping[str, Any], Mapping[str, Tensor], Mapping[str, str] | str], Parts]
 
+EXACT = torch.float64
+"""The dtype of norms. A sum in float32 loses small squares, and a planted bottom can make millions."""
 _POLICY = object()
 """Known to this module alone, so that nothing else can make a `Cleared`."""
 
@@ -152,7 +154,8 @@ class Outgoing:
         if (clip := self.policy.clip) is None:
             return rows
         rows = rows.nan_to_num(0.0, 0.0, 0.0)
-        return rows * (clip / rows.norm(dim=1, keepdim=True).clamp(min=clip))
+        norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=EXACT)
+        return rows * (clip / norm.clamp(min=clip)).to(rows.dtype)
 
     def _noisy(self, rows: Tensor, clients: int) -> Tensor:
         if not (self.policy.noise and self.policy.clip):
@@ -205,10 +208,10 @@ class Outgoing:
             name: (trained[name].float() - sent[name].float()).nan_to_num(0.0, 0.0, 0.0)
             for name in names
         }
-        norm = torch.stack([move.norm() for move in moves.values()]).norm()
-        share, limited = clip / norm.clamp(min=clip), dict(trained)
+        norms = [torch.linalg.vector_norm(move, dtype=EXACT) for move in moves.values()]
+        share, limited = clip / torch.stack(norms).norm().clamp(min=clip), dict(trained)
         for name, move in moves.items():
-            move = move * share
+            move = move * share.float()
             if self.policy.update_noise:
                 move = noised(move, self.policy.update_noise * clip, self._normal(move, slot))
             value = sent[name].float() + move

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from semisfl.fleet.noise import GRID, secret_normal
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.settings.bits import row_bits
+from semisfl.settings.bits import round_bits, row_bits
 from semisfl.settings.config import parse
-from semisfl.settings.policy import Policy
+from semisfl.settings.policy import DevicePolicy, Policy
 
 SIDE = 16
 
@@ -133,3 +133,55 @@ def test_both_views_and_the_upload_have_noise_of_their_own() -> None:
     upload = outgoing.bottom({"w": rows}, {"w": rows}).tensors["w"]
     drawn = torch.stack([part.flatten() for part in (student, teacher, upload)])
     assert torch.corrcoef(drawn).fill_diagonal_(0).abs().max() < 0.25
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_the_sign_of_zero_shows_nothing(zero: float) -> None:
+    """Values far below the noise have no norm to speak of. A negative one made -0 of a noise of -0."""
+    outgoing, signs = device(0.14), (1e-12, -1e-12)
+    for sign in signs:
+        rows = torch.full((4, 20_000), sign)
+        cleared, _ = outgoing.features(rows, rows, 1)
+        sent = {"w": torch.full_like(rows, zero)}
+        upload = outgoing.bottom(sent, {"w": rows}).tensors["w"]
+        for received in (*cleared.tensors.values(), upload):
+            assert (received == 0).any()
+            assert not (received[received == 0]).signbit().any()
+
+
+def test_many_small_values_do_not_hide_beside_large_ones() -> None:
+    """A sum of squares in float32 loses each that is below half of its last bit."""
+    outgoing, many = device(0.14), 4_000_000
+    outgoing._normal = lambda like, slot: torch.zeros_like(like)  # type: ignore[method-assign]
+    row = torch.full((1, many), 2.9e-8**0.5)
+    row[:, :16] = 1.0
+    assert float(outgoing.clipped(row).double().norm()) < 1 + 1e-6
+    leaving = outgoing._limited({"w": torch.zeros_like(row)}, {"w": 100 * row}, 0)["w"]
+    assert float(leaving.double().norm()) < 1 + 1e-6
+
+
+def asked(**lines: float) -> Outgoing:
+    """Return a strict device in a run that asks for more protection."""
+    strict = {"clip": 30.0, "noise": 0.14, "update_clip": 0.3, "update_noise": 0.03}
+    outgoing = Outgoing(DevicePolicy(**strict), unpredictable=True)
+    outgoing.agree(parse({"policy": {**strict, **lines}}))
+    return outgoing
+
+
+@pytest.mark.parametrize("tiny", [1e-40, 1e-50, 1e-300])
+def test_a_clip_that_no_float_can_hold_shows_nothing(tiny: float) -> None:
+    """Rows of zeros became NaN and others did not: a bit of each row, counted as none."""
+    outgoing = asked(clip=tiny, update_clip=tiny)
+    rows = torch.zeros(4, 8)
+    rows[0] = 1.0
+    assert outgoing.guarded(rows, 1).isfinite().all()
+    for change in (0.0, 1.0):
+        trained = {"w": torch.full((8,), change)}
+        assert outgoing.bottom({"w": torch.zeros(8)}, trained).tensors["w"].isfinite().all()
+
+
+@pytest.mark.parametrize("lines", [{"clip": 1e-300}, {"noise": 1e300}, {"update_noise": 1e300}])
+def test_the_bits_of_any_policy_can_be_counted(lines: dict[str, float]) -> None:
+    policy = asked(**lines).policy
+    assert 0 <= round_bits(policy, 100, 64, 1000) < float("inf")
+    assert row_bits(0, 0.1) == 0  # layers without weights

@@ -188,6 +188,17 @@ def test_two_devices_that_share_a_file_share_its_caps(tmp_path: Path) -> None:
     assert Allowance(file).spent.rounds == 3
 
 
+def test_a_process_that_starts_gives_back_nothing(tmp_path: Path) -> None:
+    """It had read the file before another one counted, and wrote what it had read."""
+    from semisfl.fleet.caps import Price
+
+    file, policy = beside(tmp_path / "policy.toml"), DevicePolicy(rounds=3)
+    one, other = Allowance(file), Allowance(file)
+    one.take(policy, Price(10))
+    other.check_writable()
+    assert Allowance(file).spent.rounds == 1
+
+
 def test_a_count_without_bits_is_of_an_earlier_version_and_has_no_bound(tmp_path: Path) -> None:
     file = tmp_path / "policy.spent.json"
     file.write_text('{"rounds": 2, "uses": 3}')

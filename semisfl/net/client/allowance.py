@@ -51,7 +51,8 @@ class Allowance:
         """Raise `ConfigError` now, not in the first round, if the file cannot be written."""
         if self._file is not None:
             try:
-                self._write(self._file)
+                with self._locked(self._file):
+                    pass
             except OSError as error:
                 raise ConfigError(
                     f"{self._file} cannot be written ({error.strerror or error}), where this device counts "
@@ -96,16 +97,22 @@ class Allowance:
 
     @contextlib.contextmanager
     def _counting(self, policy: DevicePolicy) -> Iterator[None]:
-        """Read what was spent before the block, and write it after; another process may count too."""
+        """Count in the block, on disk if the policy has caps."""
         if self._file is None or not policy.capped:
             yield
             return
-        with _opened(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT) as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if self._file.exists():
-                self._read(self._file)
+        with self._locked(self._file):
             yield
-            self._write(self._file)
+
+    @contextlib.contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        """Read what was spent before the block, and write it after; another process may count too."""
+        with _opened(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if file.exists():
+                self._read(file)
+            yield
+            self._write(file)
 
 
 @contextlib.contextmanager
