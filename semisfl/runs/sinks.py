@@ -51,6 +51,9 @@ class MetricsFile:
 
     def write(self, metrics: RoundMetrics) -> None:
         self.unwritten.append(json.dumps(_finite(metrics.as_dict())) + "\n")
+        self._flush()
+
+    def _flush(self) -> None:
         try:
             append_whole(self.path, "".join(self.unwritten).encode())
             self.unwritten.clear()
@@ -59,6 +62,8 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Flush the lines to the disk. Call this before writing a checkpoint that relies on them."""
+        if self.unwritten:
+            self._flush()
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             os.fsync(file.fileno())
 

@@ -10,6 +10,7 @@ import pytest
 from semisfl.cli import console, progress
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.checkpoint import read
+from semisfl.runs.directory import RunDirectory
 from semisfl.runs.reading import read_metrics
 from semisfl.runs.sinks import MetricsFile, RunInfo
 from semisfl.runs.start import resume, train
@@ -138,6 +139,19 @@ def test_metrics_that_did_not_fit_are_written_later_and_whole(
     assert not file.unwritten
     lines = file.path.read_text().splitlines()
     assert [RoundMetrics.from_dict(json.loads(line)) for line in lines] == rows
+
+
+def test_a_checkpoint_comes_after_the_metrics_that_did_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is stopped has no next line to write them with."""
+    directory = RunDirectory(tmp_path)
+    monkeypatch.setattr(logging.getLogger("semisfl"), "handlers", [logging.NullHandler()])
+    with largest_file(0):
+        directory.record.write(RoundMetrics(round=0, loss_semi=0.5))
+    assert directory.unsaved == ["metrics.jsonl"]
+    assert directory.save_latest({"round": 1})
+    assert [line["round"] for line in directory.metrics()] == [0]
 
 
 # --- the progress line ----------------------------------------------------------------------------------
