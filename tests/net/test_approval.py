@@ -137,7 +137,18 @@ def test_a_server_with_other_terms_gets_nothing(
         until(lambda: bool([r for r in caplog.records if r.name == "semisfl.audit"]))
 
 
+def test_other_terms_with_the_same_short_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two terms whose digests begin alike take 2^64 attempts, which a server can afford."""
+    monkeypatch.setattr(Terms, "run", "0" * 32)
+    change_the_terms(monkeypatch)
+
+
 def test_terms_that_change_at_a_reconnection_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_the_terms(monkeypatch)
+
+
+def change_the_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train one round, then show the device other terms."""
     monkeypatch.setattr(listener, "check_hello", lambda *_: None)
     with network(config(rounds=3)) as net:
         accepted = Approval([net.fleet.terms.digest])
@@ -220,6 +231,20 @@ def test_join_refuses_with_the_line_that_accepts(
         assert f"`semisfl inspect {net.address}`" in line and f"--accept {digest}" in line
         assert main([*words, "--accept", "cnn"]) != 0
         assert "--accept 'cnn' is no digest" in capsys.readouterr().err
+
+
+def test_a_refusal_of_a_server_does_not_write_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: Any, _: Any, context: Any) -> None:
+        reason = "no \x1b]0;owned\x07\x1b[2J\u202e" + "y" * 3000
+        await context.abort(listener.grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    monkeypatch.setattr(listener.Listener, "_show_terms", refuse)
+    with network(config()) as net:
+        assert main(["inspect", net.address, "--insecure-loopback"]) == 2
+    line = capsys.readouterr().err.strip()
+    assert f"{net.address} refuses: no " in line and line.isprintable() and len(line) < 400
 
 
 def test_a_policy_with_a_model_accepts_that_one_alone(tmp_path: Path) -> None:

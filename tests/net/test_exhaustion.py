@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.net.harness import tiny
+from tests.net.harness import Client, network, tiny
 from tests.net.rogue_server import Peer, attacked, folder_of_images, split_frame, terms
 from tests.net.rogues import BUDGET, MB, MOST
 
@@ -46,6 +47,22 @@ def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB)
     assert ended.status == REFUSED and ended.peak < 300 * MB, ended
     assert "refuses this client: enough" in ended.output.splitlines()[-1]
+
+
+def test_the_name_of_a_device_does_not_fill_the_log_or_reach_the_terminal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "semisfl")
+    with network(tiny(1)) as net:
+        net.fleet.roster.load_state_dict({})
+        name = "\x1b]0;owned\x07\u202e" + "x" * 30_000
+        client = Client(net.address, net.data.images[net.partition.clients[0]], name)
+        net.clients[0] = client
+        assert net.fleet.wait_for(1, 10)
+        assert all(name.isprintable() and len(name) < 500 for name in net.fleet.roster.index)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("is here as client 0" in line for line in lines)
+    assert all(line.isprintable() and len(line) < 1000 for line in lines)
 
 
 def test_names_of_a_server_do_not_fill_the_log_or_reach_the_terminal(

@@ -196,14 +196,14 @@ class Device:
         self._doing = "loading its images"
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
-        if self._member is None or self._member.run != terms.run:
+        if self._member is None or self._member.terms != terms:
             self._connection.approve(terms)
             self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)
             self._budget.begin(terms, hardware, whole=bool(self._works))
             self._member = Member(terms, self._images, hardware, self._budget)
-            self._connection.run = self._member.run
+            self._connection.run = terms.run
         member = self.member
         self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))
         self._expect({"enrolled": messages.ENROLLED})

@@ -8,6 +8,7 @@ import grpc
 
 from semisfl.net import chunks, messages
 from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
+from semisfl.net.client.lines import plain
 from semisfl.net.terms import Terms
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import lookup
@@ -46,7 +47,7 @@ def read_terms(
 
 
 def _reason(error: Any, address: str, credentials: Credentials | None) -> Exception:
-    code, details = error.code(), " ".join((error.details() or "").split())
+    code, details = error.code(), plain(error.details() or "")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return NoTerms(f"{address} has no terms; is it `semisfl serve` of this version?")
     if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

@@ -37,8 +37,7 @@ class Member:
         self.hardware = hardware
         self.step = 0
         self.client = -1
-        self.run = terms.run
-        self._terms = terms
+        self.terms = terms
         built = build_model(terms.config, terms.shape, terms.classes, projector="none")
         self.model = built.to(hardware.device)
         self.schemas = Schemas.of(terms.config, self.model)
@@ -66,7 +65,7 @@ class Member:
             return
         self.client = client
         nobody = np.empty(0, dtype=np.int64)
-        terms, device = self._terms, self.hardware.device
+        terms, device = self.terms, self.hardware.device
         setup = FleetSetup(
             self.config,
             self.model,

@@ -13,7 +13,13 @@ from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread, Violation
 from semisfl.net.frames import WireError
 from semisfl.net.server import endpoint
-from semisfl.net.server.admission import HANDSHAKE_SECONDS, Handshakes, Refused, check_hello
+from semisfl.net.server.admission import (
+    HANDSHAKE_SECONDS,
+    Handshakes,
+    Refused,
+    check_hello,
+    cleaned,
+)
 from semisfl.net.server.cheap_frames import CheapFrames
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.penalties import Penalties
@@ -109,7 +115,7 @@ class Listener:
                     self.penalties.free_revoked()
             hello = await endpoint.hello(context, self._handshake_seconds)
             if shown is None:
-                identity = f"plaintext:{hello.fields['name']}"
+                identity = f"plaintext:{cleaned(hello.fields['name'])}"
             self.penalties.check(identity)
             check_hello(hello.fields, identity, self._terms, self._roster)
             if self._finished:
