@@ -41,6 +41,8 @@ demo: $(VENV)/.installed
 
 # Files of tests differ a lot in how long they take: an idle worker takes over from a busy one.
 # One worker more than cores, as some tests only wait: for deadlines, or for other processes.
+# Workers, and the processes that tests start, import what the first of them compiled.
+unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
 quick: $(VENV)/.installed-test

@@ -7,6 +7,7 @@ after several seconds. Tests of loading, and a few others, start ``python`` itse
 
 import ctypes
 import functools
+import gc
 import importlib
 import inspect
 import json
@@ -145,6 +146,8 @@ def _main() -> None:
     asked = socket.socket(fileno=int(sys.argv[1]))
     for name in BEFOREHAND:
         importlib.import_module(name)
+    # A collection in a child would write to every object, and so copy all memory shared with it.
+    gc.freeze()
     request, files = _serve(asked)
     _become(request, files)
 
