@@ -1,6 +1,7 @@
 """Files of a few kilobytes that hold millions of pixels, and photographs of large cameras."""
 
 import asyncio
+import functools
 import io
 import struct
 import warnings
@@ -30,14 +31,14 @@ def bomb(path: Path, mode: str = "1") -> Path:
 
 @pytest.fixture(scope="module")
 def bombs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes with three bombs each, and images that are as they should be."""
+    """Two classes with bombs, and images that are as they should be."""
     folder = tmp_path_factory.mktemp("bombs")
     first = bomb(folder / "first.png")
     assert first.stat().st_size < 10_000
-    for part in ("train", "test"):
+    for part, count in (("train", 2), ("test", 1)):
         for name in ("cat", "dog"):
             place = folder_of_images(folder / part / name, 8, 12)
-            for number in range(3):
+            for number in range(count):
                 (place / f"bomb{number}.png").write_bytes(first.read_bytes())
     first.unlink()
     return folder
@@ -50,7 +51,7 @@ MOST = 200 * MB
 def test_bombs_in_the_folder_of_a_device(bombs: Path) -> None:
     async def script(peer: Peer) -> None:
         ready = await peer.welcome(terms())
-        assert ready.kind == "ready" and ready.fields["images"] == 22
+        assert ready.kind == "ready" and ready.fields["images"] == 20
         await asyncio.sleep(0.1)
 
     words = ("--memory", "300MB")
@@ -62,7 +63,7 @@ def test_bombs_in_the_folder_of_a_device(bombs: Path) -> None:
 def test_an_image_beyond_the_budget_is_left_out_by_name(bombs: Path) -> None:
     async def script(peer: Peer) -> None:
         ready = await peer.welcome(terms())
-        assert ready.fields["images"] == 16 and ready.fields["skipped"] == 6
+        assert ready.fields["images"] == 16 and ready.fields["skipped"] == 4
 
     words = ("--memory", "60MB")
     ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
@@ -74,7 +75,7 @@ def test_bombs_for_predict(bombs: Path, tmp_path: Path) -> None:
     model = residual_model(tmp_path)
     ended = run_device(["predict", str(model.path), str(bombs / "train"), "--csv"], MOST)
     assert ended.status == 0 and ended.peak < MOST, ended
-    assert ended.output.count("/bomb0.png,") == ended.output.count("/bomb2.png,") == 2
+    assert ended.output.count("/bomb0.png,") == ended.output.count("/bomb1.png,") == 2
 
 
 def test_bombs_for_a_run(bombs: Path, tmp_path: Path) -> None:
@@ -105,10 +106,10 @@ def tiled(side: int, tile: int) -> bytes:
 
 
 def test_a_small_tiff_with_a_giant_tile_is_refused() -> None:
-    """Its decoder would take 268 MB for 64 x 64 pixels."""
-    forged = tiled(64, 16_384)
+    """Its decoder would take 67 MB for 64 x 64 pixels."""
+    forged = tiled(64, 8192)
     assert len(forged) < 300_000
-    with pytest.raises(TooLarge, match="a 64x64 TIFF has tiles of 268435456 pixels"):
+    with pytest.raises(TooLarge, match="a 64x64 TIFF has tiles of 67108864 pixels"):
         open_image(forged)
     assert pixels_of(open_image(tiled(64, 128)), (12, 12), 1).shape == (1, 12, 12)
 
@@ -116,6 +117,7 @@ def test_a_small_tiff_with_a_giant_tile_is_refused() -> None:
 # --- the same image as before --------------------------------------------------------------------
 
 
+@functools.cache
 def picture(width: int, height: int) -> Image.Image:
     """A smooth picture with a different colour in every corner."""
     x, y = np.linspace(0, 255, width), np.linspace(0, 255, height)
@@ -135,7 +137,7 @@ def test_a_large_image_is_decoded_as_a_small_one_would_be(form: str, turn: int) 
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x112] = turn
-    picture(3001, 1999).save(file, form, exif=exif, compress_level=1)
+    picture(2401, 1799).save(file, form, exif=exif, compress_level=1)
     found = pixels_of(open_image(file.getvalue()), (32, 24), 3).transpose(1, 2, 0)
     expected = plainly(Image.open(file), (32, 24))
     assert np.abs(found.astype(int) - expected).max() <= 6

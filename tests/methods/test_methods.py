@@ -45,12 +45,12 @@ def test_learns_a_toy_set(method: str, own_table: bool, monkeypatch: pytest.Monk
     rest = np.arange(16, len(data.images))
     even = Partition(np.arange(16), tuple(rest[start::3] for start in range(3)))
     if own_table:
-        model, settings = None, [f"model.layers={toy.RESIDUAL}", "optimizer.lr=0.03"]
+        model = None
+        settings = ["rounds=10", f"model.layers={toy.RESIDUAL}", "optimizer.lr=0.03"]
     else:
-        model, settings = toy.network(), ["optimizer.lr=0.1"]
+        model, settings = toy.network(), ["rounds=6", "optimizer.lr=0.1"]
     chosen = toy.values(
         method,
-        "rounds=16",
         "server.steps=10",
         "server.labeled_view=weak",
         *settings,
@@ -225,7 +225,7 @@ def test_resume_is_bit_identical(
 ) -> None:
     monkeypatch.setattr("semisfl.methods.fedmatch.method.REFRESH", 2)
     settings = (
-        "rounds=5",
+        "rounds=3",
         "clients.active=3",
         "semifl.confidence_threshold=0.3",
         "fedswitch.confidence_threshold=0.3",
@@ -233,17 +233,16 @@ def test_resume_is_bit_identical(
         "fl2.confidence_threshold=0.3",
     )
     straight = toy.assemble(method, *settings, batchnorm=True, dropout=True)
-    for round_index in range(5):
+    for round_index in range(3):
         straight.method.round(round_index)
 
     before = toy.assemble(method, *settings, batchnorm=True, dropout=True)
-    for round_index in range(3):
+    for round_index in range(2):
         before.method.round(round_index)
     checkpoint.write(tmp_path / "latest.safetensors", before.method.state_dict())
     after = toy.assemble(method, *settings, batchnorm=True, dropout=True)
     after.method.load_state_dict(checkpoint.read(tmp_path / "latest.safetensors"))
-    for round_index in range(3, 5):
-        after.method.round(round_index)
+    after.method.round(2)
     assert checkpoint.digest(after.method.state_dict()) == checkpoint.digest(
         straight.method.state_dict()
     )
