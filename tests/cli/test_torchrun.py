@@ -112,7 +112,7 @@ def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
 
 def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> None:
     """Rank 0 says in one line that rank 1 was killed. Started again, both do the rest of the rounds."""
-    rounds, out = 10, images.parent / "out"
+    rounds, out = 6, images.parent / "out"
     words = words_of(images, rounds, "--out", str(out), "--quiet")
     first, second = ranks(*words)
     until_rounds(out, 2, first)
@@ -125,7 +125,7 @@ def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> Non
     for rank in ranks(*words, restart=1):
         complained = finished(rank)[1]
         assert rank.returncode == 0, complained
-    assert re.search(r"rounds [1-9]\d* to 9", (out / "run.log").read_text()), "it began again"
+    assert re.search(r"rounds [1-9] to 5", (out / "run.log").read_text()), "it began again"
     assert_as_alone(out)
 
 

@@ -117,8 +117,9 @@ def test_without_a_recorded_number_of_rows_only_models_are_recoded(tmp_path: Pat
         assert 2 * now["model_up"] == sizes["model_up"]
 
 
-def test_every_committed_run_sums_up_to_what_it_recorded() -> None:
-    places = sorted(RESULTS.rglob("*.run.json"))
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_committed_runs_sum_up_to_what_they_recorded(every: int) -> None:
+    places = sorted(RESULTS.rglob("*.run.json"))[::every]
     assert len(places) > 40
     for place in places:
         run = read_run(place)

@@ -290,7 +290,7 @@ def model_size(module: nn.Module, codec: str) -> int:
     )
 
 
-@pytest.mark.parametrize("name", ["cnn", "alexnet", "bn"])
+@pytest.mark.parametrize("name", ["cnn", "bn", pytest.param("alexnet", marks=pytest.mark.slow)])
 def test_traffic_is_the_formula_to_the_byte(name: str) -> None:
     """Down 2 S_c + F, up S_c + 2 F for every active client; F = 4 B_u d K_u."""
     model = split_model(name)

@@ -266,7 +266,7 @@ def goes_on(net: Network, lie: Lie) -> None:
 LIES = {"change": st.sampled_from(list(CHANGES)), "seed": st.integers(0, 2**20)}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(moment=st.integers(0, max(MOMENTS.values()) - 1), **LIES)
 def test_the_run_goes_on(net: Network, moment: int, change: str, seed: int) -> None:
     goes_on(net, Lie(moment % MOMENTS[net.config.method], change, seed))

@@ -141,7 +141,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch, rate: float) -> float:
         # As many chunks as the features of the image100 preset have, 6.6 MB; in the first case
         # they are the first long frame, so that no heartbeat was ever answered before.
         pytest.param(0.8 * MEGABIT, 1, 13, id="0.8 Mbit/s, light model"),
-        pytest.param(0.8 * MEGABIT, 6, 13, id="0.8 Mbit/s, heavy model"),
+        pytest.param(0.8 * MEGABIT, 6, 13, id="0.8 Mbit/s, heavy model", marks=pytest.mark.slow),
         pytest.param(chunks.LOWEST_RATE, 3, 6, id="the lowest rate", marks=pytest.mark.slow),
     ],
 )

@@ -47,11 +47,6 @@ def test_a_document_without_parts_or_with_an_unclosed_part_is_refused() -> None:
 PAGES = ("results", "results-more", "paper-choices", "paper-costs", "paper-figures")
 
 
-@pytest.fixture(scope="module")
-def index() -> RunIndex:
-    return RunIndex(ROOT / "nowhere", [ROOT / "results"])
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_matches_the_committed_runs(page: str, index: RunIndex) -> None:
     """Fails if `make results` was not called after a run changed."""

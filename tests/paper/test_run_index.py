@@ -12,8 +12,6 @@ from semisfl.runs.reading import name_of
 from semisfl.settings.config import ConfigError
 from tests.paper.fakes import digits_cell, leave_run
 
-RESULTS = Path(__file__).parents[2] / "results"
-
 
 def test_a_run_is_found_under_any_folder_name(tmp_path: Path) -> None:
     cell = digits_cell()
@@ -116,11 +114,10 @@ def test_only_selects_cells_by_whole_words() -> None:
         chosen(cells, [","])
 
 
-def test_the_committed_runs_fill_their_cells() -> None:
+def test_the_committed_runs_fill_their_cells(index: RunIndex) -> None:
     """Check some cells of Tables I and II against the names of the committed runs."""
     from semisfl.paper.exhibits import EXHIBITS
 
-    index = RunIndex(RESULTS / "none", [RESULTS])
     table = {
         (cell.row, cell.column): index.result(cell, 1000).runs
         for name in ("table1", "table2")

@@ -164,35 +164,31 @@ def test_holders_have_the_class_counts_of_a_run_on_the_data() -> None:
 
 
 @pytest.mark.parametrize("name", ["table1", "fig5", "fig9", "vgg"])
-def test_the_picture_shows_all_its_text(name: str) -> None:
+def test_the_picture_shows_all_its_text(name: str, index: RunIndex) -> None:
     one = EXHIBITS[name]
-    index = RunIndex(Path("nowhere"), [RESULTS])
     parts = [(part, written.measured(part, index)) for part in one.parts]
     assert cut_off(drawn.picture(one, parts)) == 0
 
 
-def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
+def test_the_same_numbers_give_the_same_files(tmp_path: Path, index: RunIndex) -> None:
     one = EXHIBITS["fig12"]
-    index = RunIndex(tmp_path, [RESULTS])
     parts = [(part, written.measured(part, index)) for part in one.parts]
     first = [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)]
     assert first[0].startswith(b"\x89PNG") and b"<svg" in first[1]
     assert [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)] == first
 
 
-def test_a_picture_names_the_data_that_stood_in_for_the_papers() -> None:
+def test_a_picture_names_the_data_that_stood_in_for_the_papers(index: RunIndex) -> None:
     one = EXHIBITS["vgg"]
-    index = RunIndex(Path("nowhere"), [RESULTS])
     figure = drawn.picture(one, [(part, written.measured(part, index)) for part in one.parts])
     title = figure.legends[0].get_title().get_text()
     assert "† IMAGE-100 here: mini-ImageNet: 100 other classes, 84×84." in title
     assert "† STL-10 here: " in title and "SVHN" not in title
 
 
-def test_a_bar_of_only_some_seeds_is_hatched() -> None:
+def test_a_bar_of_only_some_seeds_is_hatched(index: RunIndex) -> None:
     one = EXHIBITS["short"]
     part = next(part for part in one.parts if part.measure == "gigabytes")
-    index = RunIndex(Path("nowhere"), [RESULTS])
     there = [cell for cell in written.measured(part, index) if cell.spread][:2]
     cells = [replace(cell, why_not=why) for cell, why in zip(there, ("", NEVER), strict=True)]
     figure = drawn.picture(one, [(part, cells)])
@@ -200,9 +196,8 @@ def test_a_bar_of_only_some_seeds_is_hatched() -> None:
     assert "of some seeds only" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_a_row_has_one_colour_in_all_panels() -> None:
+def test_a_row_has_one_colour_in_all_panels(index: RunIndex) -> None:
     one = EXHIBITS["fig11"]
-    index = RunIndex(Path("nowhere"), [RESULTS])
     figure = drawn.picture(one, [(part, written.measured(part, index)) for part in one.parts])
     legend = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
     for axes in figure.axes[1:3]:
