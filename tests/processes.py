@@ -92,10 +92,10 @@ def _parent() -> socket.socket:
 # --- in the process that forks -------------------------------------------------------------------
 
 
-def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return in a new process for each request, with the request and its open files."""
     while True:
-        message, files, *_ = socket.recv_fds(asked, MOST_BYTES, 3)
+        message, files, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
         if not message:
             os._exit(0)
         read, write = os.pipe()
@@ -105,12 +105,12 @@ def _serve(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
             if pid == 0:
                 for file in (read, write):
                     os.close(file)
-                asked.close()
+                requests.close()
                 return json.loads(message), files
             os.write(write, str(pid).encode())
             os._exit(0)
         os.waitpid(middle, 0)
-        asked.send(os.read(read, 100))
+        requests.send(os.read(read, 100))
         for file in (read, write, *files):
             os.close(file)
 
@@ -143,12 +143,12 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def _main() -> None:
-    asked = socket.socket(fileno=int(sys.argv[1]))
+    requests = socket.socket(fileno=int(sys.argv[1]))
     for name in BEFOREHAND:
         importlib.import_module(name)
     # A collection in a child would write to every object, and so copy all memory shared with it.
     gc.freeze()
-    request, files = _serve(asked)
+    request, files = _serve(requests)
     _become(request, files)
 
 

@@ -75,9 +75,9 @@ def test_a_path_is_enough_to_run_show_and_resume(
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])},
     )
     assert done.returncode == 0, done.stderr
-    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert kept["method"] == PLACE
-    assert kept["fixmatch"] == {"confidence_threshold": 0.2, "labeled_view": "weak"}
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["method"] == PLACE
+    assert config["fixmatch"] == {"confidence_threshold": 0.2, "labeled_view": "weak"}
     # Rounds that a longer run still has to do are done by the same method.
     text = (tmp_path / "run" / "config.toml").read_text()
     (tmp_path / "run" / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
@@ -108,8 +108,8 @@ def test_an_installed_method_is_listed_shown_and_priced(
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert rows[NAME]["title"] == "FedAvg-FixMatch" and rows[NAME]["note"]
     assert main(["show", "digits", "--set", f"method={NAME}", "fixmatch.labeled_view=strong"]) == 0
-    shown = capsys.readouterr().out
-    assert 'labeled_view = "strong"         # augmentation of labelled images' in shown
+    output = capsys.readouterr().out
+    assert 'labeled_view = "strong"         # augmentation of labelled images' in output
     assert main(["show", "digits"]) == 0
     assert "fixmatch" not in capsys.readouterr().out, "a run is readable where it is not installed"
     assert main(["plan", "digits", "--methods", "all", "--json"]) == 0
@@ -125,11 +125,11 @@ def test_it_is_compared_with_the_others_by_name_and_by_path(
 ) -> None:
     words = ["--set", *TINY, "fixmatch.confidence_threshold=0.3", "--quiet", "--json"]
     assert main(["compare", "digits", "--methods", f"supervised,{NAME}", "--out", "a", *words]) == 0
-    told = json.loads(capsys.readouterr().out)["results"]
-    assert [row["label"] for row in told] == ["Supervised-only", "FedAvg-FixMatch"]
-    assert told[1]["note"] == "an example, not tuned"
-    kept = tomllib.loads((tmp_path / "a" / f"{NAME}-seed0" / "config.toml").read_text())
-    assert kept["fixmatch"]["confidence_threshold"] == 0.3
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [row["label"] for row in results] == ["Supervised-only", "FedAvg-FixMatch"]
+    assert results[1]["note"] == "an example, not tuned"
+    config = tomllib.loads((tmp_path / "a" / f"{NAME}-seed0" / "config.toml").read_text())
+    assert config["fixmatch"]["confidence_threshold"] == 0.3
     other = tomllib.loads((tmp_path / "a" / "supervised-seed0" / "config.toml").read_text())
     assert "fixmatch" not in other
     assert NAME in lookup.methods(), "and `--methods all` is those"
@@ -195,7 +195,7 @@ def other(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "reason"),
     [
         ("other", r"method = 'other' is not known; use semisfl, .*, or package.module:Class"),
         ("nowhere.at_all:Mine", r"nowhere.at_all cannot be imported \(ModuleNotFound.*install"),
@@ -209,12 +209,12 @@ def other(tmp_path: Path) -> Path:
     ],
 )
 def test_a_method_that_cannot_be_is_said_in_one_line(
-    method: str, said: str, other: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, reason: str, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(ConfigError) as error:
         config.parse({"method": method})
-    assert re.search(said, str(error.value)) and "\n" not in str(error.value)
+    assert re.search(reason, str(error.value)) and "\n" not in str(error.value)
 
 
 def test_what_a_class_lacks_is_named(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +290,12 @@ def brought(tmp_path: Path, install: Install) -> None:
 def test_a_data_set_of_another_package(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = sources.load("shapes", cache=tmp_path / "cache")
-    assert (found.shape, found.classes, found.mean) == ((1, 8, 8), ("circle", "square"), (0.25,))
+    dataset = sources.load("shapes", cache=tmp_path / "cache")
+    assert (dataset.shape, dataset.classes, dataset.mean) == (
+        (1, 8, 8),
+        ("circle", "square"),
+        (0.25,),
+    )
     assert main(["list", "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)["data"]]
     assert names[-2:] == ["shapes", "elsewhere"]

@@ -51,12 +51,12 @@ def imports(module: str, when_imported: bool = False) -> frozenset[str]:
     """What a module imports, for types alone aside; ``when_imported``: at once, not when first needed."""
 
     def walk(node: ast.AST) -> set[str]:
-        found = set(_names(node))
+        names = set(_names(node))
         for child in ast.iter_child_nodes(node):
             function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             if not _type_checking(child) and not (when_imported and function):
-                found |= walk(child)
-        return found
+                names |= walk(child)
+        return names
 
     return frozenset(walk(ast.parse(FILES[module].read_text(encoding="utf-8"))))
 
@@ -66,9 +66,9 @@ def inside(module: str) -> set[str]:
 
 
 def modules(*packages: str) -> list[str]:
-    found = [module for module in FILES if below(module, *packages)]
-    assert found
-    return found
+    inside = [module for module in FILES if below(module, *packages)]
+    assert inside
+    return inside
 
 
 def test_the_parser_sees_imports() -> None:

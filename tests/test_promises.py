@@ -17,10 +17,10 @@ def versions(lines: str, relation: str) -> dict[str, list[int]]:
 
 def test_every_lower_bound_is_the_version_of_the_oldest_environment() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = project["dependencies"]
+    bounds = project["dependencies"]
     for extra, packages in project["optional-dependencies"].items():
-        asked += packages if extra != "check" else []  # linters are not for the oldest versions
-    promised = versions("\n".join(asked), ">=")
+        bounds += packages if extra != "check" else []  # linters are not for the oldest versions
+    promised = versions("\n".join(bounds), ">=")
     installed = versions((ROOT / "constraints-oldest.txt").read_text(encoding="utf-8"), "==")
     assert promised["torch"] and promised["onnxscript"] and len(promised) > 20
     assert {name: installed.get(name) for name in promised} == promised

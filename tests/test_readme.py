@@ -63,6 +63,6 @@ def test_commands_parse(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     groups = {group.name for group in app.registered_groups}
     command = words[:2] if words[0] in groups else words[:1]
     assert main([*command, "--help"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for option in options:
-        assert option in shown or option in ("--debug", "--version"), option
+        assert option in output or option in ("--debug", "--version"), option

@@ -38,10 +38,10 @@ PHOTOGRAPHS, PREDICTIONS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTAL
 
 def commands() -> list[tuple[str, list[str]]]:
     """(machine, words) of every command that is meant to be typed on one."""
-    found = []
+    steps = []
     for machine, lines in re.findall(r"```sh\n# on (?:the )?(\S+)\n(.*?)```", TUTORIAL, re.DOTALL):
-        found += [(machine, shlex.split(line)[1:]) for line in lines.strip().splitlines()]
-    return found
+        steps += [(machine, shlex.split(line)[1:]) for line in lines.strip().splitlines()]
+    return steps
 
 
 def textures() -> ModuleType:
@@ -103,10 +103,10 @@ def start(words: list[str], machine: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_line(process: subprocess.Popen[str], said: str) -> None:
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     assert process.stderr is not None
     lines = []
-    while said not in (line := process.stderr.readline()):
+    while text not in (line := process.stderr.readline()):
         lines.append(line)
         assert line, (process.wait(), lines)
 

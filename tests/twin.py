@@ -383,8 +383,8 @@ class PlainTwin:
 class ExactTwin(PlainTwin):
     """The same in float64. In float32 the twin rounds as well, and near a tie of ReLU or pooling that shows."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         for model in (self.student.double(), self.teacher.double()):
             model.project = partial(_project, model)  # type: ignore[method-assign]
 

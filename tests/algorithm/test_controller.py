@@ -164,12 +164,12 @@ def test_state_goes_through_json_and_continues_alike(kind: str) -> None:
     def uneven(index: int) -> tuple[float, float]:
         return 5.0 / (index + 1), 8.0 - 0.003 * index + 0.5 * (index * 7 % 11)
 
-    whole = controller(kind)
-    expected = feed(whole, range(330), uneven)
+    uninterrupted = controller(kind)
+    expected = feed(uninterrupted, range(330), uneven)
     for cut in (57, 100, 215):
         start = controller(kind)
         feed(start, range(cut), uneven)
         resumed = controller(kind)
         resumed.load_state_dict(json.loads(json.dumps(start.state_dict())))
         assert feed(resumed, range(cut, 330), uneven) == expected[cut:]
-        assert resumed.state_dict() == whole.state_dict()
+        assert resumed.state_dict() == uninterrupted.state_dict()

@@ -65,9 +65,9 @@ def test_a_planted_bottom_leaks_from_the_first_step_on(digits: Network) -> None:
     held = digits.data.images[100:148].float() / 255
     # Which image is in which row follows from the run's seed, which the server knows.
     nearest = torch.cdist(rebuilt.flatten(1), held.flatten(1)).argmin(1)
-    found = likeness(rebuilt, held[nearest])
+    scores = likeness(rebuilt, held[nearest])
     mean = public.pixels.mean(0, keepdim=True).expand_as(rebuilt)
-    assert found["ssim"] > likeness(mean, held[nearest])["ssim"] + 0.3
+    assert scores["ssim"] > likeness(mean, held[nearest])["ssim"] + 0.3
     assert len(nearest.unique()) > 10  # told apart, not one image for all
 
 
@@ -101,8 +101,8 @@ def test_a_device_that_only_warns_continues(
     digits: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert hijacked(digits, DevicePolicy(hijacking="warn")) == WINDOW + 4
-    said = [r.getMessage() for r in caplog.records if "look like hijacking" in r.getMessage()]
-    assert len(said) == 1 and said[0].endswith("the policy says to go on")
+    warnings = [r.getMessage() for r in caplog.records if "look like hijacking" in r.getMessage()]
+    assert len(warnings) == 1 and warnings[0].endswith("the policy says to go on")
 
 
 def test_an_honest_server_is_not_refused(digits: Network) -> None:

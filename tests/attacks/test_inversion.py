@@ -137,17 +137,17 @@ def test_an_update_on_one_image_reveals_it_and_a_mean_gradient_is_that_of_all(sc
         for i in range(1, 9)
     ]
     together = updates.mean_gradient(each)
-    whole = updates.gradient_of(model, parameters, scene.prepare(images[1:]), labels[1:])
-    for mean, joint in zip(together, whole, strict=True):
+    mean_gradient = updates.gradient_of(model, parameters, scene.prepare(images[1:]), labels[1:])
+    for mean, joint in zip(together, mean_gradient, strict=True):
         assert torch.allclose(mean, joint, atol=1e-5)
 
 
 def test_the_layers_of_a_model_give_its_outputs_at_any_cut(scene: Scene) -> None:
     rows = meter.layers_of(scene.model)
     images = scene.normalizer(scene.images[:4])
-    whole = scene.model.eval()(images)
+    outputs = scene.model.eval()(images)
     ours = nn.Sequential(*(layer for _, layer in rows)).eval()(images)
-    assert torch.allclose(ours, whole, atol=1e-5)
+    assert torch.allclose(ours, outputs, atol=1e-5)
     assert [rows[cut - 1][0] for cut in meter.stage_ends(scene.model)] == [
         "pool1",
         "flatten",

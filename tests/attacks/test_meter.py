@@ -25,9 +25,9 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     monkeypatch.setattr(meter, "PUBLIC", 100)
     monkeypatch.setattr(meter, "VICTIMS", 32)
     out = tmp_path / "leakage"
-    asked = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu"]
+    words = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu"]
     defences = ["--defence", "none", "--defence", NOISY]
-    assert main([*asked, *defences, "--out", str(out), "-q", "--set", *SMALL]) == 0
+    assert main([*words, *defences, "--out", str(out), "-q", "--set", *SMALL]) == 0
     results = json.loads((out / "leakage.json").read_text())
     assert results["command"].startswith("semisfl ")
     assert [row["defence"] for row in results["features"]] == ["none", NOISY]
@@ -53,18 +53,18 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["--defence", "noise=-1"], "--defence noise=-1: noise: "),
         (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
     ],
 )
 def test_each_mistake_gives_a_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str
 ) -> None:
     out = ["--out", str(tmp_path / "leakage"), "--rounds", "1", "--device", "cpu"]
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert error in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
 
 

@@ -137,7 +137,7 @@ def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])
 def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
     """With the mean one of three clients moves the result far; with the median it hardly does."""
-    found = {}
+    results = {}
     for rule in ("mean", "median"):
         for share in (0.0, SHARE):
             settings = ("semifl.confidence_threshold=0", f"robust.aggregate={rule}")
@@ -145,13 +145,13 @@ def test_rules_name_the_attacker_and_keep_its_weights_out(method: str) -> None:
             (row,) = run_rounds(experiment).rounds
             model = list(experiment.method.tested().values())[-1]
             weights = torch.cat([value.flatten() for value in model.parameters()])
-            found[rule, bool(share)] = weights, row.get("held_back", {})
+            results[rule, bool(share)] = weights, row.get("held_back", {})
             attackers = experiment.fleet.attackers  # type: ignore[attr-defined]
-    thrown = (found["mean", True][0] - found["mean", False][0]).norm()
-    moved = (found["median", True][0] - found["median", False][0]).norm()
+    thrown = (results["mean", True][0] - results["mean", False][0]).norm()
+    moved = (results["median", True][0] - results["median", False][0]).norm()
     assert moved < 0.2 * thrown
-    assert list(found["median", True][1]) == [str(client) for client in attackers]
-    assert not found["mean", True][1] and not found["median", False][1]
+    assert list(results["median", True][1]) == [str(client) for client in attackers]
+    assert not results["mean", True][1] and not results["median", False][1]
 
 
 def test_attackers_of_a_smaller_share_are_among_those_of_a_larger() -> None:
@@ -186,13 +186,13 @@ def test_the_command_makes_a_table_and_continues_where_it_stopped(
     words = ["poisoning", "digits", "--rules", "mean,median+limited", "--attacks", "negated_bottom"]
     words += ["--shares", "0,0.25", "--out", str(tmp_path / "runs.jsonl"), "--json", *TINY]
     assert main([*words, "-q"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(row["attack"], row["share"], sorted(row["lost"])) for row in told["lost"]] == [
+    answer = json.loads(capsys.readouterr().out)
+    assert [(row["attack"], row["share"], sorted(row["lost"])) for row in answer["lost"]] == [
         ("nobody", 0.0, ["mean", "median+limited"]),
         ("negated_bottom", 0.25, ["mean", "median+limited"]),
     ]
-    assert told["lost"][0]["lost"]["mean"] == 0.0
-    by_rule = {(run["rule"], run["share"]): run for run in told["runs"]}
+    assert answer["lost"][0]["lost"]["mean"] == 0.0
+    by_rule = {(run["rule"], run["share"]): run for run in answer["runs"]}
     assert by_rule["mean", 0.25]["held_back"] == {}
     (attacker,) = by_rule["median+limited", 0.25]["attackers"]
     assert str(attacker) in by_rule["median+limited", 0.25]["held_back"]
@@ -218,10 +218,10 @@ def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
 def test_each_mistake_gives_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="attack 'shouting' is not known; use one of absent"):
         attack_named("shouting")
-    for words, said in (
+    for words, error in (
         (["--attacks", "shouting"], "attack 'shouting' is not known; use all or some of absent"),
         (["--rules", "vote"], "rule 'vote' is not known"),
         (["--shares", "1.5"], "--shares '1.5' is not a share"),
     ):
         assert main(["poisoning", "digits", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert error in capsys.readouterr().err

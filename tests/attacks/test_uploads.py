@@ -39,20 +39,20 @@ def convolution() -> nn.Sequential:
 
 def test_a_curious_server_solves_the_inputs_of_a_linear_layer_from_an_honest_round() -> None:
     """Five steps of eight images with momentum: 40 inputs, from 96 rows of one change."""
-    found = curious(client(linear(), 60), random_images(50, 2))
-    assert (found["layer"], found["inputs"]) == ("1", 40)
-    assert found["rebuilt"] >= 36
+    result = curious(client(linear(), 60), random_images(50, 2))
+    assert (result["layer"], result["inputs"]) == ("1", 40)
+    assert result["rebuilt"] >= 36
 
 
 def test_a_malicious_server_reads_each_image_from_its_own_row_of_the_weight() -> None:
-    found = malicious(client(linear(), 10), random_images(50, 2))
-    assert found["rebuilt"] == found["inputs"] == 40
+    result = malicious(client(linear(), 10), random_images(50, 2))
+    assert result["rebuilt"] == result["inputs"] == 40
 
 
 def test_a_convolution_shows_as_many_patches_as_it_has_channels() -> None:
     attacked = client(convolution(), 10)
-    found = malicious(attacked, random_images(50, 2))
-    assert found["rebuilt"] == found["inputs"] == 16
+    result = malicious(attacked, random_images(50, 2))
+    assert result["rebuilt"] == result["inputs"] == 16
     # An honest round mixes the patches of all positions: fewer outputs than unknowns.
     honest = curious(attacked, random_images(50, 2))
     assert honest["inputs"] == 40 * 64 and honest["rebuilt"] < 0.02 * honest["inputs"]
@@ -62,8 +62,8 @@ def test_a_convolution_shows_as_many_patches_as_it_has_channels() -> None:
 def test_noise_on_the_upload_hides_them(bottom: type) -> None:
     attacked = client(bottom(), 10, NOISY)
     for attack in (curious, malicious):
-        found = attack(attacked, random_images(50, 2))
-        assert found["rebuilt"] == 0 and found["correlation"] < 0.6, found
+        result = attack(attacked, random_images(50, 2))
+        assert result["rebuilt"] == 0 and result["correlation"] < 0.6, result
 
 
 def test_clipping_alone_hides_nothing() -> None:

@@ -35,8 +35,8 @@ def deployed(tmp_path: Path) -> tuple[Path, Path]:
 def semisfl(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """A command's exit status and all it says, in one line."""
     status = main([str(word) for word in words])
-    said = capsys.readouterr()
-    return status, " ".join((said.out + said.err).split())
+    printed = capsys.readouterr()
+    return status, " ".join((printed.out + printed.err).split())
 
 
 def test_a_certificate_is_revoked_on_the_server(
@@ -45,17 +45,17 @@ def test_a_certificate_is_revoked_on_the_server(
     home, server = deployed
     serials = {entry.name: entry.serial for entry in certs.listing(home)}
     revoke = ("certs", "revoke", "--dir", server)
-    status, said = semisfl(capsys, *revoke, "--name", "cam-1")
+    status, output = semisfl(capsys, *revoke, "--name", "cam-1")
     assert status == 2
-    assert "issued.txt is not there" in said and "--serial HEX or --certificate FILE" in said
+    assert "issued.txt is not there" in output and "--serial HEX or --certificate FILE" in output
 
-    status, said = semisfl(capsys, *revoke, "--serial", f"{serials['cam-1']:X}")
-    assert (status, certs.is_revoked(server, serials["cam-1"])) == (0, True), said
+    status, output = semisfl(capsys, *revoke, "--serial", f"{serials['cam-1']:X}")
+    assert (status, certs.is_revoked(server, serials["cam-1"])) == (0, True), output
     assert not certs.is_revoked(server, serials["cam-2"])
     file = home / "clients" / "cam-2" / "client.crt"
-    status, said = semisfl(capsys, *revoke, "--certificate", file)
-    assert (status, certs.is_revoked(server, serials["cam-2"])) == (0, True), said
-    assert "of cam-2" in said and str(server / "revoked.txt") in said
+    status, output = semisfl(capsys, *revoke, "--certificate", file)
+    assert (status, certs.is_revoked(server, serials["cam-2"])) == (0, True), output
+    assert "of cam-2" in output and str(server / "revoked.txt") in output
 
     before = (server / "revoked.txt").read_text()
     assert semisfl(capsys, *revoke, "--certificate", file)[1].startswith("nothing to do")
@@ -67,8 +67,8 @@ def test_a_certificate_is_revoked_on_the_server(
         ([], "needs one of --name NAME, --serial HEX, --certificate FILE"),
         (["--name", "cam-1", "--serial", "abcd"], "needs one of"),
     ]:
-        status, said = semisfl(capsys, *revoke, *words)
-        assert status == 2 and reason in said, said
+        status, output = semisfl(capsys, *revoke, *words)
+        assert status == 2 and reason in output, output
     assert (server / "revoked.txt").read_text() == before
 
 
@@ -78,8 +78,8 @@ def test_a_lost_revocation_list_is_not_created_again(
     """With one line it would let in all who were revoked before."""
     _, server = deployed
     (server / "revoked.txt").unlink()
-    status, said = semisfl(capsys, "certs", "revoke", "--dir", server, "--serial", "a" * 40)
-    assert status == 2 and "revoked.txt cannot be read: it is missing" in said
+    status, output = semisfl(capsys, "certs", "revoke", "--dir", server, "--serial", "a" * 40)
+    assert status == 2 and "revoked.txt cannot be read: it is missing" in output
     assert not (server / "revoked.txt").exists()
 
 
@@ -117,19 +117,19 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     home, server = deployed
     folder = home / "clients" / "cam-1"
     before = certs.load_client_credentials(folder)
-    status, said = semisfl(capsys, "certs", "renew", "--dir", home, "--name", "cam-1")
-    assert status == 0 and "the old certificate stays valid until" in said
+    status, output = semisfl(capsys, "certs", "renew", "--dir", home, "--name", "cam-1")
+    assert status == 0 and "the old certificate stays valid until" in output
     after = certs.load_client_credentials(folder)
     assert after.key != before.key and certs.identity(after.certificate) == "cam-1"
-    status, said = semisfl(capsys, "certs", "renew", "--dir", home, "--server")
-    assert status == 0 and "to the server" in said
+    status, output = semisfl(capsys, "certs", "renew", "--dir", home, "--server")
+    assert status == 0 and "to the server" in output
     certs.load_server_credentials(home)
     assert [entry.name for entry in certs.listing(home)].count("localhost") == 2
     assert not any(entry.revoked for entry in certs.listing(home))
     more = ("--host", "192.0.2.7", "--host", "localhost")
     assert semisfl(capsys, "certs", "renew", "--dir", home, "--server", *more)[0] == 0
-    shown = x509.load_pem_x509_certificate((home / "server.crt").read_bytes())
-    assert hosts(shown) == ["localhost", "192.0.2.7"]
+    certificate = x509.load_pem_x509_certificate((home / "server.crt").read_bytes())
+    assert hosts(certificate) == ["localhost", "192.0.2.7"]
     certs.revoke(home, "cam-2")
     for words, reason in [
         (["--name", "cam-1", "--host", "a"], "--host needs --server"),
@@ -139,10 +139,10 @@ def test_renewing(deployed: tuple[Path, Path], capsys: pytest.CaptureFixture[str
         (["--name", "cam-2"], "every certificate of 'cam-2' is revoked"),
         (["--name", "../cam-1"], "client name '../cam-1'"),
     ]:
-        status, said = semisfl(capsys, "certs", "renew", "--dir", home, *words)
-        assert status == 2 and reason in said, said
-    status, said = semisfl(capsys, "certs", "renew", "--dir", server, "--server")
-    assert status == 2 and "authority.key is not there" in said
+        status, output = semisfl(capsys, "certs", "renew", "--dir", home, *words)
+        assert status == 2 and reason in output, output
+    status, output = semisfl(capsys, "certs", "renew", "--dir", server, "--server")
+    assert status == 2 and "authority.key is not there" in output
     (home / "server.crt").unlink()
     with pytest.raises(CertError, match=r"server.crt is not there.*certs server --host"):
         certs.renew_server(home)
@@ -152,8 +152,8 @@ def test_a_certificate_shortened_to_its_authoritys_end_is_announced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     certs.make_authority(tmp_path, valid_until=NOW + timedelta(days=20))
-    status, said = semisfl(capsys, "certs", "client", "--dir", tmp_path, "--name", "cam-1")
-    assert status == 0 and "the authority expires then too" in said
+    status, output = semisfl(capsys, "certs", "client", "--dir", tmp_path, "--name", "cam-1")
+    assert status == 0 and "the authority expires then too" in output
 
 
 def test_certs_list_shows_the_days_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,8 +164,8 @@ def test_certs_list_shows_the_days_left(tmp_path: Path, capsys: pytest.CaptureFi
     certs.make_client(tmp_path, "gone", valid_until=NOW + timedelta(days=50, hours=1))
     certs.make_client(tmp_path, "new", valid_until=NOW + timedelta(days=40, hours=1))
     certs.revoke(tmp_path, "gone")
-    status, said = semisfl(capsys, "certs", "list", "--dir", tmp_path, "--json")
-    rows = json.loads(said)
+    status, output = semisfl(capsys, "certs", "list", "--dir", tmp_path, "--json")
+    rows = json.loads(output)
     assert [row["state"] for row in rows] == ["valid", "expired", "revoked", "valid"]
     assert [row["days_left"] for row in rows[2:]] == [50, 40] and rows[1]["days_left"] < 0
     assert [int(row["serial_hex"], 16) for row in rows] == [row["serial"] for row in rows]

@@ -77,10 +77,10 @@ def test_run_keeps_everything_in_its_directory(
 ) -> None:
     assert main(train_arguments(images, "--out", "first", "--json", "--quiet")) == 0
     printed = capsys.readouterr()
-    told = json.loads(printed.out)
-    assert told["directory"] == "first"
-    assert told["rounds"] == 2
-    assert not told["stopped"]
+    answer = json.loads(printed.out)
+    assert answer["directory"] == "first"
+    assert answer["rounds"] == 2
+    assert not answer["stopped"]
     assert not printed.err
     names = {path.name for path in Path("first").iterdir()}
     assert names >= {
@@ -94,8 +94,8 @@ def test_run_keeps_everything_in_its_directory(
     }
     rows = [json.loads(line) for line in Path("first/metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1]
-    assert told["accuracy"] == rows[-1]["accuracy"]
-    assert told["bytes"] == rows[-1]["bytes_total"] > 0
+    assert answer["accuracy"] == rows[-1]["accuracy"]
+    assert answer["bytes"] == rows[-1]["bytes_total"] > 0
     assert json.loads(Path("first/environment.json").read_text())["semisfl"] == __version__
     assert "rounds 0 to 1" in Path("first/run.log").read_text()
 
@@ -143,21 +143,21 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
 ) -> None:
     words = train_arguments(images, "stop.patience=9", "stop.hours=1e-9", "method=supervised")
     assert main([*words, "--out", "r"]) == 0
-    said = capsys.readouterr().out
-    assert "after 1 of 2 rounds" in said
+    output = capsys.readouterr().out
+    assert "after 1 of 2 rounds" in output
     again = "semisfl run --resume r --set stop.hours=none"
-    assert f"ended as stop.hours = 1e-09 is met; go on beyond it with: {again}\n" in said
+    assert f"ended as stop.hours = 1e-09 is met; go on beyond it with: {again}\n" in output
     log = Path("r/run.log").read_text()
     assert re.search(r"INFO ended after round 0: stop.hours = 1e-09 is met \(.* h\)\n", log)
     assert main(["run", "--resume", "r", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["rounds"], told["stopped"], told["stopped_by"]) == (1, False, "hours")
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["rounds"], answer["stopped"], answer["stopped_by"]) == (1, False, "hours")
     refused(capsys, ["run", "--resume", "r", "--set", "rounds=3"], "what can be changed is stop.ta")
     assert main([*again.split()[1:], "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["rounds"], told["stopped_by"]) == (2, None)
-    kept = tomllib.loads(Path("r/config.toml").read_text())
-    assert kept["stop"] == {"patience": 9}
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["rounds"], answer["stopped_by"]) == (2, None)
+    config = tomllib.loads(Path("r/config.toml").read_text())
+    assert config["stop"] == {"patience": 9}
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -167,15 +167,15 @@ def test_compare_stops_runs_at_a_limit_and_continues_them_with_a_later_one(
     words = ["compare", "--methods", "supervised", "--seeds", "1", "--out", "table"]
     words += [*TINY, f"data.name={images}"]
     assert main([*words, "stop.hours=1e-9"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     ending = "1 of 1 runs ended by a limit: table/supervised-seed0 (stop.hours, round 1 of 2)"
-    assert ending in said
+    assert ending in output
     assert main([*words, "stop.hours=1e-9"]) == 0
     assert "1 of 1 runs are finished in table and are reused" in capsys.readouterr().err
     assert main([*words, "--json"]) == 0
-    told = capsys.readouterr()
-    assert "reused" not in told.err
-    assert json.loads(told.out)["results"][0]["rounds"] == 2
+    printed = capsys.readouterr()
+    assert "reused" not in printed.err
+    assert json.loads(printed.out)["results"][0]["rounds"] == 2
 
 
 def test_compare_gives_means_and_a_picture_and_reuses_runs(
@@ -184,9 +184,9 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
     words = ["compare", "--methods", "supervised,semisfl", "--seeds", "2", "--out", "table"]
     words += [*TINY, "rounds=1", f"data.name={images}", "--target", "1"]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [result["method"] for result in told["results"]] == ["supervised", "semisfl"]
-    for result in told["results"]:
+    answer = json.loads(capsys.readouterr().out)
+    assert [result["method"] for result in answer["results"]] == ["supervised", "semisfl"]
+    for result in answer["results"]:
         finals = []
         for run in result["runs"]:
             finals.append(
@@ -196,7 +196,7 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
         assert result["accuracy"]["mean"] == pytest.approx(np.mean(finals))
         assert result["accuracy"]["stderr"] == pytest.approx(np.std(finals, ddof=1) / np.sqrt(2))
         assert result["to_target"]["reached"] == 2
-    assert Path(told["picture"]).read_bytes().startswith(PNG)
+    assert Path(answer["picture"]).read_bytes().startswith(PNG)
     before = {path: path.stat().st_mtime_ns for path in Path("table").rglob("*.safetensors")}
     assert main(words) == 0
     printed = capsys.readouterr()
@@ -208,7 +208,7 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
 
     assert main(["report", "table", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    means = {result["method"]: result["accuracy"] for result in told["results"]}
+    means = {result["method"]: result["accuracy"] for result in answer["results"]}
     assert {result["method"]: result["accuracy"] for result in report["results"]} == means
     assert Path("table/report.png").read_bytes().startswith(PNG)
 

@@ -52,7 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str], pattern: str) 
 
 def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*serve_words(labeled, "digits"), "--out", "out", *TINY]
-    for change, said in (
+    for change, error in (
         (["--labeled", "nowhere"], "nowhere"),
         (["--labeled", str(labeled / "train" / "a")], "a holds no labelled images"),
         (["--listen", "127.0.0.1:99999"], r"'127.0.0.1:99999' is not HOST:PORT"),
@@ -66,7 +66,7 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         (["--metrics", "nowhere"], "--metrics 'nowhere' is not HOST:PORT"),
         (["--watch", "0.0.0.0:0"], "--watch 0.0.0.0:0 is not a loopback address, so a token"),
     ):
-        refused(capsys, [*words, *change], said)
+        refused(capsys, [*words, *change], error)
         assert not Path("out").exists(), change
 
 
@@ -89,10 +89,10 @@ def test_a_configuration_that_is_not_whole_is_an_error(
     file = Path("out/semisfl-seed0/config.toml")
     text = file.read_text()
     file.write_text("" if damage == "empty" else text[: text.index("[runtime]")])
-    said = "config.toml is not whole: it has no"
-    refused(capsys, ["run", "--resume", "out/semisfl-seed0"], said)
-    refused(capsys, serve_words(labeled, "--resume", "out/semisfl-seed0"), said)
-    refused(capsys, ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "out"], said)
+    error = "config.toml is not whole: it has no"
+    refused(capsys, ["run", "--resume", "out/semisfl-seed0"], error)
+    refused(capsys, serve_words(labeled, "--resume", "out/semisfl-seed0"), error)
+    refused(capsys, ["compare", "--methods", "semisfl", "--seeds", "1", "--out", "out"], error)
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int
     server = start(*words, **how)
     try:
         assert server.stderr is not None
-        said: list[str] = []
-        while not (found := re.match(r"listening on port (\d+)", line := server.stderr.readline())):
-            said.append(line)
-            assert line, (server.wait(), said)
-        yield server, int(found[1])
+        lines: list[str] = []
+        while not (match := re.match(r"listening on port (\d+)", line := server.stderr.readline())):
+            lines.append(line)
+            assert line, (server.wait(), lines)
+        yield server, int(match[1])
     finally:
         server.kill()
         server.wait()
@@ -170,23 +170,23 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     more = ["--watch", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     with served(*words, *more) as (server, port):
         assert server.stderr is not None
-        found = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", server.stderr.readline())
-        assert found is not None
-        page = found[1]
+        match = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", server.stderr.readline())
+        assert match is not None
+        page = match[1]
 
-        def told() -> dict[str, Any]:
+        def run_status() -> dict[str, Any]:
             with urlopen(page + "api/runs", timeout=60) as answer:
                 (run,) = json.load(answer)["runs"]
             return dict(run)
 
-        until(lambda: told()["state"] == "waiting")
-        assert (told()["name"], told()["done"]) == ("out", 1)
-        assert told()["note"].startswith("waiting for devices (0 here, 1 needed")
-        found = re.fullmatch(
+        until(lambda: run_status()["state"] == "waiting")
+        assert (run_status()["name"], run_status()["done"]) == ("out", 1)
+        assert run_status()["note"].startswith("waiting for devices (0 here, 1 needed")
+        match = re.fullmatch(
             r"metrics on (http://127.0.0.1:\d+/metrics)\n", server.stderr.readline()
         )
-        assert found is not None
-        with urlopen(found[1], timeout=60) as answer:
+        assert match is not None
+        with urlopen(match[1], timeout=60) as answer:
             metrics = answer.read().decode()
         assert "semisfl_clients_enrolled 1.0" in metrics and "semisfl_refusals_total 0.0" in metrics
         assert joined(port, labeled).returncode == 0

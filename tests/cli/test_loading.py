@@ -51,7 +51,7 @@ def test_quick_commands_do_not_import_torch() -> None:
 
 
 def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path: Path) -> None:
-    (report, page, told), modules = loaded(
+    (report, page, output), modules = loaded(
         f"report {RUN} --out {tmp_path}/x.png",
         f"report {RUN} --html {tmp_path}/x.html",
         f"report {RUN} --json --out {tmp_path}/x.png",
@@ -60,7 +60,7 @@ def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path
     table, picture = report.index("accuracy %"), report.index("drawing; loaded False")
     assert table < picture < report.index("curves: ")
     assert page.startswith("page: ")
-    assert json.loads(told.splitlines()[-1])["results"]
+    assert json.loads(output.splitlines()[-1])["results"]
 
 
 def test_a_run_starts_without_the_compiler_of_torch(images: Path) -> None:

@@ -32,7 +32,7 @@ def test_several_settings_can_follow_one_option(written: list[str], read: list[s
     assert spread_settings(read) == read, "a second time changes nothing"
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def settings_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main(["show", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -51,8 +51,8 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_settings_can_be_written_in_several_ways(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = shown(capsys, *words)
-    plain = shown(capsys, "cifar10")
+    values = settings_of(capsys, *words)
+    plain = settings_of(capsys, "cifar10")
     assert values == plain | {"rounds": 7, "data": plain["data"] | {"name": "my folder/a=b"}}
 
 

@@ -23,10 +23,10 @@ def test_a_path_without_a_preset_gets_the_preset_for_own_images(
     line = f"preset images, for your own images in {images}; semisfl show images explains it"
     assert printed.err.splitlines()[0] == line
     assert "validation accuracy" in printed.out and "test accuracy" in printed.out
-    kept = tomllib.loads(Path("r/config.toml").read_text())
-    assert kept["data"]["validation"] == 0.1
-    assert kept["semisfl"]["align"] == "client" and kept["semisfl"]["client_teacher"] == "ema"
-    assert kept["robust"]["aggregate"] == "clipped_mean"
+    config = tomllib.loads(Path("r/config.toml").read_text())
+    assert config["data"]["validation"] == 0.1
+    assert config["semisfl"]["align"] == "client" and config["semisfl"]["client_teacher"] == "ema"
+    assert config["robust"]["aggregate"] == "clipped_mean"
     assert main(["run", "images", "--out", "named", "--quiet", *words]) == 0
     assert capsys.readouterr().err == ""
     assert Path("named/config.toml").read_text() == Path("r/config.toml").read_text()

@@ -48,7 +48,7 @@ def rows_of(run: Path) -> list[dict[str, float]]:
 
 
 def without_places(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: said for key, said in cell.items() if key != "runs"} for cell in cells]
+    return [{key: value for key, value in cell.items() if key != "runs"} for cell in cells]
 
 
 def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
@@ -78,12 +78,12 @@ def test_processes_share_the_cells_and_finished_ones_are_not_run_again(
 
 @pytest.mark.slow
 def test_ray_runs_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    outputs = []
     for name, where in (("ray", ["--engine", "ray"]), ("here", [])):
         words = ["reproduce", "digits", *TWO_ROUNDS, *where, "--out", str(tmp_path / name)]
         assert main([*words, "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out)["exhibits"][0]["cells"])
-    assert without_places(told[0]) == without_places(told[1])
+        outputs.append(json.loads(capsys.readouterr().out)["exhibits"][0]["cells"])
+    assert without_places(outputs[0]) == without_places(outputs[1])
     (run,) = (tmp_path / "ray").glob("*-seed0*")
     process = int((run / "run.lock").read_text(encoding="utf-8").split()[1])
     assert process != os.getpid(), "a worker of Ray held it"
@@ -117,13 +117,13 @@ def test_a_cell_that_another_process_trains_is_skipped(
     (left,) = missing(cells, RunIndex(tmp_path), rounds=2)
     with start.begin(left.config, out=left.path, device="cpu"):
         assert main(["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path)]) == 0
-        told = capsys.readouterr()
-    assert "is skipped: another process is training it" in told.err
-    assert "unfinished (round 0 of 2)" in told.out
+        printed = capsys.readouterr()
+    assert "is skipped: another process is training it" in printed.err
+    assert "unfinished (round 0 of 2)" in printed.out
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
+    for words, reason in (
         (["table9"], "'table9' is no known table or figure"),
         ([], "name a table or figure, or use --list to see them all"),
         (["table1", "--only", "nobody"], "--only 'nobody' fits no cell"),
@@ -131,4 +131,4 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ):
         assert main(["reproduce", *words, "--out", str(tmp_path)]) == 2
         error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1
+        assert reason in error and error.count("\n") == 1

@@ -68,15 +68,15 @@ def catches(process: subprocess.Popen[str]) -> bool:
 
 def members(session: int) -> list[int]:
     """The processes of a session that are alive."""
-    found = []
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            processes.append(int(stat.parent.name))
+    return processes
 
 
 def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> str:
@@ -266,4 +266,4 @@ def test_the_time_left_counts_from_the_first_round_after_resuming(
     lines = progress.ProgressLines("semisfl")
     lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
     lines.write(RoundMetrics(round=90, seconds=2.0))
-    assert "round 91/100" in (said := capsys.readouterr().err) and "left 0:18" in said
+    assert "round 91/100" in (output := capsys.readouterr().err) and "left 0:18" in output

@@ -57,11 +57,11 @@ def until_rounds(path: Path, count: int, process: "subprocess.Popen[str]") -> No
 
 def children(process: "subprocess.Popen[str]") -> dict[str, int]:
     """Process by rank."""
-    found = {}
+    processes = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        found |= {pair[5:]: int(pid) for pair in environment if pair.startswith("RANK=")}
-    return found
+        processes |= {pair[5:]: int(pid) for pair in environment if pair.startswith("RANK=")}
+    return processes
 
 
 def finished(process: "subprocess.Popen[str]") -> tuple[str, str]:
@@ -77,13 +77,13 @@ def ranks(*words: str, restart: int = 0) -> "list[subprocess.Popen[str]]":
     """Start two ranks as torchrun --max-restarts would, for the first time or once more."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    told |= {"TORCHELASTIC_RESTART_COUNT": str(restart), "TORCHELASTIC_MAX_RESTARTS": "1"}
-    told |= {"OMP_NUM_THREADS": "1"}
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"TORCHELASTIC_RESTART_COUNT": str(restart), "TORCHELASTIC_MAX_RESTARTS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1"}
     return [
         Forked(
             [sys.executable, "-m", "semisfl", *words],
-            env={**os.environ, **told, "RANK": rank, "LOCAL_RANK": rank},
+            env={**os.environ, **environment, "RANK": rank, "LOCAL_RANK": rank},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -99,10 +99,10 @@ def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
     until_rounds(out, 1, first)
     for process in (second, first):
         process.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=PATIENCE)
+    output, _ = first.communicate(timeout=PATIENCE)
     silent = second.communicate(timeout=PATIENCE)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert "stopped; continue with: semisfl run --resume" in said
+    assert "stopped; continue with: semisfl run --resume" in output
     assert silent == ("", "")
     done = len(numbers(out))
     assert RunDirectory(out).load()["round"] == done
@@ -117,9 +117,9 @@ def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> Non
     first, second = ranks(*words)
     until_rounds(out, 2, first)
     second.kill()
-    said, complained = first.communicate(timeout=PATIENCE)
+    output, complained = first.communicate(timeout=PATIENCE)
     second.communicate()
-    assert first.returncode == 1 and said == ""
+    assert first.returncode == 1 and output == ""
     assert complained.startswith("error: another rank is gone; torchrun --max-restarts N")
     assert len(numbers(out)) < rounds, "it was over before the rank was killed"
     for rank in ranks(*words, restart=1):
@@ -151,11 +151,11 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> Non
     )
     until_rounds(out, 2, run)
     os.kill(children(run)["1"], signal.SIGKILL)
-    said, complained = finished(run)
+    output, complained = finished(run)
     assert run.returncode == 0, complained
     assert "going on from" in (out / "run.log").read_text() or "going on from" in complained
-    assert "[default1]" not in said and "[default1]:semisfl" not in complained
-    assert said.count(f"after {rounds} of {rounds} rounds") == 1
+    assert "[default1]" not in output and "[default1]:semisfl" not in complained
+    assert output.count(f"after {rounds} of {rounds} rounds") == 1
     assert_as_alone(out)
 
 

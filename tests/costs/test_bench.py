@@ -17,17 +17,17 @@ def test_a_measured_profile_is_one_that_plans_take(
     file = tmp_path / "mine.toml"
     words = ["bench", "digits", "--client", "--device", "cpu", "--json"]
     assert main([*words, "--out", str(file)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
     # Four passes of the CNN's bottom for 32 images.
     flops = 4 * 32 * 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
-    assert told["gflops"] * told["seconds_an_iteration"] == pytest.approx(flops / 1e9)
+    assert answer["gflops"] * answer["seconds_an_iteration"] == pytest.approx(flops / 1e9)
     (device,) = profiles.load(str(file)).devices
-    assert device.gflops == pytest.approx(told["gflops"], rel=1e-3) and device.memory_gb > 0.1
+    assert device.gflops == pytest.approx(answer["gflops"], rel=1e-3) and device.memory_gb > 0.1
     plan = ["plan", "digits", "--profile", str(file), "--json", "--out", str(tmp_path / "p.png")]
     assert main(plan) == 0
     lines = json.loads(capsys.readouterr().out)["methods"]
     semisfl = next(line for line in lines if line["method"] == "semisfl")
-    assert semisfl["computing"] == pytest.approx(10 * told["seconds_an_iteration"], rel=1e-3)
+    assert semisfl["computing"] == pytest.approx(10 * answer["seconds_an_iteration"], rel=1e-3)
 
 
 def test_bench_names_what_it_cannot_measure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +49,6 @@ def test_what_a_round_computes_by_hand() -> None:
         "fedmatch": (labelled * 3 + rows * 8) * (bottom + top),
         "semifl": (labelled * 3 + rows * 6 + images) * (bottom + top),
     }
-    for method, operations in wanted.items():
-        got = round_operations(settings("digits", f"method={method}"), (1, 28, 28), 10, 6000)
-        assert got == operations, method
+    for method, expected in wanted.items():
+        operations = round_operations(settings("digits", f"method={method}"), (1, 28, 28), 10, 6000)
+        assert operations == expected, method

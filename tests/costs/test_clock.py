@@ -48,11 +48,11 @@ def test_a_split_round_of_one_client() -> None:
     server 0.5, gradients 0.5, backward 1, forward 2, features 2    6 each, twice
     server 0.5, gradients 0.5, backward 1, bottom 1                 3
     """
-    told = time_round(0, RoundWork(20 * G, [[split(0)]]), fixed())
-    assert told.seconds == pytest.approx(2 + 6 + 2 * 6 + 3)
-    assert told.server == pytest.approx(2 + 3 * 0.5)
+    timing = time_round(0, RoundWork(20 * G, [[split(0)]]), fixed())
+    assert timing.seconds == pytest.approx(2 + 6 + 2 * 6 + 3)
+    assert timing.server == pytest.approx(2 + 3 * 0.5)
     # 3 forward and backward; 2 + 3 * 2.5 + 1 of bytes; the rest it waits for the server.
-    assert told.clients == {0: ClientTime(9.0, 10.5, pytest.approx(3.5))}
+    assert timing.clients == {0: ClientTime(9.0, 10.5, pytest.approx(3.5))}
 
 
 def test_an_iteration_ends_with_its_slowest_client() -> None:
@@ -60,10 +60,10 @@ def test_an_iteration_ends_with_its_slowest_client() -> None:
 
     alone 2; first features 12; then (1 + 11) twice; at last 1 + gradients 1, backward 2, bottom 2
     """
-    told = time_round(0, RoundWork(20 * G, [[split(0), split(1)]]), fixed())
-    assert told.seconds == pytest.approx(2 + 12 + 2 * 12 + 6)
-    assert told.clients[1] == ClientTime(18.0, 21.0, pytest.approx(44 - 39))
-    assert told.clients[0] == ClientTime(9.0, 10.5, pytest.approx(44 - 19.5))
+    timing = time_round(0, RoundWork(20 * G, [[split(0), split(1)]]), fixed())
+    assert timing.seconds == pytest.approx(2 + 12 + 2 * 12 + 6)
+    assert timing.clients[1] == ClientTime(18.0, 21.0, pytest.approx(44 - 39))
+    assert timing.clients[0] == ClientTime(9.0, 10.5, pytest.approx(44 - 19.5))
 
 
 def test_two_clients_that_are_each_slowest_in_one_phase() -> None:
@@ -73,14 +73,14 @@ def test_two_clients_that_are_each_slowest_in_one_phase() -> None:
     client 1: first features at 4 + 4 + 4 = 12, then 1 + 2 + 4 + 4 = 11, at last 1 + 2 + 2
     """
     both = [split(0, down=40_000), split(1)]
-    told = time_round(0, RoundWork(0, [both]), fixed())
-    assert told.seconds == pytest.approx(24 + 2 * 11 + 5 + 3 * 1.0)
+    timing = time_round(0, RoundWork(0, [both]), fixed())
+    assert timing.seconds == pytest.approx(24 + 2 * 11 + 5 + 3 * 1.0)
 
 
 def test_a_client_that_left_delays_no_later_iteration() -> None:
     """Client 1 answers one step of three: the other two are client 0's alone, and the server's."""
-    told = time_round(0, RoundWork(0, [[split(0), split(1, steps=1, up=0)]]), fixed())
-    assert told.seconds == pytest.approx(12 + 2 * 5.5 + 2.5 + (1.0 + 0.5 + 0.5))
+    timing = time_round(0, RoundWork(0, [[split(0), split(1, steps=1, up=0)]]), fixed())
+    assert timing.seconds == pytest.approx(12 + 2 * 5.5 + 2.5 + (1.0 + 0.5 + 0.5))
 
 
 def test_every_message_takes_its_latency() -> None:
@@ -95,15 +95,15 @@ def test_every_message_takes_its_latency() -> None:
 def test_whole_models_end_with_the_slowest_client_of_each_phase() -> None:
     """Statistics come after training, of other clients: one waits for the other, not beside it."""
     training = [Share(0, 2000, 1000, 5 * G), Share(1, 2000, 1000, 1 * G)]
-    told = time_round(0, RoundWork(10 * G, [training, [Share(1, 2000, 0, 0)]]), fixed())
-    assert told.seconds == pytest.approx(1 + 7 + 2)
-    assert told.clients[0] == ClientTime(5.0, 2.0, pytest.approx(3.0))
-    assert told.clients[1] == ClientTime(2.0, 6.0, pytest.approx(2.0))
+    timing = time_round(0, RoundWork(10 * G, [training, [Share(1, 2000, 0, 0)]]), fixed())
+    assert timing.seconds == pytest.approx(1 + 7 + 2)
+    assert timing.clients[0] == ClientTime(5.0, 2.0, pytest.approx(3.0))
+    assert timing.clients[1] == ClientTime(2.0, 6.0, pytest.approx(2.0))
 
 
 def test_a_round_without_clients_takes_the_servers_time() -> None:
-    told = time_round(3, RoundWork(20 * G), fixed())
-    assert (told.round, told.seconds, told.server, told.clients) == (3, 2.0, 2.0, {})
+    timing = time_round(3, RoundWork(20 * G), fixed())
+    assert (timing.round, timing.seconds, timing.server, timing.clients) == (3, 2.0, 2.0, {})
 
 
 def test_links_vary_by_round_and_client_and_draws_repeat() -> None:

@@ -51,13 +51,13 @@ def test_operations_are_those_torch_counts(name: str) -> None:
     with torch.device("meta"):
         model = models.build(name, row.shape, row.classes)
         images = torch.empty(1, *row.shape)
-    for module, given, ours in (
+    for module, inputs, ours in (
         (model.bottom, images, cut.bottom_flops),
         (model.top, torch.empty(1, cut.features, device="meta"), cut.flops - cut.bottom_flops),
         (model.projector, torch.empty(1, cut.features, device="meta"), cut.head_flops("mlp", 128)),
     ):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            module.eval()(given)
+            module.eval()(inputs)
         assert counter.get_total_flops() == ours > 0
 
 
@@ -82,7 +82,7 @@ def test_memory_by_hand() -> None:
     cut = cut_of(options, (1, 28, 28), 10)
     weights, activations = 5 * 5 * 32 + 32, 32 * (24 * 24 + 24 * 24 + 12 * 12)
     assert cut.memory(2, copies=4, kept=1) == 4 * (4 * weights + 2 * activations)
-    whole = cut.memory(2, copies=4, kept=1, whole=True)
+    full_model = cut.memory(2, copies=4, kept=1, whole=True)
     more = (5 * 5 * 32 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10)
     further = 64 * (8 * 8 + 8 * 8 + 4 * 4) + 512 + 512 + 10
-    assert whole == 4 * (4 * (weights + more) + 2 * (activations + further))
+    assert full_model == 4 * (4 * (weights + more) + 2 * (activations + further))

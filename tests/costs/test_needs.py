@@ -48,8 +48,8 @@ def test_a_run_that_does_not_fit_is_refused_before_its_directory_exists(
     words = ["run", "--out", "run", "--quiet", "--device", "cpu", "--set", *SMALL]
     monkeypatch.setattr(needs, "free_on", lambda device: 1_000_000)
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert "GB of memory and 0.0 GB are free; lower clients.batch = 32" in told
+    error = capsys.readouterr().err
+    assert "GB of memory and 0.0 GB are free; lower clients.batch = 32" in error
     monkeypatch.setattr(needs, "free_on", lambda device: None)
     monkeypatch.setattr(needs, "_free_disk", lambda place: 1000)
     assert main(words) == 2
@@ -80,11 +80,11 @@ def test_a_batch_is_capped_at_the_images_of_a_client_and_the_run_keeps_the_users
         out = f"run-{batch}"
         run = ["run", "digits", "--out", out, "--device", "cpu", *words, f"clients.batch={batch}"]
         assert main(run) == 0
-        told = "clients.batch = 999999 is more than any client holds: batches have 28 images"
-        assert capsys.readouterr().err.count(told) == capped
-        kept = RunDirectory.open(Path(out))
-        assert kept.config().clients.batch == batch
-        sent.append(kept.metrics()[-1]["bytes_total"])
+        warning = "clients.batch = 999999 is more than any client holds: batches have 28 images"
+        assert capsys.readouterr().err.count(warning) == capped
+        directory = RunDirectory.open(Path(out))
+        assert directory.config().clients.batch == batch
+        sent.append(directory.metrics()[-1]["bytes_total"])
     assert sent[0] == sent[1]
     assert main(["run", "--resume", "run-999999", "--quiet"]) == 0
 

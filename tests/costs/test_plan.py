@@ -28,16 +28,16 @@ WIRE_ALONE = World(Range(1, 1), Range(1, 1), 0.0, profiles.load("wire-only"), 0)
 def test_a_plan_by_hand() -> None:
     """A round of the digits' CNN with numbers small enough to count: bottom, top, features."""
     bottom = 4 * ((5 * 5 * 1 * 32 + 32) + (5 * 5 * 32 * 64 + 64))
-    whole = bottom + 4 * ((1024 * 512 + 512) + (512 * 10 + 10))
+    full_model = bottom + 4 * ((1024 * 512 + 512) + (512 * 10 + 10))
     features = 4 * 16 * 1024 * 5
     expected = {
         "semisfl": (2 * bottom + features, bottom + 2 * features),
         "supervised": (0, 0),
-        "semifl": (whole, whole),
-        "fedmatch": (2 * whole, whole),
-        "fedswitch": (2 * whole, whole),
+        "semifl": (full_model, full_model),
+        "fedmatch": (2 * full_model, full_model),
+        "fedswitch": (2 * full_model, full_model),
         "fedswitch-sl": (2 * bottom + features, bottom + 2 * features),
-        "fl2": (whole, whole),
+        "fl2": (full_model, full_model),
     }
     settings = config.parse(
         {
@@ -156,11 +156,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     picture = str(tmp_path / "plan.png")
     words = ["plan", "digits", "--uplink", "2", "--profile", "wire-only", "--out", picture]
     assert main([*words, "--json", "--downlink", "10", "--latency", "0"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["best"] == told["configured"] == "flatten" and len(told["cuts"]) == 9
-    semisfl = next(line for line in told["methods"] if line["method"] == "semisfl")
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["best"] == answer["configured"] == "flatten" and len(answer["cuts"]) == 9
+    semisfl = next(line for line in answer["methods"] if line["method"] == "semisfl")
     assert semisfl["seconds"] == pytest.approx(8 * semisfl["down"] / 10e6 + 8 * semisfl["up"] / 2e6)
-    assert Path(told["picture"]).stat().st_size > 10_000
+    assert Path(answer["picture"]).stat().st_size > 10_000
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "Best cut for these links and devices: flatten" in printed

@@ -61,8 +61,8 @@ def digits(**changes: object) -> config.Config:
 
 def test_a_round_of_semisfl_by_hand() -> None:
     priced = Priced.of(digits(), AboutImages((1, 28, 28), 10, 100))
-    told = time_round(0, priced.usual_work(range(2)), WORLD)
-    assert told.seconds == pytest.approx(semisfl_seconds(8, 3, 5, 4))
+    timing = time_round(0, priced.usual_work(range(2)), WORLD)
+    assert timing.seconds == pytest.approx(semisfl_seconds(8, 3, 5, 4))
 
 
 def test_a_round_of_whole_models_by_hand() -> None:
@@ -74,10 +74,10 @@ def test_a_round_of_whole_models_by_hand() -> None:
     alone = 5 * 4 * 3 * flops / 2e9
     client = [(look + 4 * 8 * 3) * flops / 0.5e9 for look in (100, 50)]
     sending = 2 * full / 2e6 + full / 1e6 + 8 * 0.1
-    told = time_round(0, priced.usual_work(range(2)), WORLD)
-    assert told.seconds == pytest.approx(alone + client[0] + sending)
-    assert told.clients[1].computing == pytest.approx(client[1])
-    assert told.clients[1].waiting == pytest.approx(alone + client[0] - client[1])
+    timing = time_round(0, priced.usual_work(range(2)), WORLD)
+    assert timing.seconds == pytest.approx(alone + client[0] + sending)
+    assert timing.clients[1].computing == pytest.approx(client[1])
+    assert timing.clients[1].waiting == pytest.approx(alone + client[0] - client[1])
 
 
 def test_batchnorms_statistics_are_a_phase_of_their_own() -> None:
@@ -163,11 +163,11 @@ def test_the_command(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     picture = str(tmp_path / "cost.png")
     words = ["cost", str(recorded), "--codec", "int8", "--out", picture, "--target", "1"]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [result["label"] for result in told["results"]] == ["FedSwitch", "SemiSFL"]
-    assert any("not simulated" in note for note in told["notes"])
-    assert Path(told["picture"]).stat().st_size > 10_000
-    semisfl = told["results"][1]
+    answer = json.loads(capsys.readouterr().out)
+    assert [result["label"] for result in answer["results"]] == ["FedSwitch", "SemiSFL"]
+    assert any("not simulated" in note for note in answer["notes"])
+    assert Path(answer["picture"]).stat().st_size > 10_000
+    semisfl = answer["results"][1]
     assert len(semisfl["rounds_of_runs"]) == 2 and semisfl["to_target"]["reached"] == 2
     rounds = semisfl["rounds_of_runs"][str(recorded / "semisfl-1")]
     for one in rounds:
@@ -203,9 +203,9 @@ def test_runs_are_grouped_and_judged_as_recorded(
         values |= {"seed": seed, "rounds": 99} | tomllib.loads(more)
         (place / "config.toml").write_text(to_toml(config.parse(values)))
     assert main(["cost", str(tmp_path), "--codec", "int8", "--json", "--uplink", "0.001"]) == 0
-    told = json.loads(capsys.readouterr().out)["results"]
-    by_run = {Path(run).name: one for one in told for run in one["runs"]}
-    assert len(told) == len(by_run) == 3
+    results = json.loads(capsys.readouterr().out)["results"]
+    by_run = {Path(run).name: one for one in results for run in one["runs"]}
+    assert len(results) == len(by_run) == 3
     assert "ended by a limit" in by_run["run0"]["remark"]
     assert "ended by a limit" in by_run["run1"]["remark"]
     assert "no run is finished" in by_run["run2"]["remark"]
@@ -222,10 +222,10 @@ def test_an_unfinished_run_is_reported_up_to_one_common_round(
     rows[-1].pop("accuracy")
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["cost", str(place), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["results"]
-    assert told["rounds"] == len(rows) - 1
-    assert len(told["rounds_of_runs"][str(place)]) == len(rows) - 1
-    assert sum(told["traffic"].values()) == told["bytes"]
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["rounds"] == len(rows) - 1
+    assert len(result["rounds_of_runs"][str(place)]) == len(rows) - 1
+    assert sum(result["traffic"].values()) == result["bytes"]
 
 
 def test_replay_reports_an_unknown_number_of_images(recorded: Path, tmp_path: Path) -> None:

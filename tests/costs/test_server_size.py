@@ -85,10 +85,10 @@ def test_a_server_by_hand() -> None:
 
 
 def test_wrong_numbers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
+    for words, error in (
         (["--active", "5"], "--active 5 needs --devices"),
         (["--devices", "5", "--active", "9"], "clients.active = 9 exceeds clients.total = 5"),
         (["--devices", "5", "--set", "clients.active=2", "method=supervised"], "asks nothing of"),
     ):
         assert main(["plan", "digits", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert error in capsys.readouterr().err

@@ -194,8 +194,8 @@ def test_draws_follow_from_the_generator_alone() -> None:
 
 def shares(values: np.ndarray, expected: list[int]) -> np.ndarray:
     """How often each expected value came up; nothing else may."""
-    found, counts = np.unique(values, return_counts=True)
-    assert found.tolist() == expected
+    levels, counts = np.unique(values, return_counts=True)
+    assert levels.tolist() == expected
     return counts / values.size
 
 

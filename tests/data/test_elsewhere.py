@@ -76,8 +76,8 @@ def test_folders_say_who_holds_what(place: Path) -> None:
     data, held = load_data(config_of(place, "devices"))
     assert [len(rows) for rows in held.clients] == [3, 3, 2]
     assert data.clients is not None and list(data.clients) == ["phone0", "phone1", "phone2"]
-    shown = sources.load(str(place / "devices"), like=data, tested=False)
-    assert torch.equal(data.images[held.clients[1]], shown.images[shown.clients["phone1"]])  # type: ignore[index]
+    dataset = sources.load(str(place / "devices"), like=data, tested=False)
+    assert torch.equal(data.images[held.clients[1]], dataset.images[dataset.clients["phone1"]])  # type: ignore[index]
 
 
 def test_a_plan_counts_the_other_places_images(place: Path) -> None:
@@ -122,15 +122,15 @@ def test_methods_train_where_no_label_is_known(place: Path, method: str) -> None
 
 def test_a_resumed_run_goes_on_with_the_same_images(place: Path, tmp_path: Path) -> None:
     config = config_of(place, "loose")
-    whole = start.train(config, out=tmp_path / "whole").rounds
+    uninterrupted = start.train(config, out=tmp_path / "whole").rounds
     with start.begin(config, out=tmp_path / "cut") as run:
         run.experiment.stop.request()
         run.go()
     start.resume(tmp_path / "cut")
     lines = (tmp_path / "cut" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [json.loads(line) for line in lines]
+    rounds = [json.loads(line) for line in lines]
     for key in ("loss_supervised", "loss_semi", "accuracy", "mask_rate"):
-        assert [row[key] for row in kept] == [row[key] for row in whole]
+        assert [row[key] for row in rounds] == [row[key] for row in uninterrupted]
 
 
 def test_unsupported_settings_are_refused_with_the_reason(place: Path) -> None:

@@ -138,22 +138,22 @@ def test_a_large_image_is_decoded_as_a_small_one_would_be(form: str, turn: int) 
     exif = Image.Exif()
     exif[0x112] = turn
     picture(2401, 1799).save(file, form, exif=exif, compress_level=1)
-    found = pixels_of(open_image(file.getvalue()), (32, 24), 3).transpose(1, 2, 0)
+    decoded = pixels_of(open_image(file.getvalue()), (32, 24), 3).transpose(1, 2, 0)
     expected = plainly(Image.open(file), (32, 24))
-    assert np.abs(found.astype(int) - expected).max() <= 6
+    assert np.abs(decoded.astype(int) - expected).max() <= 6
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
 def test_every_mode_is_reduced(mode: str) -> None:
     small = Image.new("L", (64, 64), 0)
     small.paste(200, (0, 0, 64, 32))
-    whole = small.resize((2560, 2560), Image.Resampling.NEAREST)
+    large = small.resize((2560, 2560), Image.Resampling.NEAREST)
     if mode == "I;16":
-        whole = Image.fromarray(np.asarray(whole).astype(np.uint16) * 257)
+        large = Image.fromarray(np.asarray(large).astype(np.uint16) * 257)
     else:
-        whole = whole.convert(mode)
-    found = pixels_of(whole, (16, 16), 1)[0]
-    assert np.abs(found[:7].astype(int) - 200).max() <= 8 and found[9:].max() <= 8
+        large = large.convert(mode)
+    decoded = pixels_of(large, (16, 16), 1)[0]
+    assert np.abs(decoded[:7].astype(int) - 200).max() <= 8 and decoded[9:].max() <= 8
 
 
 def test_a_photograph_of_two_hundred_million_pixels_is_read(tmp_path: Path) -> None:

@@ -235,9 +235,9 @@ def test_the_picture_shows_all_its_text(clients, word):
     names = [f"class {number}{word}" for number in range(10)]
     figure = picture(cut(labels, clients=clients), labels, names)
     assert cut_off(figure) == 0
-    shown = {text.get_text() for text in figure.findobj(Text)}
-    assert {"images", "server", "unknown"} <= shown
-    assert any(name.startswith("class 7") for name in shown)
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert {"images", "server", "unknown"} <= texts
+    assert any(name.startswith("class 7") for name in texts)
 
 
 def test_clients_of_folders_have_their_names_in_the_picture():

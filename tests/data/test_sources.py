@@ -106,12 +106,12 @@ def test_shards_are_joined_in_the_order_of_index(tmp_path):
     write_packed(tmp_path / "set_0of2.npz", [9, 0, 2, 4, 6])
     write_packed(tmp_path / "set_1of2.npz", [7, 1, 8, 3, 5])
     for path in ("set_0of2.npz", "set_1of2.npz", "set", ""):
-        found = load(str(tmp_path / path))
-        assert torch.equal(found.images, planes(*range(8)))
-        assert torch.equal(found.test_images, planes(8, 9))
-        assert found.labels.tolist() == [0, 1] * 4
-        assert found.test_labels.tolist() == [0, 1]
-        assert (found.name, found.classes, found.notes) == ("set", ("even", "odd"), ())
+        dataset = load(str(tmp_path / path))
+        assert torch.equal(dataset.images, planes(*range(8)))
+        assert torch.equal(dataset.test_images, planes(8, 9))
+        assert dataset.labels.tolist() == [0, 1] * 4
+        assert dataset.test_labels.tolist() == [0, 1]
+        assert (dataset.name, dataset.classes, dataset.notes) == ("set", ("even", "odd"), ())
 
 
 def test_a_shard_alone_is_used_and_said_so(tmp_path):
@@ -125,11 +125,11 @@ def test_plain_arrays_in_colour(tmp_path, arrange):
     split = np.array([0, 1, 0, 0, 1, 0], np.uint8)
     labels = np.array([0, 0, 1, -1, 1, 0], np.int16)
     np.savez(tmp_path / "own.npz", x=x, labels=labels, split=split, classes=["a", "b"])
-    found = load(str(tmp_path / "own.npz"))
-    assert torch.equal(found.images, planes(0, 2, 3, 5, shape=(8, 6, 3)))
-    assert found.labels.tolist() == [0, 1, -1, 0]
-    assert torch.equal(found.test_images, planes(1, 4, shape=(8, 6, 3)))
-    assert (found.mean, found.std) == ((0.5,) * 3, (0.5,) * 3)
+    dataset = load(str(tmp_path / "own.npz"))
+    assert torch.equal(dataset.images, planes(0, 2, 3, 5, shape=(8, 6, 3)))
+    assert dataset.labels.tolist() == [0, 1, -1, 0]
+    assert torch.equal(dataset.test_images, planes(1, 4, shape=(8, 6, 3)))
+    assert (dataset.mean, dataset.std) == ((0.5,) * 3, (0.5,) * 3)
 
 
 def test_bad_packed_files(tmp_path):
@@ -171,22 +171,22 @@ def test_pickled_objects_are_never_loaded(tmp_path):
 
 
 def test_class_folder(tmp_path):
-    found = load(str(class_folder(tmp_path / "pets")))
-    assert (found.name, found.classes, found.notes) == ("pets", ("cat", "dog"), ())
-    assert torch.equal(found.images, planes(0, 1, 2, 10, 11, 12))
-    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert torch.equal(found.test_images, planes(100, 101, 102, 110, 111, 112))
-    assert found.test_labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert found.clients is None
+    dataset = load(str(class_folder(tmp_path / "pets")))
+    assert (dataset.name, dataset.classes, dataset.notes) == ("pets", ("cat", "dog"), ())
+    assert torch.equal(dataset.images, planes(0, 1, 2, 10, 11, 12))
+    assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(dataset.test_images, planes(100, 101, 102, 110, 111, 112))
+    assert dataset.test_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert dataset.clients is None
 
 
 def test_unlabeled_images_have_no_label_and_no_holder(tmp_path):
     class_folder(tmp_path)
     save(tmp_path / "unlabeled" / "a.png", noise(50))
-    found = load(str(tmp_path))
-    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1, -1]
-    assert torch.equal(found.images[6:], planes(50))
-    assert found.clients is None
+    dataset = load(str(tmp_path))
+    assert dataset.labels.tolist() == [0, 0, 0, 1, 1, 1, -1]
+    assert torch.equal(dataset.images[6:], planes(50))
+    assert dataset.clients is None
 
 
 @pytest.mark.parametrize("parent", ["unlabeled", "clients"])
@@ -195,21 +195,24 @@ def test_client_folders_beside_classes(tmp_path, parent):
     save(tmp_path / parent / "bob" / "deep" / "b.png", noise(51))
     save(tmp_path / parent / "ann" / "a.png", noise(50))
     save(tmp_path / parent / "ann" / "c.png", noise(52))
-    found = load(str(tmp_path))
-    assert torch.equal(found.images[6:], planes(50, 52, 51))
-    assert found.clients is not None
-    held = {name: rows.tolist() for name, rows in found.clients.items()}
+    dataset = load(str(tmp_path))
+    assert torch.equal(dataset.images[6:], planes(50, 52, 51))
+    assert dataset.clients is not None
+    held = {name: rows.tolist() for name, rows in dataset.clients.items()}
     assert held == {"ann": [6, 7], "bob": [8]}
 
 
 def test_plain_client_folders_and_a_devices_own(tmp_path):
     save(tmp_path / "bob" / "b.png", noise(1))
     save(tmp_path / "ann" / "a.png", noise(0))
-    found = load(str(tmp_path))
-    assert (found.classes, found.labels.tolist()) == ((), [-1, -1])
-    assert found.test_images.shape == (0, 3, 8, 8)
-    assert found.clients is not None
-    assert {name: rows.tolist() for name, rows in found.clients.items()} == {"ann": [0], "bob": [1]}
+    dataset = load(str(tmp_path))
+    assert (dataset.classes, dataset.labels.tolist()) == ((), [-1, -1])
+    assert dataset.test_images.shape == (0, 3, 8, 8)
+    assert dataset.clients is not None
+    assert {name: rows.tolist() for name, rows in dataset.clients.items()} == {
+        "ann": [0],
+        "bob": [1],
+    }
     own = load(str(tmp_path / "bob"))
     assert own.clients is not None
     assert list(own.clients) == ["bob"]
@@ -229,8 +232,8 @@ def test_sixteen_bit_grey_keeps_its_range(tmp_path):
     class_folder(tmp_path, shape=(8, 8))
     deep = (noise(3, (8, 8)).astype(np.uint16) << 8) + 17
     save(tmp_path / "train" / "cat" / "deep.png", deep)
-    found = load(str(tmp_path))
-    assert torch.equal(found.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
+    dataset = load(str(tmp_path))
+    assert torch.equal(dataset.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
 
 
 def test_photos_are_turned_upright(tmp_path):
@@ -238,21 +241,21 @@ def test_photos_are_turned_upright(tmp_path):
         exif = Image.Exif()
         exif[0x0112] = 6  # the camera was held upright
         save(tmp_path / "me" / f"{name}.png", noise(1, (6, 8, 3)), exif=exif)
-    found = load(str(tmp_path))
+    dataset = load(str(tmp_path))
     turned = np.rot90(noise(1, (6, 8, 3)), -1).transpose(2, 0, 1)
-    assert torch.equal(found.images[0], torch.from_numpy(turned.copy()))
-    assert found.notes == ()
+    assert torch.equal(dataset.images[0], torch.from_numpy(turned.copy()))
+    assert dataset.notes == ()
 
 
 def test_different_sizes_are_resized_to_the_most_common_and_said_so(tmp_path):
     class_folder(tmp_path)
     wide = noise(60, (20, 30, 3))
     save(tmp_path / "train" / "dog" / "wide.png", wide)
-    found = load(str(tmp_path))
-    assert found.notes == ("1 of 13 images had another size and were resized to 8x8",)
+    dataset = load(str(tmp_path))
+    assert dataset.notes == ("1 of 13 images had another size and were resized to 8x8",)
     expected = np.asarray(Image.fromarray(wide).resize((8, 8), Image.Resampling.BILINEAR))
-    assert torch.equal(found.images[6], torch.from_numpy(expected.transpose(2, 0, 1).copy()))
-    assert torch.equal(found.images[:3], planes(0, 1, 2))
+    assert torch.equal(dataset.images[6], torch.from_numpy(expected.transpose(2, 0, 1).copy()))
+    assert torch.equal(dataset.images[:3], planes(0, 1, 2))
     assert load(str(tmp_path), size=12).images.shape == (7, 3, 12, 12)
     refuses("size = 0 is below 1", tmp_path, size=0)
 
@@ -281,20 +284,20 @@ def test_unreadable_images_are_left_out_counted_and_named(tmp_path, recwarn):
     class_folder(tmp_path, each=60)
     cats, tests = tmp_path / "train" / "cat", tmp_path / "test" / "dog"
     (cats / "3.png").write_bytes(b"")
-    whole = (cats / "5.png").read_bytes()
-    (cats / "5.png").write_bytes(whole[: len(whole) // 2])
+    content = (cats / "5.png").read_bytes()
+    (cats / "5.png").write_bytes(content[: len(content) // 2])
     (cats / "7.png").write_bytes(claims(100_000, 100_000))
     (cats / "9.png").write_bytes(claims(10_000, 10_000))
     Image.fromarray(noise(1)).save(cats / "1.png", "TGA")  # a format that is not allowed
     (tests / "8.png").write_text("no image")
-    found = load(str(tmp_path))
-    assert found.notes == (
+    dataset = load(str(tmp_path))
+    assert dataset.notes == (
         "6 of 240 images could not be read and were left out: train/cat/1.png, train/cat/3.png, "
         "train/cat/5.png, train/cat/7.png, train/cat/9.png, ...",
     )
-    assert (len(found.images), len(found.test_images)) == (115, 119)
-    assert found.labels.tolist() == [0] * 55 + [1] * 60
-    assert torch.equal(found.images[1:3], planes(10, 11))  # the rest keep their order, by name
+    assert (len(dataset.images), len(dataset.test_images)) == (115, 119)
+    assert dataset.labels.tolist() == [0] * 55 + [1] * 60
+    assert torch.equal(dataset.images[1:3], planes(10, 11))  # the rest keep their order, by name
     assert [str(warning.message) for warning in recwarn] == []
 
 
@@ -316,9 +319,9 @@ def test_damaged_packed_images_are_named_too(tmp_path):
         content = dict(arrays)
     content["bytes"][content["offsets"][31] : content["offsets"][32]] = 0
     np.savez(path, **content)
-    found = load(str(path))
-    assert found.notes == ("1 of 40 images could not be read and were left out: test image 1",)
-    assert torch.equal(found.test_images, planes(30, *range(32, 40)))
+    dataset = load(str(path))
+    assert dataset.notes == ("1 of 40 images could not be read and were left out: test image 1",)
+    assert torch.equal(dataset.test_images, planes(30, *range(32, 40)))
 
 
 def test_other_files_are_skipped_and_counted(tmp_path):
@@ -417,18 +420,18 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, monkeypatch, damage):
 
 def test_cached_images_are_for_their_owner_alone(tmp_path):
     load(str(class_folder(tmp_path / "pets", each=20)), cache=tmp_path / "cache")
-    kept = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
-    assert len(kept) > 1
-    for place in kept:
+    paths = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
+    assert len(paths) > 1
+    for place in paths:
         assert place.stat().st_mode & 0o077 == 0, place
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
-    found = load(str(class_folder(tmp_path / "pets")), cache=tmp_path / "file")
-    assert len(found.images) == 6
-    assert len(found.notes) == 1
-    assert "could not be cached" in found.notes[0]
+    dataset = load(str(class_folder(tmp_path / "pets")), cache=tmp_path / "file")
+    assert len(dataset.images) == 6
+    assert len(dataset.notes) == 1
+    assert "could not be cached" in dataset.notes[0]
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -438,8 +441,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     cache = tmp_path / "own"
-    found = load(str(class_folder(tmp_path / "pets")), cache=cache)
-    assert found.notes == (
+    dataset = load(str(class_folder(tmp_path / "pets")), cache=cache)
+    assert dataset.notes == (
         f"decoded images could not be cached in {cache} (No space left on device)",
     )
     assert list(cache.iterdir()) == []
@@ -526,11 +529,11 @@ def test_a_local_hugging_face_copy(tmp_path, monkeypatch, form):
         for name, part in parts.items():
             part.to_parquet(str(copy / "data" / f"{name}-00000-of-00001.parquet"))
     monkeypatch.setenv("SEMISFL_DATA", str(tmp_path / "data"))
-    for found in (load("stl10"), load(str(copy))):
-        assert torch.equal(found.images, planes(*range(8)))
-        assert found.labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
-        assert torch.equal(found.test_images, planes(8, 9))
-        assert (found.name, found.classes) == ("stl10", ("even", "odd"))
+    for dataset in (load("stl10"), load(str(copy))):
+        assert torch.equal(dataset.images, planes(*range(8)))
+        assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
+        assert torch.equal(dataset.test_images, planes(8, 9))
+        assert (dataset.name, dataset.classes) == ("stl10", ("even", "odd"))
 
 
 def test_named_sets_are_normalised_as_published():

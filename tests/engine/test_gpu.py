@@ -88,7 +88,7 @@ def test_captured_steps_equal_the_plain_twin(case: str, monkeypatch: pytest.Monk
     captured: list[Any] = []
     made = Graphs.capture
     monkeypatch.setattr(
-        Graphs, "capture", lambda *given: captured.append(made(*given)) or captured[-1]
+        Graphs, "capture", lambda *arguments: captured.append(made(*arguments)) or captured[-1]
     )
     fast = without_dropout(assemble(options, data, model=model() if model else None, device="cuda"))
     for index in range(5):

@@ -289,16 +289,16 @@ def test_contrast(count: int) -> None:
 def test_a_linear_layer(rows: int, width: int, out: int, relu: bool) -> None:
     from semisfl.engine.kernels.linear import fused_linear
 
-    given = [random(rows, width), random(out, width) / width**0.5, random(out)]
-    for tensor in given:
+    inputs = [random(rows, width), random(out, width) / width**0.5, random(out)]
+    for tensor in inputs:
         tensor.requires_grad_()
-    mine = fused_linear(*given, relu)
-    exact = [tensor.detach().float().requires_grad_() for tensor in given]
+    mine = fused_linear(*inputs, relu)
+    exact = [tensor.detach().float().requires_grad_() for tensor in inputs]
     # What is open is decided by what was rounded.
     right = F.linear(*exact) * (1 if not relu else (mine != 0))
     near(mine, right)
     upstream = torch.randn_like(mine)
-    got = torch.autograd.grad(mine, given, upstream)
+    got = torch.autograd.grad(mine, inputs, upstream)
     for a, b in zip(got, torch.autograd.grad(right, exact, upstream.float()), strict=True):
         near(a, b)
 
@@ -338,14 +338,14 @@ def test_cross_entropy(classes: int, weights: str) -> None:
 
     logits = (3 * random(37, classes)).requires_grad_()
     labels = torch.arange(37, device=DEVICE) % classes
-    given = None
+    confident = None
     if weights != "none":
         labels[5] = -1
-        given = torch.rand(37, device=DEVICE)
-        given = given > 0.4 if weights == "bool" else given
+        confident = torch.rand(37, device=DEVICE)
+        confident = confident > 0.4 if weights == "bool" else confident
     exact = logits.detach().float().requires_grad_()
-    right = OPERATIONS["cross_entropy"](exact, labels, given)
-    mine = fused_entropy(logits, labels, given)
+    right = OPERATIONS["cross_entropy"](exact, labels, confident)
+    mine = fused_entropy(logits, labels, confident)
     assert torch.allclose(mine, right, rtol=1e-5)
     (got,), (wanted,) = (torch.autograd.grad(2 * y, z) for y, z in ((mine, logits), (right, exact)))
     near(got, wanted)
@@ -355,8 +355,8 @@ def test_cross_entropy(classes: int, weights: str) -> None:
 def test_parts_of_a_sum(parts: int, size: int) -> None:
     from semisfl.engine.kernels.partial_sums import added_up
 
-    given = random(parts, 2, size, dtype=torch.float32)
-    near(added_up(given, DTYPE), given.sum(0))
+    values = random(parts, 2, size, dtype=torch.float32)
+    near(added_up(values, DTYPE), values.sum(0))
 
 
 def test_a_row_of_images() -> None:

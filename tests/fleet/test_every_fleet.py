@@ -162,7 +162,7 @@ def test_every_client_sends_what_the_formula_says(make: Make, method: str) -> No
     }[method]()
     for client in range(3):
         down, up = (
-            sum(n for (_, way, who), n in counts.items() if (way, who) == (direction, client))
+            sum(n for (_, way, sender), n in counts.items() if (way, sender) == (direction, client))
             for direction in ("down", "up")
         )
         assert (down, up) in [(cost.down, cost.up) for cost in costs], client

@@ -307,7 +307,9 @@ def test_traffic_is_the_formula_to_the_byte(name: str) -> None:
     assert {client for _, _, client in fleet.traffic.counts} == set(ACTIVE)
     for client in ACTIVE:
         per = {
-            (kind, way): n for (kind, way, who), n in fleet.traffic.counts.items() if who == client
+            (kind, way): n
+            for (kind, way, sender), n in fleet.traffic.counts.items()
+            if sender == client
         }
         assert per == {
             ("model", "down"): bottom,

@@ -153,12 +153,12 @@ def test_every_byte_that_a_device_writes_was_made_in_one_place(
     written: dict[int, list[bytes]] = {}
     honest_frame, honest_send = Outgoing.frame, Connection._send
 
-    def frame(self: Outgoing, *what: Any) -> Parts:
-        parts = honest_frame(self, *what)
+    def frame(self: Outgoing, *arguments: Any) -> Parts:
+        parts = honest_frame(self, *arguments)
         made.setdefault(id(self), []).append(b"".join(parts))
         return parts
 
-    async def send(self: Connection, call: Any, *what: Any) -> None:
+    async def send(self: Connection, call: Any, *arguments: Any) -> None:
         class Recorded:
             async def write(self, chunk: bytes) -> None:
                 payload = bytes(chunk)[PREFIX.size :]
@@ -167,7 +167,7 @@ def test_every_byte_that_a_device_writes_was_made_in_one_place(
                 await call.write(chunk)
 
         key = id(self.outgoing)
-        await honest_send(self, Recorded(), *what)  # type: ignore[arg-type]
+        await honest_send(self, Recorded(), *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Outgoing, "frame", frame)
     monkeypatch.setattr(Connection, "_send", send)

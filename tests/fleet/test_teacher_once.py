@@ -142,8 +142,8 @@ def test_a_server_puts_back_what_crossed_before() -> None:
         assert rows.new(step) == len(fresh)
         for image in fresh:
             seen[image] = value = value + 1
-        came = torch.tensor([[seen[image]] for image in fresh]).reshape(-1, 1)
-        assert rows.whole(step, came).flatten().tolist() == [seen[image] for image in drawn]
+        received = torch.tensor([[seen[image]] for image in fresh]).reshape(-1, 1)
+        assert rows.whole(step, received).flatten().tolist() == [seen[image] for image in drawn]
 
 
 @pytest.mark.parametrize("images", [20, 21, 500])
@@ -156,8 +156,8 @@ def test_a_server_draws_nothing_for_a_client_with_more_images_than_a_round_shows
     rows = teacher_once.TeacherRows(seed=3, index=1, client=0, images=images, steps=4, batch=5)
     for step in range(4):
         assert rows.new(step) == 5
-        came = torch.arange(5.0).unsqueeze(1) + 10 * step
-        assert torch.equal(rows.whole(step, came), came)
+        received = torch.arange(5.0).unsqueeze(1) + 10 * step
+        assert torch.equal(rows.whole(step, received), received)
 
 
 # --- refusals --------------------------------------------------------------------------------------------

@@ -65,18 +65,18 @@ def check_unchanged(entries: list[Wrong], trees: list[Path]) -> None:
 def summary(outcomes: dict[Wrong, Outcome], seconds: float) -> int:
     """Prints it; the exit status."""
     for area in sorted({wrong.area for wrong in outcomes}):
-        counts = Counter(found.name for wrong, found in outcomes.items() if wrong.area == area)
+        counts = Counter(outcome.name for wrong, outcome in outcomes.items() if wrong.area == area)
         print(f"{area:12}", ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     bad = 0
-    for wrong, found in outcomes.items():
-        if found.name == "survived" and wrong.equivalent:
+    for wrong, outcome in outcomes.items():
+        if outcome.name == "survived" and wrong.equivalent:
             print(f"equivalent: {wrong.why} ({wrong.file}): {wrong.equivalent}")
-        elif found.name != "killed":
+        elif outcome.name != "killed":
             bad += 1
-            print(f"{found.name.upper()}: {wrong.why} ({wrong.file})\n{found.detail}")
+            print(f"{outcome.name.upper()}: {wrong.why} ({wrong.file})\n{outcome.detail}")
         elif wrong.equivalent:
             bad += 1
-            print(f"NOT EQUIVALENT, {found.detail} notices it: {wrong.why} ({wrong.file})")
+            print(f"NOT EQUIVALENT, {outcome.detail} notices it: {wrong.why} ({wrong.file})")
     print(f"{len(outcomes)} wrong changes, {bad} to look at, {seconds:.0f} s")
     return int(bad > 0)
 
@@ -105,12 +105,12 @@ def main() -> int:
         trees = [make_tree(Path(folder) / str(n)) for n in range(options.jobs if new else 0)]
         check_unchanged(new, trees)
         done = side_by_side([(wrong, wrong.tests) for wrong in new], trees)
-        for count, (number, found) in enumerate(done, 1):
+        for count, (number, outcome) in enumerate(done, 1):
             wrong = new[number]
-            known[digests[wrong]] = found
+            known[digests[wrong]] = outcome
             save(known)
-            by = f"by {found.detail}" if found.name == "killed" else ""
-            print(f"{count}/{len(new)} {found.name}: {wrong.why} ({wrong.file}) {by}", flush=True)
+            by = f"by {outcome.detail}" if outcome.name == "killed" else ""
+            print(f"{count}/{len(new)} {outcome.name}: {wrong.why} ({wrong.file}) {by}", flush=True)
     outcomes = {wrong: known[digest] for wrong, digest in digests.items()}
     return summary(outcomes, time.monotonic() - started)
 

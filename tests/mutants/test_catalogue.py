@@ -25,17 +25,17 @@ def faults(wrong: Wrong) -> list[str]:
         changed = dump(wrong.applied(right))
     except (ValueError, SyntaxError) as error:
         return [str(error)]
-    found = [] if changed != dump(right) else ["it changes nothing"]
-    found += [] if wrong.tests else ["it names no test"]
+    reasons = [] if changed != dump(right) else ["it changes nothing"]
+    reasons += [] if wrong.tests else ["it names no test"]
     for test in wrong.tests:
         file, _, function = test.partition("::")
         if function and function.partition("[")[0] not in functions(file):
-            found.append(f"{file} has no {function}")
-    return found
+            reasons.append(f"{file} has no {function}")
+    return reasons
 
 
 def test_every_entry_applies_and_its_tests_exist() -> None:
-    unfit = {wrong.why: found for wrong in read() if (found := faults(wrong))}
+    unfit = {wrong.why: reasons for wrong in read() if (reasons := faults(wrong))}
     assert not unfit
 
 

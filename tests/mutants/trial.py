@@ -51,7 +51,7 @@ class Trial:
 
     def __init__(self, tree: Path, tests: tuple[str, ...], seconds: float) -> None:
         self.tree = tree
-        self._said = tree / "said"
+        self._log = tree / "log"
         self._until = time.monotonic() + seconds
         sys.stdout.flush()
         self._process = os.fork()
@@ -59,7 +59,7 @@ class Trial:
             status = 3
             try:
                 os.setsid()  # so that processes which a test starts end with it
-                status = _run(tree, tests, self._said)
+                status = _run(tree, tests, self._log)
             finally:
                 os._exit(status)
 
@@ -72,14 +72,14 @@ class Trial:
             self.end()
             return Outcome("killed", "running out of time")
         code = os.waitstatus_to_exitcode(status)
-        said = self._said.read_text(encoding="utf-8", errors="replace")
+        output = self._log.read_text(encoding="utf-8", errors="replace")
         if code == pytest.ExitCode.OK:
             return Outcome("survived", "")
         # With -x a file that cannot be imported ends pytest like a test that fails.
-        found = re.search(r"^(?:FAILED|ERROR) tests/(\S+::\S+)", said, re.MULTILINE)
-        if code == pytest.ExitCode.TESTS_FAILED and found:
-            return Outcome("killed", found.group(1))
-        return Outcome("broken", said[-2000:])
+        failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+::\S+)", output, re.MULTILINE)
+        if code == pytest.ExitCode.TESTS_FAILED and failed:
+            return Outcome("killed", failed.group(1))
+        return Outcome("broken", output[-2000:])
 
     def end(self) -> None:
         self._kill()
@@ -92,9 +92,9 @@ class Trial:
                 kill(self._process, signal.SIGKILL)
 
 
-def _run(tree: Path, tests: tuple[str, ...], said: Path) -> int:
+def _run(tree: Path, tests: tuple[str, ...], log: Path) -> int:
     """In the forked process: pytest's exit status."""
-    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(out, stream)
     os.chdir(tree)

@@ -253,7 +253,7 @@ class Chaos:
             if client is not None and (status := client.process.exitcode) is not None:
                 client.ended()
                 # It may have heard that the run is finished before the server says so here.
-                if status != 0 or len(participation(self.said())) < self.rounds:
+                if status != 0 or len(participation(self.server_lines())) < self.rounds:
                     self.surprises.append(f"{self.honest[who]} ended with {status}: {client.tail}")
                 self.clients[who] = None
         return False
@@ -278,7 +278,7 @@ class Chaos:
             give_up = time.monotonic() + 10 * self.seconds + 300
             faults = self.faults
             while not self.look_after():
-                if faults and any(line.startswith(RECORD) for line in self.said()):
+                if faults and any(line.startswith(RECORD) for line in self.server_lines()):
                     # From the first round on, however long it took everybody to begin.
                     for fault in faults:
                         self.later(fault.at, functools.partial(self.do, fault))
@@ -308,23 +308,23 @@ class Chaos:
                 ending = f"with {client.process.exitcode}" if client.process.exitcode else "not"
                 self.surprises.append(f"{self.honest[who]} ended {ending}: {client.tail}")
 
-    def said(self) -> list[str]:
+    def server_lines(self) -> list[str]:
         """Everything that any of the servers said, in order."""
         return [line for server in self.servers for line in server.lines]
 
     def report(self) -> dict[str, Any]:
-        said = self.said()
-        answers = [len(clients) for r in participation(said) for clients in r["answered"]]
+        lines = self.server_lines()
+        answers = [len(clients) for r in participation(lines) for clients in r["answered"]]
         return {
             "seed": self.seed,
             "seconds": round(time.monotonic() - self._began, 1),
             "rounds": self.rounds,
             "servers_started": len(self.servers),
             "faults": dict(Counter(fault.what for fault in self.faults)),
-            "rounds_repeated": sum("is repeated" in line for line in said),
-            "left_out": sum("left out of this round" in line for line in said),
-            "refused": sum("refused peer=" in line for line in said),
-            "checkpoints_refused_by_the_disk": sum("cannot write checkpoint" in x for x in said),
+            "rounds_repeated": sum("is repeated" in line for line in lines),
+            "left_out": sum("left out of this round" in line for line in lines),
+            "refused": sum("refused peer=" in line for line in lines),
+            "checkpoints_refused_by_the_disk": sum("cannot write checkpoint" in x for x in lines),
             "answers_a_step": round(float(np.mean(answers)), 2) if answers else 0,
             "schedule": self.faults,
         }
@@ -338,8 +338,8 @@ def chaos(
     run = Chaos(place, seed, seconds, clients, crooks)
     run.prepare()
     run.run()
-    (place / "server.log").write_text("\n".join(run.said()), encoding="utf-8")
-    faults = run.surprises + wrong(place, run.config, run.honest, run.said())
+    (place / "server.log").write_text("\n".join(run.server_lines()), encoding="utf-8")
+    faults = run.surprises + wrong(place, run.config, run.honest, run.server_lines())
     return run.report(), faults
 
 

@@ -27,41 +27,41 @@ Record = Mapping[str, Any]
 """Of one round: who was active, who answered at which step, and who had been struck by then."""
 
 
-def records(said: Sequence[str]) -> list[Record]:
-    return [json.loads(line.removeprefix(RECORD)) for line in said if line.startswith(RECORD)]
+def records(lines: Sequence[str]) -> list[Record]:
+    return [json.loads(line.removeprefix(RECORD)) for line in lines if line.startswith(RECORD)]
 
 
-def participation(said: Sequence[str]) -> list[Record]:
+def participation(lines: Sequence[str]) -> list[Record]:
     """Each round as it counted: one that was done again counted the last time."""
-    by_round = {record["round"]: record for record in records(said)}
+    by_round = {record["round"]: record for record in records(lines)}
     return [by_round[index] for index in sorted(by_round)]
 
 
-def wrong(place: Path, config: Config, honest: Sequence[str], said: Sequence[str]) -> list[str]:
-    """All that should not be so; ``said`` is what the servers of the run wrote."""
-    found = []
-    counted = participation(said)
+def wrong(place: Path, config: Config, honest: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """All that should not be so; ``lines`` is what the servers of the run wrote."""
+    faults = []
+    counted = participation(lines)
     rows = [row["round"] for row in read_metrics(place / "out/metrics.jsonl", dict)]
     for name, rounds in {"metrics": rows, "records": [r["round"] for r in counted]}.items():
         if rounds != list(range(config.rounds)):
-            found.append(f"{name} of rounds {rounds}, not of each of {config.rounds} once")
-    struck = {name for record in records(said) for name in record["strikes"] if name in honest}
+            faults.append(f"{name} of rounds {rounds}, not of each of {config.rounds} once")
+    struck = {name for record in records(lines) for name in record["strikes"] if name in honest}
     if struck:
-        found.append(f"honest clients were struck: {sorted(struck)}")
-    if found:
-        return found
+        faults.append(f"honest clients were struck: {sorted(struck)}")
+    if faults:
+        return faults
     roster = json.loads((place / "out/roster.json").read_text(encoding="utf-8"))["index"]
     missing = [name for name in honest if roster[name] not in counted[-1]["answered"][-1]]
     if missing:
-        found.append(f"{missing} were not in the last round, long after the last fault")
+        faults.append(f"{missing} were not in the last round, long after the last fault")
     ours = flat(checkpoint.read(place / "out/latest.safetensors")["method"])
     theirs = flat(replay(place, config, counted, roster).method.state_dict())
     if ours.keys() != theirs.keys():
-        found.append(f"only one side has the tensors {sorted(ours.keys() ^ theirs.keys())}")
+        faults.append(f"only one side has the tensors {sorted(ours.keys() ^ theirs.keys())}")
     differing = [key for key in ours.keys() & theirs.keys() if not ours[key].equal(theirs[key])]
     if differing:
-        found.append(f"{len(differing)} of {len(theirs)} tensors differ: {sorted(differing)[:3]}")
-    return found
+        faults.append(f"{len(differing)} of {len(theirs)} tensors differ: {sorted(differing)[:3]}")
+    return faults
 
 
 def replay(

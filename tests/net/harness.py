@@ -232,11 +232,11 @@ def weights(experiment: Experiment) -> dict[str, Tensor]:
 
 def flat(state: Any) -> dict[str, Tensor]:
     """The tensors of a nested state, by path."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
 
     def walk(value: Any, path: str) -> None:
         if isinstance(value, Tensor):
-            found[path] = value.detach().clone()
+            tensors[path] = value.detach().clone()
         elif isinstance(value, dict):
             for key, item in value.items():
                 walk(item, f"{path}/{key}")
@@ -245,7 +245,7 @@ def flat(state: Any) -> dict[str, Tensor]:
                 walk(item, f"{path}/{number}")
 
     walk(state, "")
-    return found
+    return tensors
 
 
 class Leaving(NamedTuple):

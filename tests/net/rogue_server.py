@@ -35,7 +35,7 @@ from tests.processes import Forked
 EPOCH = 1
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     kind: str
     fields: dict[str, Any]
     size: int
@@ -46,11 +46,11 @@ class Peer:
     """One device's connection."""
 
     context: Any
-    heard: list[Heard]
+    received: list[Received]
     _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _assembler: Assembler = field(default_factory=lambda: Assembler(in_order=True))
 
-    async def hears(self) -> Heard:
+    async def hears(self) -> Received:
         """Return the device's next frame; raise EOFError at its goodbye."""
         self._assembler.limit = 1 << 32
         while (chunk := await self.context.read()) is not grpc.aio.EOF:
@@ -59,8 +59,8 @@ class Peer:
                 data = memoryview(complete[1])
                 length = int.from_bytes(data[8:12], "little")
                 kind, fields, _ = unpack(data[16 : 16 + length])
-                self.heard.append(Heard(kind, fields, len(data)))
-                return self.heard[-1]
+                self.received.append(Received(kind, fields, len(data)))
+                return self.received[-1]
         raise EOFError
 
     async def say(self, kind: str, fields: Mapping[str, Any], **how: Any) -> None:
@@ -75,7 +75,7 @@ class Peer:
         for chunk in cut([], EPOCH, 0):
             await self.context.write(chunk)
 
-    async def welcome(self, terms: str) -> Heard:
+    async def welcome(self, terms: str) -> Received:
         """Send ``terms``; return the device's answer."""
         run = "0" * 32
         await self.say("welcome", {"terms": terms, "run": run, "epoch": EPOCH})
@@ -104,7 +104,7 @@ class RogueServer:
     """Run ``script`` for every device that connects; the stream ends with it."""
 
     def __init__(self, script: Script, certificates: Path | None = None) -> None:
-        self.heard: list[Heard] = []
+        self.received: list[Received] = []
         self.ended = threading.Event()
         self.calls = 0
         self._script = script
@@ -123,7 +123,7 @@ class RogueServer:
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         self.calls += 1
-        peer = Peer(context, self.heard)
+        peer = Peer(context, self.received)
         with contextlib.suppress(EOFError, grpc.RpcError, asyncio.CancelledError):
             assert (await peer.hears()).kind == "hello"
             await self._script(peer)

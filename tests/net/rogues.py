@@ -163,7 +163,7 @@ def wrong(rogue: Rogue, images: Path) -> list[str]:
     """Return what a device did that it should not have done."""
     ended, server = against(rogue, images)
     last = (ended.output.splitlines() or [""])[-1]
-    sent = [item.kind for item in server.heard if item.kind in IMAGES]
+    sent = [item.kind for item in server.received if item.kind in IMAGES]
     faults = []
     if ended.status not in REFUSALS:
         faults.append(f"it ended with {ended.status}: {ended.output[-500:]}")

@@ -67,8 +67,8 @@ def test_a_removed_device_leaves_its_place_to_another(
         assert "removed by the operator" in str(again.error), "not while this server runs"
         capsys.readouterr()
         assert main(["fleet", run, "list"]) == 0
-        said = capsys.readouterr().out
-        assert "plaintext:third" in said and "2 here, 2 of 2 places taken" in said
+        output = capsys.readouterr().out
+        assert "plaintext:third" in output and "2 here, 2 of 2 places taken" in output
         assert main(["fleet", run, "list", "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["clients"]) == 2
         run_rounds(net.experiment, directory)
@@ -119,8 +119,8 @@ def test_pause_resume_and_drain(tmp_path: Path) -> None:
         (result,) = results
         assert result.stopped and len(result.rounds) < 1000
         assert directory.load()["round"] == len(result.rounds), "its last round is complete"
-    told = [event for event, name in events(directory) if name == "fleet"]
-    assert told == ["paused", "resumed", "draining"]
+    logged = [event for event, name in events(directory) if name == "fleet"]
+    assert logged == ["paused", "resumed", "draining"]
 
 
 def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def test_only_the_same_user_may_ask(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"\n", b"[]\n", b'{"action": "explode"}\n', b"\xff\n", b"x" * 100_000 + b"\n"]
+    "line", [b"", b"\n", b"[]\n", b'{"action": "explode"}\n', b"\xff\n", b"x" * 100_000 + b"\n"]
 )
-def test_nonsense_harms_nothing(said: bytes, tmp_path: Path) -> None:
+def test_nonsense_harms_nothing(line: bytes, tmp_path: Path) -> None:
     with administered(tmp_path / "run") as (_, directory):
         with socket.socket(socket.AF_UNIX) as link:
             link.connect(str(directory.path / SOCKET))
-            link.sendall(said)
+            link.sendall(line)
             link.shutdown(socket.SHUT_WR)
             link.settimeout(20)
             assert link.recv(1000) == b""

@@ -54,7 +54,7 @@ def test_clients_that_fit_are_admitted(run: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"protocol": PROTOCOL - 1}, "install the same semisfl"),
         ({"protocol": PROTOCOL + 1}, "install the same semisfl"),
@@ -69,8 +69,8 @@ def test_clients_that_fit_are_admitted(run: str) -> None:
         ({"policy": {"codec": "int-8"}}, "policy: codec = 'int-8' is not known; use one of fp32"),
     ],
 )
-def test_clients_that_do_not_fit_get_the_reason(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=said):
+def test_clients_that_do_not_fit_get_the_reason(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
         check_hello(hello(**change), "ann", TERMS, roster())
 
 
@@ -117,7 +117,7 @@ def test_a_place_once_given_is_kept_and_others_find_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"model": "0" * 32}, "the client built model"),
         ({"images": 0}, "the client has no images"),
@@ -127,6 +127,6 @@ def test_a_place_once_given_is_kept_and_others_find_none() -> None:
         ({"skipped": MOST_IMAGES + 1}, "says skipped = "),
     ],
 )
-def test_what_a_client_says_it_holds_is_checked(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=said):
+def test_what_a_client_says_it_holds_is_checked(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
         check_ready(ready(**change), SCHEMAS)

@@ -55,7 +55,7 @@ KINDS = ["hello", "ready", "features", "bottom", "accept", "fetch", "done", "sta
 
 
 @dataclass
-class Said:
+class Message:
     """A frame as its sender would encode it, taken apart."""
 
     kind: Any
@@ -83,27 +83,27 @@ class Said:
         self.buffers = honest[16 + length + -length % 16 :]
 
 
-def another_kind(said: Said, rng: random.Random) -> None:
-    said.kind = rng.choice([*KINDS, 7, None, ["done"]])
+def another_kind(message: Message, rng: random.Random) -> None:
+    message.kind = rng.choice([*KINDS, 7, None, ["done"]])
 
 
-def missing(said: Said, rng: random.Random) -> None:
-    del said.fields[rng.randrange(len(said.fields))]
+def missing(message: Message, rng: random.Random) -> None:
+    del message.fields[rng.randrange(len(message.fields))]
 
 
-def doubled(said: Said, rng: random.Random) -> None:
-    key, value = rng.choice(said.fields)
-    said.fields.append((key, rng.choice([value, *ODD])))
+def doubled(message: Message, rng: random.Random) -> None:
+    key, value = rng.choice(message.fields)
+    message.fields.append((key, rng.choice([value, *ODD])))
 
 
-def another_value(said: Said, rng: random.Random) -> None:
-    place = rng.randrange(len(said.fields))
-    said.fields[place] = (said.fields[place][0], rng.choice(ODD))
+def another_value(message: Message, rng: random.Random) -> None:
+    place = rng.randrange(len(message.fields))
+    message.fields[place] = (message.fields[place][0], rng.choice(ODD))
 
 
-def out_of_range(said: Said, rng: random.Random) -> None:
+def out_of_range(message: Message, rng: random.Random) -> None:
     """A number somewhere, also inside a map or list, of the same type and far off."""
-    place = rng.randrange(len(said.fields))
+    place = rng.randrange(len(message.fields))
 
     def far(value: Any) -> Any:
         if isinstance(value, dict) and value:
@@ -113,21 +113,21 @@ def out_of_range(said: Said, rng: random.Random) -> None:
         far_off = {int: [-1, 2**40, 2**62], float: [-1e9, 1e9, 1e300], str: ["", "../x", "\n"]}
         return rng.choice(far_off.get(type(value), [value]))
 
-    said.fields[place] = (said.fields[place][0], far(said.fields[place][1]))
+    message.fields[place] = (message.fields[place][0], far(message.fields[place][1]))
 
 
-def another_name(said: Said, rng: random.Random) -> None:
-    place = rng.randrange(len(said.fields))
-    said.fields[place] = (rng.choice([*KINDS, 3, "round", "extra"]), said.fields[place][1])
+def another_name(message: Message, rng: random.Random) -> None:
+    place = rng.randrange(len(message.fields))
+    message.fields[place] = (rng.choice([*KINDS, 3, "round", "extra"]), message.fields[place][1])
 
 
-def inside(said: Said, rng: random.Random) -> None:
+def inside(message: Message, rng: random.Random) -> None:
     """Within a map (which states and numbers there are): one entry less, more, or another."""
-    maps = [place for place, (_, value) in enumerate(said.fields) if isinstance(value, dict)]
+    maps = [place for place, (_, value) in enumerate(message.fields) if isinstance(value, dict)]
     if not maps:
-        return another_value(said, rng)
+        return another_value(message, rng)
     place = rng.choice(maps)
-    value = dict(said.fields[place][1])
+    value = dict(message.fields[place][1])
     key = rng.choice([*value, "extra"])
     choice = rng.randrange(4)
     if choice == 0:
@@ -140,27 +140,27 @@ def inside(said: Said, rng: random.Random) -> None:
         value[rng.choice(["student", "model", "psi", "statistics", "by_teacher"])] = value.pop(
             key, 1
         )
-    said.fields[place] = (said.fields[place][0], value)
+    message.fields[place] = (message.fields[place][0], value)
 
 
-def tensors_changed(said: Said, rng: random.Random) -> None:
-    if not said.tensors:
-        return another_value(said, rng)
-    name = rng.choice(list(said.tensors))
-    tensor, said.tensors = said.tensors[name], dict(said.tensors)
-    codec = said.codecs if isinstance(said.codecs, str) else "fp32"
-    said.codecs = codec
+def tensors_changed(message: Message, rng: random.Random) -> None:
+    if not message.tensors:
+        return another_value(message, rng)
+    name = rng.choice(list(message.tensors))
+    tensor, message.tensors = message.tensors[name], dict(message.tensors)
+    codec = message.codecs if isinstance(message.codecs, str) else "fp32"
+    message.codecs = codec
     ways: list[Callable[[], Any]] = [
-        lambda: said.tensors.pop(name),
-        lambda: said.tensors.update({name + "x": said.tensors.pop(name)}),
-        lambda: said.tensors.update(extra=tensor),
-        lambda: said.tensors.update({name: tensor[:-1] if tensor.dim() else tensor[None]}),
-        lambda: said.tensors.update({name: tensor.to(torch.float64)}),
-        lambda: said.tensors.update({name: torch.full_like(tensor, rng.choice([-1, 10**6]))}),
+        lambda: message.tensors.pop(name),
+        lambda: message.tensors.update({name + "x": message.tensors.pop(name)}),
+        lambda: message.tensors.update(extra=tensor),
+        lambda: message.tensors.update({name: tensor[:-1] if tensor.dim() else tensor[None]}),
+        lambda: message.tensors.update({name: tensor.to(torch.float64)}),
+        lambda: message.tensors.update({name: torch.full_like(tensor, rng.choice([-1, 10**6]))}),
     ]
     if tensor.is_floating_point():
         ways += [
-            lambda: said.tensors.update(
+            lambda: message.tensors.update(
                 {name: tensor * rng.choice([float("nan"), float("inf"), 1e5, 1e30, 0.0, -1.0])}
             )
         ]
@@ -183,16 +183,16 @@ class Lie:
     moment: int
     change: str
     seed: int
-    said: int = 0
+    sent: int = 0
 
     def tells(self) -> bool:
-        self.said += 1
-        return self.said - 1 == self.moment
+        self.sent += 1
+        return self.sent - 1 == self.moment
 
-    def told(self, said: Said) -> list[bytes]:
-        CHANGES[self.change](said, random.Random(self.seed))
+    def packed(self, message: Message) -> list[bytes]:
+        CHANGES[self.change](message, random.Random(self.seed))
         with contextlib.suppress(OverflowError, ValueError):
-            return [said.pack()]
+            return [message.pack()]
         return [b"nonsense"]
 
 
@@ -202,7 +202,7 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
     def frame(self: Outgoing, kind: str, fields: Any, *more: Any) -> Any:
         if kind != "hello" or fields["name"] != "client-1" or not lie.tells():
             return honest(self, kind, fields, *more)
-        return lie.told(Said(kind, sorted(fields.items()), {}, "fp32"))
+        return lie.packed(Message(kind, sorted(fields.items()), {}, "fp32"))
 
     patch.setattr(Outgoing, "frame", frame)
     client = net.join(1)
@@ -214,8 +214,8 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
         if not lie.tells():
             return original(received, kind, fields, cleared, codecs, **how)
         tensors = cleared.tensors if cleared else {}
-        said = Said(kind, sorted(fields.items()), tensors, codecs)
-        return received.stream.answer(received.ticket, lie.told(said))
+        message = Message(kind, sorted(fields.items()), tensors, codecs)
+        return received.stream.answer(received.ticket, lie.packed(message))
 
     patch.setattr(device, "answer", answer)
     return client
@@ -305,11 +305,11 @@ def test_what_the_work_declares_is_all_that_is_taken(
 
         def answer(received: Any, kind: str, fields: Any, *more: Any, **how: Any) -> None:
             if kind == "done":
-                whole = fields["states"]["student"]
-                given = fields["states"] if states is ... else dict(states)
-                given = {name: whole if keys is ... else keys for name, keys in given.items()}
-                said = fields["numbers"] if numbers is ... else numbers
-                fields = {**fields, "numbers": said, "states": given}
+                student = fields["states"]["student"]
+                changed = fields["states"] if states is ... else dict(states)
+                changed = {name: student if keys is ... else keys for name, keys in changed.items()}
+                fields = {**fields, "states": changed}
+                fields |= {} if numbers is ... else {"numbers": numbers}
             original(received, kind, fields, *more, **how)
 
         monkeypatch.setattr(device, "answer", answer)
@@ -336,8 +336,8 @@ def test_the_simulation_holds_to_the_same_declaration() -> None:
         def train(work: Any, *plan: Any, original: Any = original, model: Any = model) -> Any:
             results = original(work, *plan)
             for result in results:
-                whole = [name for name in model if not name.startswith("projector")]
-                assert tensor_names(result.states) == work.answers.outline(whole)
+                sent = [name for name in model if not name.startswith("projector")]
+                assert tensor_names(result.states) == work.answers.outline(sent)
                 # Where the true labels are known, as on no device, there are counts of them too.
                 numbers = {name: v for name, v in result.numbers.items() if "/" not in name}
                 assert numbers.keys() == work.answers.numbers.keys()

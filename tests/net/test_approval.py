@@ -301,8 +301,8 @@ def test_inspect_shows_a_servers_terms_and_takes_no_place(
         printed = capsys.readouterr().out
         assert printed == 2 * (shown(net.fleet.terms) + "\n")
         assert main(["inspect", net.address, "--certs", str(folder), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["digest"] == net.fleet.terms.digest
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["digest"] == net.fleet.terms.digest
         net.experiment.method.round(0)
         assert net.clients[0].link.losses == 0, "the same certificate is at work undisturbed"
         certs.revoke(authority, name="client-0")

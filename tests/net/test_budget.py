@@ -39,7 +39,7 @@ def device_memory(name: str, batch: int, folder: Path) -> tuple[int, float]:
 
     images = folder_of_images(folder, 64, shape[1])
     ended, server = attacked(script, images, "--memory", "4GB", most=3 * 10**9)
-    assert "bottom" in [item.kind for item in server.heard], ended
+    assert "bottom" in [item.kind for item in server.received], ended
     ((number, unit),) = re.findall(r"needs up to ([\d.]+) (MB|GB) of memory", ended.output)
     return ended.peak, float(number) * {"MB": 1e6, "GB": 1e9}[unit]
 

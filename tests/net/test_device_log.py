@@ -60,8 +60,8 @@ def test_a_disk_that_refuses_is_said_once(
         for _ in range(3):
             device_log.here("camera", 0, 7)
         device_log.close()
-    said = [record.getMessage() for record in caplog.records]
-    assert [line for line in said if "cannot write the devices' events" in line] == said[:1]
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [line for line in warnings if "cannot write the devices' events" in line] == warnings[:1]
     device_log.here("camera", 0, 7)
     assert list(tmp_path.iterdir()) == [tmp_path / "fleet.jsonl"]
     assert (tmp_path / "fleet.jsonl").read_text() == "", (

@@ -69,16 +69,16 @@ def test_pipes_and_devices_called_like_images_are_passed_over(tmp_path: Path) ->
     picture(tmp_path / "images" / "a.png", 1)
     os.mkfifo(tmp_path / "images" / "b.png")
     (tmp_path / "images" / "c.png").symlink_to("/dev/zero")
-    found: list[tuple[int, int]] = []
+    loaded: list[tuple[int, int]] = []
 
     def load() -> None:
         images, skipped = load_images(tmp_path / "images", (1, SIDE, SIDE))
-        found.append((len(images), skipped))
+        loaded.append((len(images), skipped))
 
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     thread.join(20)
-    assert found == [(1, 0)]
+    assert loaded == [(1, 0)]
 
 
 def test_links_out_of_a_devices_folder_are_not_followed(

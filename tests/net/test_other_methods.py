@@ -99,5 +99,5 @@ def test_what_an_operator_allows_has_to_be_there(
 ) -> None:
     words = ["join", "127.0.0.1:1", "--data", str(tmp_path), "--insecure-loopback"]
     assert main([*words, "--allow-method", "nowhere.at_all:Mine"]) != 0
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and "nowhere.at_all cannot be imported" in said[0]
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and "nowhere.at_all cannot be imported" in lines[0]

@@ -47,11 +47,11 @@ def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
 ) -> None:
     with network(tiny(1)) as net:
         net.join(0, policy=DevicePolicy(codec="int8"))
-        said = ended(net)
+        reasons = ended(net)
         assert net.fleet.present() == []
     (line,) = lines(caplog, "semisfl.audit")
     for part in ("wire.student_features = 'fp32' is finer", "wire.teacher_features = 'fp32'"):
-        assert part in said and part in line
+        assert part in reasons and part in line
 
 
 def test_a_server_that_does_not_look_at_policies_gets_no_features(
@@ -74,9 +74,9 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
     with network(config) as net:
         net.join_all(policy=DevicePolicy(codec="int8", clip=2.0, noise=0.1, rounds=1, **UPDATES))
         net.experiment.method.round(0)
-    said = "\n".join(lines(caplog, SESSIONS))
-    assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in said
-    assert "takes part in 1 rounds at most, the run has 2" in said
+    log = "\n".join(lines(caplog, SESSIONS))
+    assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in log
+    assert "takes part in 1 rounds at most, the run has 2" in log
 
 
 def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +173,9 @@ def test_a_codec_that_the_server_does_not_know_is_final_and_has_its_line(
 ) -> None:
     with network(tiny(1)) as net:
         net.join(0, policy=DevicePolicy(codec="int-8"))
-        said = ended(net)
+        reasons = ended(net)
     (line,) = lines(caplog, "semisfl.audit")
-    for text in (said, line):
+    for text in (reasons, line):
         assert "the client's policy: codec = 'int-8' is not known; use one of fp32" in text
     assert not [record for record in caplog.records if record.exc_info]
 

@@ -21,29 +21,29 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_many_refusals_of_an_identity_are_summed_up_and_others_are_told(
     now: SimpleNamespace,
 ) -> None:
-    told: list[Line] = []
-    noted = Refusals(lambda *line: told.append(line))
+    lines: list[Line] = []
+    noted = Refusals(lambda *line: lines.append(line))
     for count in range(AUDIT_LINES + 5):
         noted.note(f"peer {count}", "eve", f"reason {count}")
     noted.note("peer", "ann", "another")
-    assert [line[1] for line in told] == ["eve"] * AUDIT_LINES + ["ann"]
+    assert [line[1] for line in lines] == ["eve"] * AUDIT_LINES + ["ann"]
     assert noted._timer is not None and noted._timer.daemon
     noted._timer.function()
-    peer, identity, reason = told[-1]
+    peer, identity, reason = lines[-1]
     assert (peer, identity) == (f"peer {AUDIT_LINES + 4}", "eve")
     assert reason.startswith("5 more refused within 60 s have no line of their own")
     assert reason.endswith(f"the last: reason {AUDIT_LINES + 4}")
     noted.sum_up()
-    assert len(told) == AUDIT_LINES + 2
+    assert len(lines) == AUDIT_LINES + 2
     noted.note("peer", "eve", "again")
-    assert told[-1] == ("peer", "eve", "again")
+    assert lines[-1] == ("peer", "eve", "again")
 
 
 def test_few_refusals_at_a_time_all_have_their_line(now: SimpleNamespace) -> None:
-    told: list[Line] = []
-    noted = Refusals(lambda *line: told.append(line))
+    lines: list[Line] = []
+    noted = Refusals(lambda *line: lines.append(line))
     for _ in range(3):
         for _ in range(AUDIT_LINES):
             noted.note("peer", "ann", "reason")
         now.value += refusals.AUDIT_SECONDS
-    assert len(told) == 3 * AUDIT_LINES and noted._timer is None
+    assert len(lines) == 3 * AUDIT_LINES and noted._timer is None

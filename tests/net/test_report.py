@@ -54,13 +54,13 @@ def test_a_device_says_what_it_did(
         assert join(net, images, "--status", str(status)) == 0
         server.join(20)
         sent, received = net.fleet.stream_bytes()
-    said = json.loads(status.read_text())
-    assert (said["state"], said["rounds"], said["images"]) == ("finished", 2, 6)
-    assert said["unreadable"] == 1 and "reason" not in said
-    assert said["bits_per_image"] is None  # no noise
+    report = json.loads(status.read_text())
+    assert (report["state"], report["rounds"], report["images"]) == ("finished", 2, 6)
+    assert report["unreadable"] == 1 and "reason" not in report
+    assert report["bits_per_image"] is None  # no noise
     # Heartbeats of the end may be on their way when one side counts.
-    assert said["bytes_sent"] == pytest.approx(received, rel=0.01)
-    assert said["bytes_received"] == pytest.approx(sent, rel=0.01)
+    assert report["bytes_sent"] == pytest.approx(received, rel=0.01)
+    assert report["bytes_received"] == pytest.approx(sent, rel=0.01)
     line = last_line(capsys)
     assert line.startswith(
         "the run is finished; 2 rounds with 6 images, no bound on bits per image, 0."
@@ -114,9 +114,9 @@ def test_a_signal_is_answered_by_what_the_device_does(
 ) -> None:
     with StopSignals() as signals, signals.running(lambda: in_round):
         signals._handle(15, None)
-    said = capfd.readouterr().err
-    assert ("stopping after this iteration; once more" in said) is in_round
-    assert ("stopping; once more to stop at once" in said) is not in_round
+    output = capfd.readouterr().err
+    assert ("stopping after this iteration; once more" in output) is in_round
+    assert ("stopping; once more to stop at once" in output) is not in_round
 
 
 def test_the_last_line_says_what_the_signal_ended(images: Path) -> None:

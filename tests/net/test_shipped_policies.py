@@ -47,12 +47,12 @@ def test_strict_takes_part_spends_bits_and_ends_by_its_cap(tmp_path: Path) -> No
                 net.experiment.method.round(number)
             with pytest.raises(RoundAborted):
                 net.experiment.method.round(rounds)
-            _, said = device.communicate(timeout=60)
+            _, errors = device.communicate(timeout=60)
         finally:
             device.kill()
             device.wait()
-    assert device.returncode == POLICY, said
-    last = said.strip().splitlines()[-1]
+    assert device.returncode == POLICY, errors
+    last = errors.strip().splitlines()[-1]
     assert "bits per image, the policy has bits_per_image = 1000" in last, last
     assert f"{rounds} rounds with {IMAGES} images" in last
     spent = json.loads((tmp_path / "strict.spent.json").read_text())

@@ -16,8 +16,7 @@ HEAD = [{"kind": "flatten"}, {"kind": "linear"}]
 
 
 def terms(layers: Any) -> str:
-    given = Terms(tiny(), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,)).to_json()
-    plain = json.loads(given)
+    plain = json.loads(Terms(tiny(), (1, SIDE, SIDE), CLASSES, (0.5,), (0.5,)).to_json())
     plain["config"]["model"]["layers"] = layers
     return json.dumps(plain)
 
@@ -39,7 +38,7 @@ def test_the_largest_table_fits_into_a_welcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"),
+    ("layers", "reason"),
     [
         ([{"kind": "relu"}] * 1000, "model.layers has 1000 layers; at most 256"),
         ([{"kind": "conv", "channels": 10**12}], "model.layers[0].channels = 1000000000000"),
@@ -47,10 +46,10 @@ def test_the_largest_table_fits_into_a_welcome() -> None:
         ([{"kind": "conv", "channels": 3, "hook": "x"}], "unknown key model.layers[0].hook"),
     ],
 )
-def test_a_table_beyond_the_limits_is_refused_when_read(layers: Any, said: str) -> None:
+def test_a_table_beyond_the_limits_is_refused_when_read(layers: Any, reason: str) -> None:
     with pytest.raises(WireError) as error:
         Terms.from_json(terms(layers), ["semisfl"])
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
 def test_terms_without_end_are_refused() -> None:
@@ -59,7 +58,7 @@ def test_terms_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"),
+    ("layers", "error"),
     [
         (
             [HEAD[0], *[{"kind": "linear", "features": 65_536}] * 2, HEAD[1]],
@@ -71,8 +70,8 @@ def test_terms_without_end_are_refused() -> None:
         ),
     ],
 )
-def test_a_device_makes_no_model_without_limit(layers: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_device_makes_no_model_without_limit(layers: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         Member(
             Terms.from_json(terms(layers), ["semisfl"]),
             lambda shape: pytest.fail("too late"),

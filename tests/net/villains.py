@@ -24,7 +24,7 @@ from semisfl.net.frames import encode
 from semisfl.net.server.value_checks import ABSURD
 from semisfl.net.tls import certs
 from tests.net.harness import anything
-from tests.net.test_any_frame import CHANGES, Said
+from tests.net.test_any_frame import CHANGES, Message
 
 AT_MOST = 6.0
 """Seconds that a trick which only takes time goes on."""
@@ -66,10 +66,10 @@ def as_it_is(parts: Parts, epoch: int, ticket: int) -> Iterator[bytes]:
 def wrong_frame(answer: Answer, rng: random.Random) -> None:
     # Changed tensors may be believable: those have tricks of their own.
     change = CHANGES[rng.choice(sorted(CHANGES.keys() - {"tensors_changed"}))]
-    said = Said(answer.kind, sorted(answer.fields.items()), answer.tensors, answer.codecs)
-    change(said, rng)
+    message = Message(answer.kind, sorted(answer.fields.items()), answer.tensors, answer.codecs)
+    change(message, rng)
     try:
-        answer.say(said.pack())
+        answer.say(message.pack())
     except (OverflowError, ValueError):
         answer.say(b"nonsense")
 

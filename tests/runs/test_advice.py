@@ -20,10 +20,10 @@ CLASSES = 10
 def warned(config: Config, rounds: list[dict[str, Any]]) -> dict[int, list[str]]:
     """Return the warnings by round; only rounds with some are in it."""
     advice = Advice(config, CLASSES)
-    found = {
+    warnings = {
         index: advice.after(RoundMetrics(round=index, **one)) for index, one in enumerate(rounds)
     }
-    return {index: texts for index, texts in found.items() if texts}
+    return {index: texts for index, texts in warnings.items() if texts}
 
 
 @pytest.mark.parametrize("nothing", [{"mask_rate": 1.0}, {"contributing": 0}])

@@ -93,7 +93,7 @@ def test_without_a_directory_no_checkpoint_is_reported() -> None:
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_callback_ends_the_run_and_it_can_be_continued(event: str, tmp_path: Path) -> None:
     path, every = tmp_path / "run", "runtime.checkpoint_every=2"
-    whole = train(settings(every), **own())
+    uninterrupted = train(settings(every), **own())
     notes = Notes(event)
     result = train(settings(every), out=path, callbacks=[Callback(), notes], **own())
     done = 2 if event == "on_checkpoint" else 1
@@ -103,7 +103,7 @@ def test_a_callback_ends_the_run_and_it_can_be_continued(event: str, tmp_path: P
     assert "best.safetensors" in [about for name, about in notes.calls if name == "on_checkpoint"]
     again = resume(path, **own())
     for key in ("loss_semi", "accuracy"):
-        assert again.history[key] == whole.history[key]
+        assert again.history[key] == uninterrupted.history[key]
 
 
 def test_ending_the_last_round_ends_nothing(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_ending_the_last_round_ends_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_exception_in_a_callback_leaves_a_checkpoint(event: str, tmp_path: Path) -> None:
     path, every = tmp_path / "run", "runtime.checkpoint_every=2"
-    whole = train(settings(every), **own())
+    uninterrupted = train(settings(every), **own())
     notes = Notes(event, answer=RuntimeError("no paper"))
     with pytest.raises(RuntimeError, match="no paper"):
         train(settings(every), out=path, callbacks=[notes], **own())
@@ -123,7 +123,7 @@ def test_an_exception_in_a_callback_leaves_a_checkpoint(event: str, tmp_path: Pa
     assert checkpoint.read(path / "latest.safetensors")["round"] == done
     assert len(read_metrics(path / "metrics.jsonl", dict)) == done
     again = resume(path, **own())
-    assert again.history["loss_semi"] == whole.history["loss_semi"]
+    assert again.history["loss_semi"] == uninterrupted.history["loss_semi"]
 
 
 def test_an_exception_in_observe_leaves_a_checkpoint_too(tmp_path: Path) -> None:

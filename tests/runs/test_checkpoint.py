@@ -25,8 +25,8 @@ def test_every_kind_of_number_is_read_back_by_others_too(kind: torch.dtype, tmp_
     theirs, ours = load_file(path), checkpoint.read(path)
     assert ours["é"] == 3 and torch.equal(ours["nested"][1]["again"], some.t())
     for name, tensor in tensors.items():
-        for found in (theirs[f"/nested/0/{name}"], ours["nested"][0][name]):
-            assert found.dtype == tensor.dtype and torch.equal(found, tensor)
+        for stored in (theirs[f"/nested/0/{name}"], ours["nested"][0][name]):
+            assert stored.dtype == tensor.dtype and torch.equal(stored, tensor)
 
 
 def test_what_a_state_has_twice_is_written_once(tmp_path: Path) -> None:

@@ -72,14 +72,14 @@ def charts(path: Path) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("package")
 def test_a_metric_declared_by_another_package_reaches_every_reader(tmp_path: Path) -> None:
-    told = trained(tmp_path / "run")
+    exported = trained(tmp_path / "run")
     (metric,) = own_metrics("mine")
     assert table([metric]).splitlines()[2] == (
         "| `agreement` | share of images on which student and teacher agree | 0 to 1 "
         "| always there | all | `semisfl_agreement` |"
     )
-    assert "semisfl_agreement 0.75" in told
-    assert "# HELP semisfl_agreement last round: share of images on which" in told
+    assert "semisfl_agreement 0.75" in exported
+    assert "# HELP semisfl_agreement last round: share of images on which" in exported
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.value for event in events.Scalars("agreement")] == [0.25, 0.75]
     panel = charts(tmp_path / "run")["agreement"]

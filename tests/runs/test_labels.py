@@ -53,9 +53,9 @@ def test_a_variant_is_called_by_its_name() -> None:
     semisfl = {"method": "semisfl"}
     assert labels(semisfl | plain, semisfl | frontier) == ["SemiSFL", "SemiSFL frontier"]
     in_part = merge(frontier, {"semisfl": {"client_teacher": "frozen"}})
-    told = labels(semisfl | plain, semisfl | frontier, semisfl | in_part)
-    assert len(set(told)) == 3
-    assert not any(label.endswith(" frontier") for label in told), "the last has it in part"
+    names = labels(semisfl | plain, semisfl | frontier, semisfl | in_part)
+    assert len(set(names)) == 3
+    assert not any(label.endswith(" frontier") for label in names), "the last has it in part"
 
 
 def test_a_variant_is_called_by_its_name_though_a_preset_has_a_part_of_it() -> None:
@@ -122,8 +122,8 @@ def test_what_changes_no_number_keeps_seeds_together_unless_one_is_there_twice()
     foreign = {"method": "semisfl", "seed": 3, "fedmatch": {"lambda_i": 0.5}}
     assert alike_but_for_seed([often, seldom, older, foreign]) == [("SemiSFL", [0, 1, 2, 3])]
     again = merge(seldom, {"seed": 0})
-    told = dict(alike_but_for_seed([often, seldom, again]))
-    assert told == {
+    groups = dict(alike_but_for_seed([often, seldom, again]))
+    assert groups == {
         "SemiSFL runtime.evaluate_every=1": [0],
         "SemiSFL runtime.evaluate_every=9": [1, 2],
     }

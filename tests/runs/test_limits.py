@@ -85,7 +85,7 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
 ) -> None:
     monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
     caplog.set_level(logging.INFO, "semisfl")
-    whole = train(toy.values("semisfl"), out=tmp_path / "whole", **own())
+    uninterrupted = train(toy.values("semisfl"), out=tmp_path / "whole", **own())
     path = tmp_path / "run"
     limited = toy.values("semisfl", "stop.gigabytes=1e-9", "runtime.evaluate_every=3")
     first = train(limited, out=path, **own())
@@ -97,7 +97,7 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
     assert read_run(path).finished and not read_run(path).complete
     assert losses(resume(path, **own())) == losses(first), "the limit is still met"
     last = resume(path, settings=["stop.gigabytes=none"], **own())
-    assert last.stopped_by is None and losses(last) == losses(whole)
+    assert last.stopped_by is None and losses(last) == losses(uninterrupted)
     states = [checkpoint.read(tmp_path / name / "latest.safetensors") for name in ("whole", "run")]
     assert checkpoint.digest(states[0]["method"]) == checkpoint.digest(states[1]["method"])
     assert RunDirectory.open(path).config().stop == StopConfig()
@@ -106,12 +106,12 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
 def test_other_settings_cannot_be_changed_when_resuming(tmp_path: Path) -> None:
     train(toy.values("supervised", "stop.hours=1e-9"), out=tmp_path / "run", **own())
     before = (tmp_path / "run" / "config.toml").read_bytes()
-    for setting, said in (
+    for setting, error in (
         ("seed=2", "'seed=2': --resume continues a run as it was set up"),
         ("stop.hours=-1", "stop.hours = -1: .*greater than 0"),
         ("stop.tomorrow=1", "'stop.tomorrow=1': .* what can be changed is stop.target, "),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=error):
             resume(tmp_path / "run", settings=[setting], **own())
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 

@@ -41,9 +41,9 @@ def test_tensorboard_has_every_number_of_every_round_once(tmp_path: Path) -> Non
         *tags
     }
     assert "bytes/features_up" in tags and "bytes/total" in tags and "round" not in tags
-    told = scalars(path / "tensorboard", "loss/semi")
-    assert told == [(row["round"], pytest.approx(row["loss_semi"], rel=1e-6)) for row in rows]
-    assert len(told) == 3
+    losses = scalars(path / "tensorboard", "loss/semi")
+    assert losses == [(row["round"], pytest.approx(row["loss_semi"], rel=1e-6)) for row in rows]
+    assert len(losses) == 3
 
 
 def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
@@ -58,7 +58,7 @@ def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "error"),
     [
         ("wandb", "'wandb' is not known; use tensorboard, or package.module:Class"),
         (":Sink", "':Sink' is not known"),
@@ -68,9 +68,9 @@ def test_without_a_directory_tensorboard_says_so_and_the_run_goes_on(
     ],
 )
 def test_a_wrong_sink_is_refused_before_the_run_begins(
-    name: str, said: str, tmp_path: Path
+    name: str, error: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=error):
         train(toy.values("supervised", f'sinks=["{name}"]'), out=tmp_path / "run", **own())
     assert not (tmp_path / "run").exists()
 
@@ -96,8 +96,8 @@ def test_sinks_of_other_packages_may_still_call_write_row(monkeypatch: pytest.Mo
 def test_what_a_sink_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "semisfl.runs.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    said = r"'tensorboard' needs further packages: pip install 'semisfl\[tensorboard\]'"
-    with pytest.raises(ConfigError, match=said):
+    error = r"'tensorboard' needs further packages: pip install 'semisfl\[tensorboard\]'"
+    with pytest.raises(ConfigError, match=error):
         train(toy.values("supervised", 'sinks=["tensorboard"]'), **own())
 
 
@@ -135,8 +135,8 @@ def test_a_run_directory_of_somebody_else_imports_no_sink(
     )
     monkeypatch.syspath_prepend(str(evil.parent))
     train(toy.values("supervised", "stop.gigabytes=1e-9"), out=path, **own())
-    kept = (path / "config.toml").read_text()
-    (path / "config.toml").write_text(kept.replace("sinks = []", 'sinks = ["planted_sink:Sink"]'))
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(config.replace("sinks = []", 'sinks = ["planted_sink:Sink"]'))
     with pytest.raises(ConfigError, match="add --allow-method planted_sink:Sink"):
         resume(path, settings=["stop.gigabytes=none"], **own())
     assert main(["run", "--resume", str(path), "--quiet"]) == 2

@@ -77,10 +77,10 @@ def test_a_run_of_an_own_model_goes_on_from_the_command_line(
     words = ["run", "--resume", str(tmp_path / "stopped"), "--device", "cpu", "--json", "--quiet"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 3
-    expected, found = last_state(tmp_path / "whole"), last_state(tmp_path / "stopped")
+    expected, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "stopped")
     assert any("2.body.1.running_var" in key for key in expected)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert resumed.keys() == expected.keys()
+    assert all(torch.equal(resumed[key], value) for key, value in expected.items())
 
 
 def test_a_model_that_no_table_describes_still_trains(tmp_path: Path) -> None:

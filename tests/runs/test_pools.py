@@ -105,15 +105,15 @@ def test_a_killed_run_goes_on_with_the_same_numbers(
     jobs = jobs_in(tmp_path, values)
     killed: list[int] = []
     killer = threading.Thread(target=kill_once_under_way, args=(jobs[1], killed))
-    told: list[tuple[int, ...]] = []
+    progress: list[tuple[int, ...]] = []
     with make() as pool:
         killer.start()
-        assert run_in_pool(jobs, pool, StopFlag(), lambda *done: told.append(done))
+        assert run_in_pool(jobs, pool, StopFlag(), lambda *done: progress.append(done))
     killer.join()
     assert killed and killed[0] != os.getpid()
     assert int((jobs[1].path / "run.lock").read_text().split()[1]) != killed[0], "somebody else did"
     assert [numbers(job.path) for job in jobs] == alone
-    assert told[-1] == (2, 2, 2 * ROUNDS, 2 * ROUNDS)
+    assert progress[-1] == (2, 2, 2 * ROUNDS, 2 * ROUNDS)
     assert [job.again().status for job in jobs] == ["finished"] * 2
 
 
@@ -169,10 +169,10 @@ def test_a_run_that_another_finished_meanwhile_is_not_started(
             train(second.config, out=second.path, device="cpu")
 
     pool = OneAtATime()
-    told: list[tuple[int, ...]] = []
-    assert run_in_pool([first, second], pool, StopFlag(), lambda *done: told.append(done))
+    progress: list[tuple[int, ...]] = []
+    assert run_in_pool([first, second], pool, StopFlag(), lambda *done: progress.append(done))
     assert pool.started == [first.path]
-    assert told[-1] == (2, 2, 2, 2)
+    assert progress[-1] == (2, 2, 2, 2)
 
 
 @pytest.mark.parametrize("make", POOLS)
@@ -181,18 +181,18 @@ def test_runs_of_another_process_are_skipped_if_sharing_is_on(
 ) -> None:
     taken, free = jobs_in(tmp_path, values | {"rounds": 1})
     left: list[Path] = []
-    told: list[tuple[int, ...]] = []
+    progress: list[tuple[int, ...]] = []
 
     def tell(*done: int) -> None:
-        told.append(done)
+        progress.append(done)
 
     with begin(taken.config, out=taken.path, device="cpu"):
         with make() as pool:
             assert run_in_pool([taken, free], pool, StopFlag(), tell, left.append)
-        assert left == [taken.path] and told[-1] == (1, 2, 1, 2)
+        assert left == [taken.path] and progress[-1] == (1, 2, 1, 2)
         assert [job.again().status for job in (taken, free)] == ["unfinished", "finished"]
-        said = rf"1 of 2 runs failed; .*{taken.path.name} is in use by process {os.getpid()} on"
-        with pytest.raises(OSError, match=said), make() as pool:
+        error = rf"1 of 2 runs failed; .*{taken.path.name} is in use by process {os.getpid()} on"
+        with pytest.raises(OSError, match=error), make() as pool:
             run_in_pool([taken, free], pool, StopFlag(), tell)
 
 

@@ -143,10 +143,13 @@ def test_a_resumed_run_does_not_read_the_file_again(tmp_path: Path) -> None:
     train(settings(), out=tmp_path / "first", **own())
     best = tmp_path / "first" / "best.safetensors"
     two = settings(f"model.weights={best}", "rounds=2", "runtime.checkpoint_every=1")
-    whole = train(two, **own())
+    uninterrupted = train(two, **own())
     train(two, out=tmp_path / "second", callbacks=[_Once()], **own())
     best.unlink()
-    assert resume(tmp_path / "second", **own()).history["loss_semi"] == whole.history["loss_semi"]
+    assert (
+        resume(tmp_path / "second", **own()).history["loss_semi"]
+        == uninterrupted.history["loss_semi"]
+    )
     described = load(tmp_path / "second").description.settings
     assert described["model"]["weights"] == "best.safetensors", "without the path"
 

@@ -87,14 +87,14 @@ def test_replay_counts_the_same_bytes_and_hours(trained: tuple[Path, Path]) -> N
 def test_report_takes_a_record_and_a_folder_of_both(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = []
+    outputs = []
     for paths in ([trained[0]], [trained[1]]):
         words = ["report", *map(str, paths), "--json", "--out", str(tmp_path / "x.png")]
         assert main(words) == 0
-        told.append(json.loads(capsys.readouterr().out)["results"][0])
-    assert told[1]["accuracy"]["mean"] == pytest.approx(told[0]["accuracy"]["mean"], rel=1e-4)
-    assert {key: told[0][key] for key in ("bytes", "rounds", "label")} == {
-        key: told[1][key] for key in ("bytes", "rounds", "label")
+        outputs.append(json.loads(capsys.readouterr().out)["results"][0])
+    assert outputs[1]["accuracy"]["mean"] == pytest.approx(outputs[0]["accuracy"]["mean"], rel=1e-4)
+    assert {key: outputs[0][key] for key in ("bytes", "rounds", "label")} == {
+        key: outputs[1][key] for key in ("bytes", "rounds", "label")
     }
     places = [run.path for run in grouping.find_runs([trained[0].parent])]
     assert places == list(trained)

@@ -51,9 +51,9 @@ def test_mean_and_standard_error_over_seeds(tmp_path: Path) -> None:
 
 def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
     (group,) = grouping.group_runs(grouping.find_runs([write_run(tmp_path / "r", [50.0, 60.0])]))
-    told = report.as_json(report.summarise(group))
-    assert told["accuracy"] == {"mean": 60.0, "stderr": None}
-    assert told["to_target"] is None
+    plain = report.as_json(report.summarise(group))
+    assert plain["accuracy"] == {"mean": 60.0, "stderr": None}
+    assert plain["to_target"] is None
 
 
 def test_cost_of_a_target_counts_only_runs_that_reach_it(tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_committed_results_can_be_reported(
         request.getfixturevalue("no_pictures")
     picture = tmp_path / "report.png"
     assert main(["report", str(folder), "--out", str(picture), "--json", "--target", "50"]) == 0
-    told = json.loads(capsys.readouterr().out)["results"]
-    runs = {Path(run) for result in told for run in result["runs"]}
+    results = json.loads(capsys.readouterr().out)["results"]
+    runs = {Path(run) for result in results for run in result["runs"]}
     assert runs == set(folder.glob("*.run.json"))
-    for result in told:
+    for result in results:
         # One of those tried with 250 labels does not learn; `stand-ins` has a set of 100 classes.
         least = {"250-labels": 9, "stand-ins": 25}.get(folder.name, 30)
         assert result["accuracy"]["mean"] > least
@@ -211,12 +211,12 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
     tmp_path: Path,
 ) -> None:
     metrics = write_run(tmp_path / "r", [50.0, 60.0, 70.0], rounds=4) / "metrics.jsonl"
-    whole = metrics.read_text()
-    metrics.write_text(whole + '{"round": 3, "acc')
+    text = metrics.read_text()
+    metrics.write_text(text + '{"round": 3, "acc')
     run = grouping.read_run(tmp_path / "r")
     assert [row.round for row in run.rounds] == [0, 1, 2]
     assert not run.finished
-    metrics.write_text("garbage\n" + whole)
+    metrics.write_text("garbage\n" + text)
     with pytest.raises(ValueError, match="line 1 is damaged"):
         grouping.read_run(tmp_path / "r")
 

@@ -202,7 +202,7 @@ def test_resume_is_bit_identical(
     assignments, model = CASES[case]
     settings = small(*assignments)
     train(settings, data=DATA, model=model(), device="cpu", out=tmp_path / "whole")
-    whole = RunDirectory.open(tmp_path / "whole")
+    uninterrupted = RunDirectory.open(tmp_path / "whole")
     # At a random iteration, and in the very first one; each run is interrupted twice.
     rng = seeds.generator(0, "stop", case)
     anywhere = int(rng.integers(2, iterations(case) - 8))
@@ -217,8 +217,10 @@ def test_resume_is_bit_identical(
         assert not result.stopped and len(result.rounds) == 5
         again = RunDirectory.open(path)
         for name in ("latest", "best"):
-            assert checkpoint.digest(again.load(name)) == checkpoint.digest(whole.load(name)), name
-        assert plain(again.metrics()) == plain(whole.metrics()) == plain(result.rounds)
+            assert checkpoint.digest(again.load(name)) == checkpoint.digest(
+                uninterrupted.load(name)
+            ), name
+        assert plain(again.metrics()) == plain(uninterrupted.metrics()) == plain(result.rounds)
 
 
 def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
@@ -235,13 +237,16 @@ def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power failure"):
         patch.setattr(SemiSFL, "round", crash)
         train(small(), data=DATA, device="cpu", out=tmp_path / "crashed")
-    crashed, whole = RunDirectory.open(tmp_path / "crashed"), RunDirectory.open(tmp_path / "whole")
+    crashed, uninterrupted = (
+        RunDirectory.open(tmp_path / "crashed"),
+        RunDirectory.open(tmp_path / "whole"),
+    )
     with open(crashed.path / "metrics.jsonl", "a") as file:
         file.write('{"round": 3, "loss_su')  # a line that was cut off
     assert crashed.load("latest")["round"] == 2
     resume(tmp_path / "crashed", data=DATA, device="cpu")
-    assert plain(crashed.metrics()) == plain(whole.metrics())
-    assert checkpoint.digest(crashed.load()) == checkpoint.digest(whole.load())
+    assert plain(crashed.metrics()) == plain(uninterrupted.metrics())
+    assert checkpoint.digest(crashed.load()) == checkpoint.digest(uninterrupted.load())
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -316,12 +321,12 @@ def test_resume_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
-    whole = train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
+    result = train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
     for name in ("latest", "best"):
         (tmp_path / "run" / f"{name}.safetensors").unlink()
     again = resume(tmp_path / "run", data=DATA, device="cpu")
-    assert plain(again.rounds) == plain(whole.rounds)
-    assert plain(RunDirectory.open(tmp_path / "run").metrics()) == plain(whole.rounds)
+    assert plain(again.rounds) == plain(result.rounds)
+    assert plain(RunDirectory.open(tmp_path / "run").metrics()) == plain(result.rounds)
 
 
 # --- damage and full disks ---------------------------------------------------------------------------
@@ -363,9 +368,9 @@ def one_line(error: pytest.ExceptionInfo[CheckpointError], file: Path) -> None:
 def test_every_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     checkpoint.write(file, STATE)
-    whole = file.read_bytes()
-    for length in (*range(0, len(whole), 13), len(whole) - 1):
-        file.write_bytes(whole[:length])
+    content = file.read_bytes()
+    for length in (*range(0, len(content), 13), len(content) - 1):
+        file.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match="damaged") as error:
             checkpoint.read(file)
         one_line(error, file)
@@ -374,10 +379,10 @@ def test_every_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     checkpoint.write(file, STATE)
-    whole, expected = file.read_bytes(), checkpoint.digest(STATE)
-    for place in range(len(whole)):
+    content, expected = file.read_bytes(), checkpoint.digest(STATE)
+    for place in range(len(content)):
         file.write_bytes(
-            whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+            content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
         )
         try:
             # Padding and the order of the header's names carry nothing.
@@ -402,7 +407,7 @@ def test_resume_from_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
 def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = train(small(), data=DATA, device="cpu")
+    uninterrupted = train(small(), data=DATA, device="cpu")
     full = False
 
     def fsync(_: int) -> None:
@@ -435,7 +440,7 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
         == [0, 1, 2, 3]
         == [r["round"] for r in again.rounds]
     )
-    assert len(whole.rounds) == 5
+    assert len(uninterrupted.rounds) == 5
 
 
 def test_checkpoint_that_did_not_fit_leaves_the_previous_one(
@@ -491,22 +496,22 @@ def test_a_run_does_not_go_on_with_images_of_other_classes(
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     file = sinks.MetricsFile(tmp_path / "metrics.jsonl")
     file.write(RoundMetrics(round=0, loss_semi=math.nan, accuracies={"student": math.inf}))
-    told = json.loads(file.path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    assert told["loss_semi"] is None and told["accuracy_student"] is None
+    record = json.loads(file.path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert record["loss_semi"] is None and record["accuracy_student"] is None
 
 
 @pytest.mark.parametrize(
-    ("clients", "said"),
+    ("clients", "error"),
     [
         (([0, 1], []), "the partition gives clients 1 no images"),
         (([0, 1], [240]), "names images 240 to 240; there are 0 to 239"),
         (([0, 1], [-1]), "names images -1 to -1"),
     ],
 )
-def test_a_partition_of_ones_own_is_checked(clients: Any, said: str) -> None:
+def test_a_partition_of_ones_own_is_checked(clients: Any, error: str) -> None:
     rows = [np.asarray(one, np.int64) for one in ([5, 6, 7], *clients)]
     partition = Partition(labeled=rows[0], clients=tuple(rows[1:]))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=error):
         train(small("clients.total=2", "clients.active=2"), data=DATA, partition=partition)
 
 
@@ -523,7 +528,7 @@ def test_images_without_a_test_and_with_strange_channels_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignments", "said"),
+    ("assignments", "reason"),
     [
         (["data.labeled=500"], "labeled = 500 exceeds the 240 training images with a known label"),
         (["data.labeled=2"], "labeled = 2 is below the 3 classes"),
@@ -534,10 +539,10 @@ def test_images_without_a_test_and_with_strange_channels_are_refused() -> None:
         (["data.partition.kind=folders"], "has no client folders"),
     ],
 )
-def test_each_mistake_is_one_line(assignments: list[str], said: str) -> None:
+def test_each_mistake_is_one_line(assignments: list[str], reason: str) -> None:
     with pytest.raises(ValueError) as error:
         train(small(*assignments), data=DATA, device="cpu")
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert reason in str(error.value) and "\n" not in str(error.value)
 
 
 def test_partition_and_clients_must_agree() -> None:

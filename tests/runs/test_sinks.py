@@ -35,14 +35,14 @@ class Recorder:
     """Notes what it is told; fails where it is asked to."""
 
     def __init__(self, failing: str = "") -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.written: list[RoundMetrics] = []
         self.run: RunInfo | None = None
         self._failing = failing
 
-    def _note(self, what: str) -> None:
-        self.told.append(what)
-        if what == self._failing:
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if call == self._failing:
             raise ConnectionError("nobody listens")
 
     def start(self, run: RunInfo) -> None:
@@ -61,7 +61,7 @@ def test_a_sink_is_started_given_every_row_and_closed(tmp_path: Path) -> None:
     sink = Recorder()
     config = settings("runtime.evaluate_every=2")
     result = train(config, out=tmp_path / "run", sinks=[sink], **OWN)
-    assert sink.told == ["start", "write 0", "write 1", "write 2", "close"]
+    assert sink.calls == ["start", "write 0", "write 1", "write 2", "close"]
     assert sink.run == RunInfo(sink.run.config, 0, tmp_path / "run")
     assert sink.run.config.rounds == 3
     assert [row.as_dict() for row in sink.written] == result.rounds
@@ -85,11 +85,11 @@ def test_a_resumed_run_tells_where_it_begins_and_a_stopped_one_closes(tmp_path: 
     stop, first = StopFlag(), Recorder()
     observe = {"observe": lambda row: stop.request(), "stop": stop}
     assert train(settings(), out=tmp_path / "run", sinks=[first], **observe, **OWN).stopped
-    assert first.told == ["start", "write 0", "close"]
+    assert first.calls == ["start", "write 0", "close"]
     second = Recorder()
     resume(tmp_path / "run", sinks=[second], **OWN)
     assert second.run is not None and second.run.first == 1
-    assert second.told == ["start", "write 1", "write 2", "close"]
+    assert second.calls == ["start", "write 1", "write 2", "close"]
 
 
 def test_a_sink_is_closed_when_the_run_fails() -> None:
@@ -100,7 +100,7 @@ def test_a_sink_is_closed_when_the_run_fails() -> None:
 
     with pytest.raises(RuntimeError, match="power failure"):
         train(settings(), observe=fail, sinks=[sink], **OWN)
-    assert sink.told[-1] == "close"
+    assert sink.calls[-1] == "close"
 
 
 @pytest.mark.parametrize("failing", ["start", "write 1", "close"])
@@ -111,10 +111,10 @@ def test_a_failing_sink_is_reported_once_and_the_run_continues(
     broken, sound = Recorder(failing), Recorder()
     result = train(settings(), sinks=[broken, sound], **OWN)
     assert len(result.rounds) == 3 and not result.stopped
-    assert broken.told[-1] == failing, "it is told nothing afterwards"
-    assert sound.told == ["start", "write 0", "write 1", "write 2", "close"]
-    said = [record.getMessage() for record in caplog.records if "sink" in record.getMessage()]
-    assert said == [
+    assert broken.calls[-1] == failing, "it is told nothing afterwards"
+    assert sound.calls == ["start", "write 0", "write 1", "write 2", "close"]
+    warnings = [record.getMessage() for record in caplog.records if "sink" in record.getMessage()]
+    assert warnings == [
         "sink Recorder failed and gets no more rounds: ConnectionError('nobody listens')"
     ]
 
@@ -180,8 +180,8 @@ def test_the_bar_shows_rounds_and_the_last_accuracy(monkeypatch: pytest.MonkeyPa
     bar.write(RoundMetrics(round=2, seconds=1.0, accuracy=61.25))
     bar.write(RoundMetrics(round=3, seconds=1.0))
     bar.close()
-    shown = terminal.export_text()
-    assert "4/6" in shown and "accuracy  61.2 %" in shown
+    output = terminal.export_text()
+    assert "4/6" in output and "accuracy  61.2 %" in output
 
 
 def test_the_sink_of_the_documentation_is_told_of_every_round(
@@ -193,5 +193,5 @@ def test_the_sink_of_the_documentation_is_told_of_every_round(
     layers = [{"kind": "flatten"}, {"kind": "linear", "features": 16}, {"kind": "linear"}]
     few += f"'model': {{'layers': {layers}, 'cut': 2}}}}"
     exec(compile(example.replace('{"rounds": 2}', few), "extending.md", "exec"), {})
-    said = capsys.readouterr().out
-    assert "round 1: " in said and "best: " in said
+    output = capsys.readouterr().out
+    assert "round 1: " in output and "best: " in output

@@ -74,7 +74,7 @@ MISTAKES: dict[str, tuple[Callable[[Config], Config], dict[str, Any], str]] = {
 def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
     mistake: str, there: bool, labeled: Path, authority: Path, tmp_path: Path
 ) -> None:
-    change, options, said = MISTAKES[mistake]
+    change, options, error = MISTAKES[mistake]
     place = tmp_path / "runs" / "served"
     if there:
         place.mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
     if isinstance(chosen["certificates"], str):
         chosen["certificates"] = tmp_path / chosen["certificates"]
     config, data = change(tiny(2)), load_images(str(labeled), tiny(2))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=error):
         train(config, data=data, device="cpu", out=place, network=NetworkOptions(**chosen))
     assert contents(tmp_path) == before
     assert (tmp_path / "runs").exists() == there
@@ -169,7 +169,7 @@ def test_checkpoints_of_before_fleets_had_a_state_still_load(tmp_path: Path) -> 
     data, partition = toy_data(2)
     means: start.Means = {"data": data, "partition": partition, "device": "cpu"}
     config = tiny(2, rounds=3, runtime={"checkpoint_every": 1})
-    whole = train(config, out=tmp_path / "whole", **means)
+    uninterrupted = train(config, out=tmp_path / "whole", **means)
     train(config, out=tmp_path / "old", **means)
     file = tmp_path / "old" / "previous.safetensors"
     state = checkpoint.read(file)
@@ -177,7 +177,7 @@ def test_checkpoints_of_before_fleets_had_a_state_still_load(tmp_path: Path) -> 
     checkpoint.write(file, state)
     again = resume(file, **means)
     assert [row["loss_supervised"] for row in again.rounds] == [
-        row["loss_supervised"] for row in whole.rounds
+        row["loss_supervised"] for row in uninterrupted.rounds
     ]
 
 
@@ -279,14 +279,14 @@ def test_a_full_disk_takes_neither_lines_to_repeat_nor_the_log_for_an_error(
     directory.unlock()
 
 
-@pytest.mark.parametrize("what", ["labelled", "validation"])
-def test_labelled_images_on_a_client_are_refused(what: str) -> None:
+@pytest.mark.parametrize("part", ["labelled", "validation"])
+def test_labelled_images_on_a_client_are_refused(part: str) -> None:
     data, partition = toy_data(2)
     first = partition.clients[1][:1]
-    field = "labeled" if what == "labelled" else "validation"
+    field = "labeled" if part == "labelled" else "validation"
     held = np.sort(np.concatenate([getattr(partition, field), first]))
     wrong = replace(partition, **{field: held})
     with pytest.raises(
-        ValueError, match=f"gives client 1 1 of the {what} images, the first is {first[0]}"
+        ValueError, match=f"gives client 1 1 of the {part} images, the first is {first[0]}"
     ):
         train(tiny(2), data=data, partition=wrong, device="cpu")

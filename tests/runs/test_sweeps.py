@@ -18,9 +18,9 @@ METHODS = ["supervised", "semisfl"]
 
 def test_every_value_has_every_method_and_seed_in_a_directory_of_its_own(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, METHODS, 2, tmp_path, [LABELS])
-    found = {job.path.name: job.config for job in jobs}
-    assert len(found) == len(jobs) == 12
-    config = found["semisfl-data.labeled-100-seed6"]
+    configs = {job.path.name: job.config for job in jobs}
+    assert len(configs) == len(jobs) == 12
+    config = configs["semisfl-data.labeled-100-seed6"]
     assert (config.method, config.data.labeled, config.seed) == ("semisfl", 100, 6)
     assert [job.config.seed for job in jobs] == [5] * 6 + [6] * 6
     for job in jobs[:3]:
@@ -44,7 +44,7 @@ def test_two_sweeps_are_a_grid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         (["data.labeled"], "is not KEY=V1,V2"),
         (["data.labeled=,"], "is not KEY=V1,V2"),
@@ -56,9 +56,9 @@ def test_two_sweeps_are_a_grid(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_be_swept_are_refused(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str], error: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=error):
         compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, [Sweep.parse(word) for word in words])
 
 
@@ -80,9 +80,9 @@ def test_a_report_has_a_column_per_value_and_a_picture(
     assert (tmp_path / "runs" / "report-sweep.png").read_bytes().startswith(b"\x89PNG")
 
     assert main(["report", str(tmp_path / "runs"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["sweep"]
-    assert (told["key"], told["values"]) == ("data.labeled", ["10", "20", "100"])
-    assert told["lines"][0]["accuracy"]["20"] == {"mean": 70.5, "stderr": pytest.approx(0.5)}
+    sweep = json.loads(capsys.readouterr().out)["sweep"]
+    assert (sweep["key"], sweep["values"]) == ("data.labeled", ["10", "20", "100"])
+    assert sweep["lines"][0]["accuracy"]["20"] == {"mean": 70.5, "stderr": pytest.approx(0.5)}
 
 
 def test_runs_that_differ_in_much_are_no_sweep(tmp_path: Path) -> None:

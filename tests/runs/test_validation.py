@@ -144,11 +144,11 @@ def test_rounds_are_judged_on_validation_images_and_the_test_set_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    whole = Experiment._scores
+    scores = Experiment._scores
 
     def counted(self: Experiment, images: torch.Tensor, labels: torch.Tensor) -> dict[str, Scores]:
         read.append(len(images))
-        return whole(self, images, labels)
+        return scores(self, images, labels)
 
     monkeypatch.setattr(Experiment, "_scores", counted)
     result = run(tmp_path / "r")
@@ -185,14 +185,14 @@ def test_judging_changes_nothing_of_the_training() -> None:
     plain = run_rounds(toy.assemble("semisfl", "rounds=2")).rounds
     judged = toy.assemble("semisfl", "rounds=2")
     judged.validation = (judged.test_images[:9], judged.test_labels[:9])
-    found = run_rounds(judged).rounds
-    assert numbers(found, *JUDGED, "test_acc") == numbers(plain, *JUDGED)
-    assert found[-1]["test_accuracy"] == plain[-1]["accuracy"]
+    rounds = run_rounds(judged).rounds
+    assert numbers(rounds, *JUDGED, "test_acc") == numbers(plain, *JUDGED)
+    assert rounds[-1]["test_accuracy"] == plain[-1]["accuracy"]
 
 
 def test_a_run_over_a_network_is_judged_on_the_servers_images() -> None:
-    data, whole = toy_data(2)
-    partition = Partition(whole.labeled[:6], whole.clients, validation=whole.labeled[6:])
+    data, division = toy_data(2)
+    partition = Partition(division.labeled[:6], division.clients, validation=division.labeled[6:])
     net = Network(tiny(2, data={"validation": 0.25}), data, partition)
     try:
         net.join_all()
@@ -214,9 +214,9 @@ def test_a_report_says_which_of_the_two_it_shows(
     judged = run(tmp_path / "runs" / "judged")
     picture = ["--out", str(tmp_path / "out.png")]
     assert main(["report", str(tmp_path / "runs"), *picture]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("validation accuracy") and " test % " in said
-    (line,) = [one.split() for one in said.splitlines() if "SemiSFL" in one]
+    output = capsys.readouterr().out
+    assert output.startswith("validation accuracy") and " test % " in output
+    (line,) = [one.split() for one in output.splitlines() if "SemiSFL" in one]
     assert line[3:6] == [
         f"{judged.accuracy:.1f}",
         f"{judged.best:.1f}",
@@ -224,8 +224,8 @@ def test_a_report_says_which_of_the_two_it_shows(
     ]
     plain = run(tmp_path / "runs" / "plain", "data.validation=none")
     assert main(["report", str(tmp_path / "runs"), *picture, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["results"]
-    assert {one["judged_on"]: one["test"]["mean"] for one in told} == {
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert {one["judged_on"]: one["test"]["mean"] for one in results} == {
         "validation": judged.test_accuracy,
         "test": plain.accuracy,
     }

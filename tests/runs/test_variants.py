@@ -53,8 +53,8 @@ def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
     assert jobs[0].label == "SemiSFL plain optimizer.momentum=0"
     assert compare.run_in_turn(jobs, fake_training)
     swept = Swept.of(compare.results(jobs), [sweep.key])
-    told = {line.label: [point.mean for point in line.points.values()] for line in swept.lines}
-    assert told == {"SemiSFL plain": [7.0, 7.0], "SemiSFL faster": [10.0, 10.0]}
+    means = {line.label: [point.mean for point in line.points.values()] for line in swept.lines}
+    assert means == {"SemiSFL plain": [7.0, 7.0], "SemiSFL faster": [10.0, 10.0]}
 
 
 def test_the_same_settings_under_two_names_are_refused(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_the_same_settings_under_two_names_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", "names no variant"),
         ('"a/b" = []', "'a/b' names run directories"),
@@ -74,20 +74,20 @@ def test_the_same_settings_under_two_names_are_refused(tmp_path: Path) -> None:
         ("quick = ['method = semifl']", "sets method; use --methods"),
     ],
 )
-def test_mistakes_in_a_file(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_in_a_file(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(config.ConfigError) as error:
         read_variants(written(tmp_path, text))
-    assert said in str(error.value)
+    assert reason in str(error.value)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "results" / "frontier").glob("*.toml")))
 def test_what_was_tried_for_the_frontier_can_be_tried_again(file: Path, tmp_path: Path) -> None:
     """Each group has its runs beside the file, with the settings that it has now."""
-    found = read_variants(file)
+    variants = read_variants(file)
     values = config.override(presets.values_of("cifar10"), ["semisfl.client_teacher=frozen"])
-    jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=found)
-    assert len(jobs) == len(found) and found[0] == Variant("plain")
-    for variant, job in zip(found, jobs, strict=True):
+    jobs = compare.list_jobs(values, ["semisfl"], 1, tmp_path, variants=variants)
+    assert len(jobs) == len(variants) and variants[0] == Variant("plain")
+    for variant, job in zip(variants, jobs, strict=True):
         path, *_ = sorted(file.with_suffix("").glob(f"{variant.name}*.run.json"))
         had, has = (flatten(one) for one in (reading.read_config(path), job.config.model_dump()))
         keys = [assignment.partition("=")[0] for assignment in variant.assignments]

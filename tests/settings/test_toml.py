@@ -93,9 +93,9 @@ NESTED = Whole.model_validate(
 
 
 @pytest.mark.parametrize("write", WRITERS)
-@pytest.mark.parametrize("whole", [NESTED, Whole()], ids=["full", "empty"])
-def test_tables_inside_tables(whole: Any, write: Any) -> None:
-    assert Whole.model_validate(tomllib.loads(write(whole))) == whole
+@pytest.mark.parametrize("table", [NESTED, Whole()], ids=["full", "empty"])
+def test_tables_inside_tables(table: Any, write: Any) -> None:
+    assert Whole.model_validate(tomllib.loads(write(table))) == table
 
 
 def test_layers_are_written_as_arrays_of_tables() -> None:

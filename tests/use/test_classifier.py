@@ -69,11 +69,11 @@ def test_a_run_over_the_network_gives_the_same_kind_of_file(tmp_path: Path) -> N
         result = run_rounds(net.experiment, directory)
         directory.unlock()
         model = load(tmp_path / "run" / "latest.safetensors")
-        told = model.predict(net.data.test_images)
+        predictions = model.predict(net.data.test_images)
         assert torch.equal(
-            told.probabilities, predict(result.model, net.data.test_images, net.data)
+            predictions.probabilities, predict(result.model, net.data.test_images, net.data)
         )
-        assert told.classes == tuple("abcd")
+        assert predictions.classes == tuple("abcd")
         assert model.description.settings["fleet"]["kind"] == "network"
 
 
@@ -96,9 +96,9 @@ def test_the_best_is_taken_before_the_latest(trained: Trained, tmp_path: Path) -
 def test_files_folders_and_pixels_are_told_apart(trained: Trained, images: Path) -> None:
     model = load(trained("supervised")[0])
     expected = model.predict(DATA.test_images[:24])
-    found = model.predict(images)
-    by_name = dict(zip(found.names, found.labels, strict=True))
-    assert len(by_name) == 24 and not found.skipped
+    predictions = model.predict(images)
+    by_name = dict(zip(predictions.names, predictions.labels, strict=True))
+    assert len(by_name) == 24 and not predictions.skipped
     assert [by_name[str(file)] for file in sorted(images.rglob("*.png"), key=lambda f: f.name)] == (
         expected.labels
     )
@@ -111,8 +111,8 @@ def test_files_folders_and_pixels_are_told_apart(trained: Trained, images: Path)
 
 
 def test_top_is_sorted_and_adds_up(trained: Trained) -> None:
-    found = load(trained("supervised")[0]).predict(DATA.test_images[:5])
-    for label, row in zip(found.labels, found.top(10), strict=True):
+    predictions = load(trained("supervised")[0]).predict(DATA.test_images[:5])
+    for label, row in zip(predictions.labels, predictions.top(10), strict=True):
         assert len(row) == toy.CLASSES and row[0][0] == label
         assert [p for _, p in row] == sorted((p for _, p in row), reverse=True)
         assert sum(p for _, p in row) == pytest.approx(1)
@@ -122,12 +122,12 @@ def test_unreadable_images_are_listed_with_the_reason(trained: Trained, tmp_path
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 20), np.uint8)).save(tmp_path / "grey.png")
     (tmp_path / "text.png").write_text("no image")
-    whole = (tmp_path / "grey.png").read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    content = (tmp_path / "grey.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
     names = ["grey.png", "text.png", "cut.png", "missing.png"]
-    found = load(trained("supervised")[0]).predict([tmp_path / name for name in names])
-    assert [Path(name).name for name in found.names] == ["grey.png"], "grey becomes colour"
-    reasons = {Path(skipped.image).name: skipped.reason for skipped in found.skipped}
+    predictions = load(trained("supervised")[0]).predict([tmp_path / name for name in names])
+    assert [Path(name).name for name in predictions.names] == ["grey.png"], "grey becomes colour"
+    reasons = {Path(skipped.image).name: skipped.reason for skipped in predictions.skipped}
     assert reasons.keys() == {"text.png", "cut.png", "missing.png"}
     assert "no image of PNG" in reasons["text.png"] and "No such file" in reasons["missing.png"]
 
@@ -156,19 +156,19 @@ def test_pixels_of_another_shape_are_refused(shape: tuple[int, ...], trained: Tr
 
 
 def test_an_altered_file_is_refused_by_its_hash(trained: Trained, tmp_path: Path) -> None:
-    whole = (trained("semifl")[0] / "best.safetensors").read_bytes()
+    original = (trained("semifl")[0] / "best.safetensors").read_bytes()
     file = tmp_path / "altered.safetensors"
-    length = int.from_bytes(whole[:8], "little")
-    altered = [whole[:-9], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]]
+    length = int.from_bytes(original[:8], "little")
+    altered = [original[:-9], original[:-9] + bytes([original[-9] ^ 1]) + original[-8:]]
     # A class renamed, so that a picture would silently be called something else.
-    at = whole.index(b"colour1", 0, length)
-    altered.append(whole[:at] + b"colour7" + whole[at + 7 :])
+    at = original.index(b"colour1", 0, length)
+    altered.append(original[:at] + b"colour7" + original[at + 7 :])
     for content in altered:
         file.write_bytes(content)
         with pytest.raises(CheckpointError, match="is damaged") as error:
             load(file)
         assert "\n" not in str(error.value)
-    file.write_bytes(whole)
+    file.write_bytes(original)
     load(file)
 
 
@@ -183,12 +183,12 @@ def test_files_of_other_versions_and_other_things_get_one_line(tmp_path: Path) -
     save_file({"a": torch.zeros(1)}, old, {"format": "7"})
     with pytest.raises(CheckpointError, match="has format '7'; this version reads 1"):
         load(old)
-    for place, said in (
+    for place, reason in (
         (tmp_path / "nowhere", "is neither a run's directory nor a .safetensors file"),
         (tmp_path / "no.safetensors", "there is no file"),
         ("digits", r"digits is a data set, no run; semisfl.load_data\('digits'\)"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=reason):
             load(place)
 
 
@@ -203,8 +203,8 @@ def test_an_older_run_is_put_together_again(
     monkeypatch.setattr(experiment, "load_data", lambda config: (DATA, toy.partition(DATA)))
     model = load(tmp_path)
     assert model.description.network == "teacher"
-    told = model.probabilities(DATA.test_images)
-    torch.testing.assert_close(told, predict(result.model, DATA.test_images, DATA))
+    probabilities = model.probabilities(DATA.test_images)
+    torch.testing.assert_close(probabilities, predict(result.model, DATA.test_images, DATA))
 
 
 def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) ->
     )
     with pytest.raises(ValueError, match=r"give it again, load\(path, model=...\)"):
         load(tmp_path / "run")
-    told = load(tmp_path / "run", model=own()).probabilities(DATA.test_images)
-    assert torch.equal(told, predict(result.model, DATA.test_images, DATA))
+    probabilities = load(tmp_path / "run", model=own()).probabilities(DATA.test_images)
+    assert torch.equal(probabilities, predict(result.model, DATA.test_images, DATA))
     with pytest.raises(CheckpointError, match="the weights do not fit the network"):
         load(tmp_path / "run", model=toy.network(batchnorm=True))
 

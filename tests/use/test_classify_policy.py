@@ -364,10 +364,10 @@ def test_images_are_classified_few_at_a_time_in_a_small_budget(
     rows = overheard(server, monkeypatch)
     tight = owner(budget=Budget(120_000))
     with connect(address(server), authority, owner=tight) as client:
-        found = client.predict(PIXELS)
+        predictions = client.predict(PIXELS)
     assert len(rows) > 1 and sum(map(len, rows)) == len(PIXELS)
     torch.testing.assert_close(
-        found.probabilities, server._model.probabilities(PIXELS), rtol=0, atol=1e-6
+        predictions.probabilities, server._model.probabilities(PIXELS), rtol=0, atol=1e-6
     )
 
 

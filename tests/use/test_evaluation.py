@@ -20,23 +20,23 @@ from tests.use.trained import Trained
 def test_accuracy_precision_and_recall_by_hand() -> None:
     rows = [(0, [0.9, 0.1, 0.0]), (0, [0.2, 0.8, 0.0]), (1, [0.3, 0.7, 0.0]), (1, [0.0, 1.0, 0.0])]
     labels = torch.tensor([label for label, _ in rows])
-    found = judge(("a", "b", "c"), torch.tensor([row for _, row in rows]), labels)
-    assert found.confusion.tolist() == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
-    assert found.accuracy == 75
-    assert found.precision == [100, pytest.approx(200 / 3), None]
-    assert found.recall == [50, 100, None]
+    evaluation = judge(("a", "b", "c"), torch.tensor([row for _, row in rows]), labels)
+    assert evaluation.confusion.tolist() == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
+    assert evaluation.accuracy == 75
+    assert evaluation.precision == [100, pytest.approx(200 / 3), None]
+    assert evaluation.recall == [50, 100, None]
     # 0.9 and 1.0 right, 0.8 wrong, 0.7 right, each in a stretch of its own.
-    assert found.calibration_error == pytest.approx(100 * (0.1 + 0.0 + 0.8 + 0.3) / 4)
-    assert sum(bin.count for bin in found.bins) == 4
+    assert evaluation.calibration_error == pytest.approx(100 * (0.1 + 0.0 + 0.8 + 0.3) / 4)
+    assert sum(bin.count for bin in evaluation.bins) == 4
 
 
 def test_the_calibration_error_averages_over_intervals() -> None:
     """Half of them right at 50 % is well calibrated, whatever each of them is."""
     probabilities = torch.tensor([[0.5, 0.3, 0.2]]).repeat(10, 1)
     labels = torch.tensor([0, 1] * 5)
-    found = judge(("a", "b", "c"), probabilities, labels)
-    assert found.calibration_error == pytest.approx(0, abs=1e-5)
-    assert len(found.bins) == 1
+    evaluation = judge(("a", "b", "c"), probabilities, labels)
+    assert evaluation.calibration_error == pytest.approx(0, abs=1e-5)
+    assert len(evaluation.bins) == 1
 
 
 @pytest.mark.parametrize("count", [2, 10, 60])
@@ -44,8 +44,8 @@ def test_the_picture_holds_everything(count: int) -> None:
     rng = np.random.default_rng(0)
     probabilities = torch.from_numpy(rng.dirichlet(np.ones(count), 200)).float()
     names = tuple(f"a class with a rather long name {n}" for n in range(count))
-    found = judge(names, probabilities, torch.arange(200) % count)
-    assert cut_off(picture(found)) < 0.02
+    evaluation = judge(names, probabilities, torch.arange(200) % count)
+    assert cut_off(picture(evaluation)) < 0.02
 
 
 def test_evaluate_agrees_with_predict(
@@ -58,21 +58,22 @@ def test_evaluate_agrees_with_predict(
     monkeypatch.chdir(tmp_path)
     run = str(trained("fedswitch")[0])
     assert main(["evaluate", run, "--data", str(images), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    found = load(run).predict(images)
+    answer = json.loads(capsys.readouterr().out)
+    predictions = load(run).predict(images)
     pairs = [
-        (Path(n).parent.name, label) for n, label in zip(found.names, found.labels, strict=True)
+        (Path(n).parent.name, label)
+        for n, label in zip(predictions.names, predictions.labels, strict=True)
     ]
-    right = sum(true == given for true, given in pairs)
-    assert told["images"] == 24 and told["accuracy"] == pytest.approx(100 * right / 24)
-    names = [row["name"] for row in told["classes"]]
-    for true, row in zip(names, told["confusion"], strict=True):
-        for given, count in zip(names, row, strict=True):
-            assert count == pairs.count((true, given))
-    assert told["picture"] == "confusion.png" and Path("confusion.png").stat().st_size > 1000
+    right = sum(true == predicted for true, predicted in pairs)
+    assert answer["images"] == 24 and answer["accuracy"] == pytest.approx(100 * right / 24)
+    names = [row["name"] for row in answer["classes"]]
+    for true, row in zip(names, answer["confusion"], strict=True):
+        for predicted, count in zip(names, row, strict=True):
+            assert count == pairs.count((true, predicted))
+    assert answer["picture"] == "confusion.png" and Path("confusion.png").stat().st_size > 1000
     assert main(["evaluate", run, "--data", str(images), "--out", "other.png"]) == 0
     printed = capsys.readouterr().out
-    assert f"accuracy {told['accuracy']:.1f} % on 24 images" in printed and "colour3" in printed
+    assert f"accuracy {answer['accuracy']:.1f} % on 24 images" in printed and "colour3" in printed
 
 
 def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
@@ -89,8 +90,10 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
     with pytest.raises(ValueError, match=r"none of the 1 images in .*few can be read"):
         evaluate_on(model, tmp_path / "few")
     (bad / "good.png").symlink_to(next((images / "colour1").iterdir()))
-    found = evaluate_on(model, tmp_path / "few")
-    assert found.images == 1 and [Path(s.image).name for s in found.skipped] == ["bad.png"]
+    evaluation = evaluate_on(model, tmp_path / "few")
+    assert evaluation.images == 1 and [Path(s.image).name for s in evaluation.skipped] == [
+        "bad.png"
+    ]
 
 
 def test_mistakes_are_one_line(
@@ -100,7 +103,7 @@ def test_mistakes_are_one_line(
     (tmp_path / "zebra").mkdir()
     (tmp_path / "empty").mkdir()
     file = str(next(images.rglob("*.png")))
-    for words, said in (
+    for words, error in (
         (["evaluate", run, "--data", str(tmp_path)], "empty is no class of the model, which knows"),
         (["evaluate", run, "--data", str(tmp_path / "empty")], "has no class folders"),
         (["evaluate", run, "--data", "digits"], "has the class '0', which is none of the model's"),
@@ -112,7 +115,7 @@ def test_mistakes_are_one_line(
         capsys.readouterr()
         assert main(words) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert line.startswith("error: ") and said in line, line
+        assert line.startswith("error: ") and error in line, line
 
 
 def test_predict_prints_and_skips(
@@ -130,10 +133,10 @@ def test_predict_prints_and_skips(
     )
     assert f"skipped {bad}: it is no image" in printed.err
     assert main(["predict", run, good, str(bad), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["images"][0]["classes"][0] == {"name": name, "probability": pytest.approx(first)}
-    assert len(told["images"][0]["classes"]) == 3
-    assert [skipped["image"] for skipped in told["skipped"]] == [str(bad)]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["images"][0]["classes"][0] == {"name": name, "probability": pytest.approx(first)}
+    assert len(answer["images"][0]["classes"]) == 3
+    assert [skipped["image"] for skipped in answer["skipped"]] == [str(bad)]
     assert main(["predict", run, good, "--csv", "--top", "1"]) == 0
     rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert rows == [["image", "class1", "probability1"], [good, name, f"{first:.6f}"]]

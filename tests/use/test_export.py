@@ -34,11 +34,11 @@ def model(trained: Trained) -> Classifier:
     return load(trained("semisfl")[0])
 
 
-def run_onnx(path: Path, given: Tensor) -> Tensor:
+def run_onnx(path: Path, inputs: Tensor) -> Tensor:
     """As any other program would: only what onnxruntime itself says of the file is used."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (entry,) = session.get_inputs()
-    return torch.from_numpy(session.run(None, {entry.name: given.numpy()})[0])
+    return torch.from_numpy(session.run(None, {entry.name: inputs.numpy()})[0])
 
 
 def test_onnx_halves_and_whole(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_onnx_halves_and_whole(tmp_path: Path) -> None:
     assert (entry.name, entry.type, entry.shape[1:]) == ("images", "tensor(uint8)", [3, 12, 12])
     assert isinstance(entry.shape[0], str), "the batch size is free"
     assert (answer.name, answer.shape[1:]) == ("probabilities", [toy.CLASSES])
-    said = json.loads(session.get_modelmeta().custom_metadata_map["semisfl"])
-    assert said["description"]["classes"] == list(model.classes)
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["semisfl"])
+    assert metadata["description"]["classes"] == list(model.classes)
     assert {one.images for one in made.values()} == {40}
     assert max(one.difference for one in made.values()) < 1e-4
 
@@ -95,8 +95,8 @@ def test_int8_agrees(trained: Trained, tmp_path: Path, monkeypatch: pytest.Monke
     small = export(model, pixels, tmp_path, int8=True)
     assert small.path.name == "whole-int8.onnx"
     assert small.images == 60, "those that showed it its values are not those it is checked on"
-    found = run_onnx(small.path, pixels)
-    assert 0 < float((found - model.probabilities(pixels)).abs().max()) < 0.1
+    outputs = run_onnx(small.path, pixels)
+    assert 0 < float((outputs - model.probabilities(pixels)).abs().max()) < 0.1
     kinds = {entry.data_type for entry in onnx.load(small.path).graph.initializer}
     assert onnx.TensorProto.INT8 in kinds
     assert onnx_file.File(small.path).about()["identity"] == model.identity
@@ -202,13 +202,13 @@ def test_the_command_prints_the_difference(
     words = ["export", run, "--to", "safetensors", "--check", str(images)]
     assert main([*words, "--out", str(tmp_path / "to")]) == 0
     printed = capsys.readouterr().out
-    found = re.search(r"on 24 images it differs from the original by at most (\S+) and", printed)
-    assert found and float(found[1]) < 1e-6, printed
+    match = re.search(r"on 24 images it differs from the original by at most (\S+) and", printed)
+    assert match and float(match[1]) < 1e-6, printed
     assert main([*words, "--part", "bottom", "--cut", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert Path(told["file"]) == Path(run, "export", "bottom.safetensors")
-    assert told["agreement"] == 1 and Path(told["card"]).is_file()
-    assert load(told["file"]).description.cut == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert Path(answer["file"]) == Path(run, "export", "bottom.safetensors")
+    assert answer["agreement"] == 1 and Path(answer["card"]).is_file()
+    assert load(answer["file"]).description.cut == 1
 
 
 def test_mistakes_are_one_line(
@@ -223,7 +223,7 @@ def test_mistakes_are_one_line(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     words_of = ["export", run, "--to", "onnx", "--out", str(tmp_path / "to")]
     good = str(next((Path(__file__).parents[2] / "docs").glob("*.png")))
-    for words, said in (
+    for words, error in (
         (words_of, "there are no images to check the exported model on (data 'toy' is neither"),
         ([*words_of, "--check", str(bad)], "none of the 1 images can be read"),
         ([*words_of, "--check", good], "pip install 'semisfl[onnx]' (no module 'onnxruntime')"),
@@ -232,7 +232,7 @@ def test_mistakes_are_one_line(
         capsys.readouterr()
         assert main(words) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert line.startswith("error: ") and said in line, line
+        assert line.startswith("error: ") and error in line, line
 
 
 MODERN = """[

@@ -62,8 +62,8 @@ def ending(call: Any) -> tuple[grpc.StatusCode, str]:
 
 def others_are_answered(server: ModelServer, model: Classifier, authority: Path) -> None:
     with connect(f"localhost:{server.port}", authority, "camera") as client:
-        found = client.probabilities(PIXELS)
-    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+        probabilities = client.probabilities(PIXELS)
+    torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
 def test_calls_per_device_are_limited(model: Classifier, authority: Path, silent: Silent) -> None:

@@ -48,14 +48,16 @@ def test_split_inference_gives_the_answers_of_the_whole_model(
     expected = model.predict(PIXELS)
     with connect(address, authority, codec=codec) as client:
         before = client.connection.sent
-        found = client.predict(PIXELS)
+        predictions = client.predict(PIXELS)
         assert (client.classes, client.shape) == (model.classes, model.shape)
         width = {"fp32": 4, "fp16": 2, "int8": 1}[codec]
         payload = 30 * (model.network.features * width + (4 if codec == "int8" else 0))
         assert payload <= client.connection.sent - before <= payload + 500
-    torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=0, atol=close)
+    torch.testing.assert_close(
+        predictions.probabilities, expected.probabilities, rtol=0, atol=close
+    )
     if codec == "fp32":
-        assert found.labels == expected.labels
+        assert predictions.labels == expected.labels
 
 
 @pytest.mark.parametrize("form", ["onnx", "safetensors"])
@@ -68,12 +70,12 @@ def test_the_bottom_may_be_a_file(
     with served(top, authority) as server:
         address = f"localhost:{server.port}"
         with connect(address, authority, bottom=bottom) as client:
-            found = client.predict(images)
+            predictions = client.predict(images)
         with pytest.raises(ValueError, match=r"serves the top alone, .* give its bottom as a file"):
             connect(address, authority)
     expected = model.predict(images)
-    assert found.names == expected.names
-    torch.testing.assert_close(found.probabilities, expected.probabilities, rtol=0, atol=1e-5)
+    assert predictions.names == expected.names
+    torch.testing.assert_close(predictions.probabilities, expected.probabilities, rtol=0, atol=1e-5)
 
 
 @pytest.fixture
@@ -92,13 +94,13 @@ def test_the_bottom_is_fetched_once(
         with connect(address, authority) as client:
             received.append(client.connection.received)
     assert weights < received[0] - received[1] < weights + 2000
-    (kept,) = cache.iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    kept.write_bytes(kept.read_bytes()[:-5])
+    (cached,) = cache.iterdir()
+    assert cached.stat().st_mode & 0o777 == 0o600
+    cached.write_bytes(cached.read_bytes()[:-5])
     with connect(address, authority) as client:
         assert client.connection.received == received[0], "a damaged copy is fetched anew"
-        found = client.probabilities(PIXELS)
-    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+        probabilities = client.probabilities(PIXELS)
+    torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
 def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
@@ -139,8 +141,8 @@ def test_images_go_only_to_a_server_that_takes_them(
         served(model, authority, accept_images=True) as server,
         connect(f"localhost:{server.port}", authority, send_images=True) as client,
     ):
-        found = client.probabilities(PIXELS)
-    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+        probabilities = client.probabilities(PIXELS)
+    torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
 def test_more_images_than_a_call_takes(
@@ -148,8 +150,10 @@ def test_more_images_than_a_call_takes(
 ) -> None:
     monkeypatch.setattr(said, "rows_at_a_time", lambda *_: 7)
     with connect(address, authority) as client:
-        found = client.predict(PIXELS)
-    torch.testing.assert_close(found.probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+        predictions = client.predict(PIXELS)
+    torch.testing.assert_close(
+        predictions.probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6
+    )
     monkeypatch.undo()
     assert said.rows_at_a_time(100, "fp32") == said.MOST_ROWS
     assert said.rows_at_a_time(10**7, "fp32") == 1
@@ -160,8 +164,8 @@ def test_a_request_crosses_in_many_messages(
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK", 100)
     with connect(address, authority) as client:
-        found = client.probabilities(PIXELS)
-    torch.testing.assert_close(found, model.probabilities(PIXELS), rtol=0, atol=1e-6)
+        probabilities = client.probabilities(PIXELS)
+    torch.testing.assert_close(probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
 # --- who may not, and what may not be asked -------------------------------------------------------
@@ -291,7 +295,7 @@ def test_both_commands(
         camera = ["--certs", str(authority / "clients" / "camera"), "--accept", digest]
         capsys.readouterr()
         assert main([*words, "fp16", *camera]) == 0
-        told = json.loads(capsys.readouterr().out)
+        answer = json.loads(capsys.readouterr().out)
         assert main([*words, "nosuch", *camera]) == 2
         assert "codec = 'nosuch' is not known" in capsys.readouterr().err
         assert main([*words[:2], str(bad), *camera]) == 2
@@ -305,8 +309,8 @@ def test_both_commands(
         server.kill()
         server.wait()
     expected = load(run).predict(images)
-    assert [row["image"] for row in told["images"]] == expected.names
-    for row, best in zip(told["images"], expected.top(3), strict=True):
-        for found, (_, probability) in zip(row["classes"], best, strict=True):
-            assert found["probability"] == pytest.approx(probability, abs=2e-3)
-    assert [skipped["image"] for skipped in told["skipped"]] == [str(bad)]
+    assert [row["image"] for row in answer["images"]] == expected.names
+    for row, best in zip(answer["images"], expected.top(3), strict=True):
+        for entry, (_, probability) in zip(row["classes"], best, strict=True):
+            assert entry["probability"] == pytest.approx(probability, abs=2e-3)
+    assert [skipped["image"] for skipped in answer["skipped"]] == [str(bad)]

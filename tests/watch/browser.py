@@ -93,8 +93,8 @@ class Browser:
         elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
             self.complaints.append(about["entry"]["text"])
         elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
-            said = " ".join(str(item.get("value")) for item in about["args"])
-            self.complaints.append(said)
+            text = " ".join(str(item.get("value")) for item in about["args"])
+            self.complaints.append(text)
 
     # --- what a person does ----------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Browser:
             time.sleep(0.05)
         return value
 
-    def shown(self, view: str) -> str:
+    def text_of(self, view: str) -> str:
         """Go to a view by its tab; its text once it is filled."""
         self.evaluate(f"document.getElementById('tab-{view}').click()")
         self.until(f"(document.body.dataset.shown || '').split('/')[0] === '{view}'")

@@ -57,7 +57,7 @@ def take(page: Browser, url: str, view: str, size: tuple[int, int], dark: bool, 
     page.look(*size, dark=dark)
     page.open(url)
     page.until("document.body && document.body.dataset.shown")
-    page.shown(view)
+    page.text_of(view)
     time.sleep(DRAWN_SECONDS)
     page.picture(file)
     with Image.open(file) as image:

@@ -77,13 +77,13 @@ def test_everything_is_there_strictly_read_only_and_needs_nobody_else(run: Path)
             assert ask(url, f"/{name}")[0] == 200, name
         assert "http" not in re.sub(r"<!--.*?-->", "", html), "nothing comes from elsewhere"
         listing = json.loads(ask(url, "/api/runs")[1])
-        (told,) = listing["runs"]
+        (listed,) = listing["runs"]
         for view in ("clients", "devices", "log"):
-            status, _, headers = ask(url, f"/api/{view}?run={told['id']}")
+            status, _, headers = ask(url, f"/api/{view}?run={listed['id']}")
             assert (status, headers["cache-control"]) == (200, "no-store"), view
             assert ask(url, f"/api/{view}?run=../../etc")[0] == 404
             assert ask(url, f"/api/{view}")[0] == 404
-        assert ask(url, f"/api/log?run={told['id']}&from=x")[0] == 400
+        assert ask(url, f"/api/log?run={listed['id']}&from=x")[0] == 400
         assert ask(url, "/api/rounds?have=nonsense")[0] == 400
         assert json.loads(ask(url, "/api/rounds?have=unknown.0.0")[1]) == {"runs": {}}
         for method in ("POST", "PUT", "DELETE", "PATCH"):
@@ -126,7 +126,7 @@ def test_off_loopback_it_takes_a_token_and_tls(
     token.write_text(TOKEN + "\n")
     short.write_text("secret\n")
     words = ["watch", str(run), "--listen", "0.0.0.0:0"]
-    for more, said in (
+    for more, error in (
         ([], r"--listen 0.0.0.0:0 is not a loopback address, so a token is needed: --token-file"),
         (["--token-file", str(short)], r"the token in .*short has 6 letters; it needs 16"),
         (["--token-file", "nowhere"], r"cannot read a token from nowhere"),
@@ -136,7 +136,7 @@ def test_off_loopback_it_takes_a_token_and_tls(
     ):
         assert main([*words, *more]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert re.match(f"error: .*{said}", line), line
+        assert re.match(f"error: .*{error}", line), line
     address = Address.parse("--listen", "0.0.0.0:0", token, certificates)
     with page(run, address) as url:
         assert url.startswith("https://")
@@ -160,9 +160,9 @@ def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
     process = Forked(words, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        found = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", process.stderr.readline())
-        assert found is not None
-        assert json.loads(ask(found[1], "/api/runs")[1])["runs"][0]["name"] == "first"
+        match = re.fullmatch(r"watch on (http://127.0.0.1:\d+/)\n", process.stderr.readline())
+        assert match is not None
+        assert json.loads(ask(match[1], "/api/runs")[1])["runs"][0]["name"] == "first"
         process.terminate()
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
@@ -172,14 +172,14 @@ def test_the_command_serves_until_it_is_asked_to_end(run: Path) -> None:
 
 
 def test_watch_without_an_address_has_the_usual_one() -> None:
-    for given, expected in (
+    for option, expected in (
         ("serve --watch", "serve --watch A:1"),
         ("serve --watch --quiet", "serve --watch A:1 --quiet"),
         ("serve --watch digits", "serve --watch A:1 digits"),
         ("serve --watch 0.0.0.0:80", "serve --watch 0.0.0.0:80"),
         ("watch runs", "watch runs"),
     ):
-        assert fill_in_watch(given.split(), "A:1") == expected.split()
+        assert fill_in_watch(option.split(), "A:1") == expected.split()
 
 
 # --- one file ------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_one_file_holds_everything_and_nothing_in_it_breaks_out(
     own = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)
     assert not re.search(r'(src|href)="(?!data:,|#main)', own), "it needs no other file"
     data = html.partition('id="data">')[2].partition("</script>")[0]
-    (told,) = json.loads(data)["log"].values()
-    assert told["lines"] == [f"2026 INFO {EVIL}</script>"]
+    (log,) = json.loads(data)["log"].values()
+    assert log["lines"] == [f"2026 INFO {EVIL}</script>"]
     assert EVIL not in html and "<img" not in own
     assert html.count("sha256-") == 11, "each script and the style may run, and no other"
 
@@ -205,13 +205,13 @@ def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    for words, said in (
+    for words, error in (
         ([str(tmp_path / "empty"), "--html", "x.html"], "empty holds no run"),
         ([str(run), "--html", str(tmp_path / "no" / "x.html")], "cannot write .*No such file"),
     ):
         assert main(["report", *words]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
-        assert re.match(f"error: .*{said}", line), line
+        assert re.match(f"error: .*{error}", line), line
 
 
 def test_a_library_that_speaks_of_a_scripts_end_does_not_end_it() -> None:

@@ -67,26 +67,26 @@ def answer(url: str) -> tuple[int, str]:
 
 def until_closed(link: socket.socket) -> bytes:
     """Whatever comes; raises `TimeoutError` if the other side does not close."""
-    got = b""
+    received = b""
     try:
         while more := link.recv(1000):
-            got += more
+            received += more
     except ConnectionResetError:
         pass
-    return got
+    return received
 
 
-def shown(url: str, host: str = "127.0.0.1") -> str:
+def certificate_of(url: str, host: str = "127.0.0.1") -> str:
     return ssl.get_server_certificate((host, urlsplit(url).port or 0), timeout=30)
 
 
-@pytest.mark.parametrize("said", [b"", b"G", REQUEST[:-2]])
-def test_incomplete_requests_are_closed_after_a_while(said: bytes) -> None:
+@pytest.mark.parametrize("beginning", [b"", b"G", REQUEST[:-2]])
+def test_incomplete_requests_are_closed_after_a_while(beginning: bytes) -> None:
     with (
         served(Limits(request_seconds=0.2, idle_seconds=PATIENT)) as url,
         connect(url) as link,
     ):
-        link.sendall(said)
+        link.sendall(beginning)
         assert until_closed(link) == b""
         assert answer(url) == (200, "hello"), "others are answered"
 
@@ -97,9 +97,9 @@ def test_idle_connections_are_closed_after_an_answer() -> None:
         connect(url) as link,
     ):
         link.sendall(REQUEST)
-        got = b""
-        while not got.endswith(b"hello"):
-            got += link.recv(1000)
+        received = b""
+        while not received.endswith(b"hello"):
+            received += link.recv(1000)
         link.sendall(REQUEST[:-2])
         assert until_closed(link) == b""
 
@@ -178,18 +178,18 @@ def test_a_page_uses_a_renewed_certificate_without_a_restart(
     certificate, key = folder / "server.crt", folder / "server.key"
     old = certificate.read_text(), key.read_text()
     with served(Limits(9, PATIENT, PATIENT), folder) as url, secured(url) as before:
-        assert shown(url) == old[0]
+        assert certificate_of(url) == old[0]
         certs.renew_server(folder)
         new = certificate.read_text(), key.read_text()
         key.write_text(old[1])
-        assert shown(url) == shown(url) == old[0], "the pair is not whole yet"
+        assert certificate_of(url) == certificate_of(url) == old[0], "the pair is not whole yet"
         certificate.unlink()
-        assert shown(url) == old[0]
+        assert certificate_of(url) == old[0]
         key.write_text(new[1])
         certificate.write_text(new[0])
-        assert shown(url) == shown(url, "localhost") == new[0] != old[0]
+        assert certificate_of(url) == certificate_of(url, "localhost") == new[0] != old[0]
         before.sendall(REQUEST)
         assert before.recv(12) == b"HTTP/1.1 401", "who is here stays"
-    said = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 2, "once per state of the files"
-    assert all("going on with those read before" in record.getMessage() for record in said)
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2, "once per state of the files"
+    assert all("going on with those read before" in record.getMessage() for record in warnings)

@@ -28,14 +28,14 @@ def exporter(first: int = 0) -> Exporter:
 
 
 def rules() -> list[dict[str, Any]]:
-    (found,) = [
+    (text,) = [
         yaml.safe_load(block) for block in re.findall(r"```yaml\n(groups:.*?)```", PAGE, re.S)
     ]
-    listed: list[dict[str, Any]] = found["groups"][0]["rules"]
+    listed: list[dict[str, Any]] = text["groups"][0]["rules"]
     return listed
 
 
-def told(made: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
+def samples(made: Exporter) -> dict[str, dict[tuple[str, ...], float]]:
     with serving(made.app, Address("127.0.0.1", 0)) as url:
         status, text, headers = ask(url, "/metrics")
         assert status == 200 and headers["content-type"].startswith("text/plain")
@@ -66,7 +66,7 @@ FULL = RoundMetrics(
 
 
 def test_before_the_first_round_only_the_fleet_is_known() -> None:
-    values = told(exporter())
+    values = samples(exporter())
     assert values["semisfl_clients_present"] == {(): 3}
     assert values["semisfl_clients_needed"] == {(): 5} and values["semisfl_waiting"] == {(): 1}
     assert values["semisfl_refusals_total"] == {(): 2}
@@ -79,20 +79,20 @@ def test_a_resumed_run_to_which_nobody_returns_is_found_stalled(
 ) -> None:
     monkeypatch.setattr("semisfl.watch.exporter.time", SimpleNamespace(time=lambda: 1000.0))
     made = exporter(first=5)
-    values = told(made)
+    values = samples(made)
     assert values["semisfl_last_round_timestamp_seconds"] == {(): 1000.0}, "the start"
     (rule,) = [rule for rule in rules() if rule["alert"] == "SemisflStalled"]
     assert set(re.findall(r"\bsemisfl_\w+", rule["expr"])) <= values.keys()
     monkeypatch.setattr("semisfl.watch.exporter.time", SimpleNamespace(time=lambda: 2000.0))
     made.write(RoundMetrics(round=5))
-    assert told(made)["semisfl_last_round_timestamp_seconds"] == {(): 2000.0}
+    assert samples(made)["semisfl_last_round_timestamp_seconds"] == {(): 2000.0}
 
 
 def test_after_a_round_the_exporter_has_its_numbers() -> None:
     made = exporter()
     made.write(FULL)
     made.write(RoundMetrics(round=1, loss_supervised=1.0, bytes={"model_down": 200}, seconds=3.0))
-    values = told(made)
+    values = samples(made)
     assert values["semisfl_rounds_done"] == {(): 2}
     assert values["semisfl_accuracy_ratio"] == {("teacher",): 0.8, ("student",): 0.75}
     assert values["semisfl_loss"] == {("supervised",): 1.0}, "the last round had no other"
@@ -111,19 +111,19 @@ def test_the_exporter_needs_the_pages_token() -> None:
 def test_the_rules_and_the_dashboard_of_the_documentation_name_what_is_told() -> None:
     made = exporter()
     made.write(FULL)
-    known = told(made).keys()
+    known = samples(made).keys()
     expressions = [rule["expr"] for rule in rules()]
     (dashboard,) = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.S)]
     expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) >= 9
-    asked = {name for one in expressions for name in re.findall(r"\bsemisfl_\w+", one)}
-    assert asked <= known, asked - known
-    assert {"semisfl_rounds_done", "semisfl_accuracy_ratio", "semisfl_clients_present"} <= asked
+    metrics = {name for one in expressions for name in re.findall(r"\bsemisfl_\w+", one)}
+    assert metrics <= known, metrics - known
+    assert {"semisfl_rounds_done", "semisfl_accuracy_ratio", "semisfl_clients_present"} <= metrics
     assert {
         "semisfl_sent_bytes_total",
         "semisfl_refusals_total",
         "semisfl_last_round_seconds",
-    } <= asked
+    } <= metrics
 
 
 def test_probes_need_no_token_and_tell_nothing_else() -> None:

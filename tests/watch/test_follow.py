@@ -38,8 +38,8 @@ def test_only_new_rounds_are_told_and_a_resumed_run_begins_anew(tmp_path: Path) 
     assert columns(runs, run["id"], epoch, 1) == (epoch, 1, [])
     directory.record.write(RoundMetrics(round=1, accuracy=50.0, impurity=0.25))
     assert columns(runs, run["id"], epoch, 1) == (epoch, 1, [1])
-    told = runs.rounds({run["id"]: (epoch, 0)})["runs"][run["id"]]["columns"]
-    assert told["impurity"] == [None, 0.25], "a metric that comes later is as long as the others"
+    fresh = runs.rounds({run["id"]: (epoch, 0)})["runs"][run["id"]]["columns"]
+    assert fresh["impurity"] == [None, 0.25], "a metric that comes later is as long as the others"
     directory.keep_metrics_before(1)
     directory.record.write(RoundMetrics(round=1, accuracy=60.0))
     anew, first, rounds = columns(runs, run["id"], epoch, 2)
@@ -112,12 +112,12 @@ def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Pat
     begun(tmp_path / "c", "optimizer.lr=0.5").unlock()
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "config.toml").write_text("not toml [")
-    told = {run["name"]: run for run in runs.listing()["runs"]}
-    labels = [told[name]["label"] for name in "abc"]
+    by_name = {run["name"]: run for run in runs.listing()["runs"]}
+    labels = [by_name[name]["label"] for name in "abc"]
     assert labels[0] == labels[1] and labels[2] == "SemiSFL optimizer.lr=0.5"
-    assert "config.toml is damaged" in told["d"]["problem"] and told["a"]["problem"] is None
+    assert "config.toml is damaged" in by_name["d"]["problem"] and by_name["a"]["problem"] is None
     settings = runs.settings()["runs"]
-    assert settings[told["c"]["id"]]["optimizer.lr"] == "0.5"
+    assert settings[by_name["c"]["id"]]["optimizer.lr"] == "0.5"
 
 
 def test_a_run_keeps_its_colour_and_name_whatever_others_appear(tmp_path: Path) -> None:
@@ -188,11 +188,13 @@ def test_clients_devices_and_log_of_a_crowd(tmp_path: Path) -> None:
     runs = Runs([directories.crowd(tmp_path / "crowd", clients=50, rounds=200)])
     (run,) = runs.listing()["runs"]
     assert run["network"] and run["state"] == "crashed" and run["done"] == 200
-    told = runs.clients(run["id"])
-    assert len(told["clients"]) == 50
-    assert sum(client["rounds"] for client in told["clients"]) == 200 * 20
-    assert len(told["coverage"]["rounds"]) <= 60
-    assert {len(row) for row in told["coverage"]["shares"]} == {len(told["coverage"]["rounds"])}
+    clients = runs.clients(run["id"])
+    assert len(clients["clients"]) == 50
+    assert sum(client["rounds"] for client in clients["clients"]) == 200 * 20
+    assert len(clients["coverage"]["rounds"]) <= 60
+    assert {len(row) for row in clients["coverage"]["shares"]} == {
+        len(clients["coverage"]["rounds"])
+    }
     devices = runs.devices(run["id"])
     assert devices["counts"] == {"left_out": 1, "refused": 3, "here": 50}
     assert devices["devices"][7]["left_out"] == 1
@@ -243,8 +245,8 @@ def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
     def answers(runs: Runs) -> str:
         (run,) = runs.listing()["runs"]
         key = run["id"]
-        shown = (run, runs.clients(key), runs.devices(key), runs.log(key, -1))
-        return json.dumps(shown, default=str)
+        views = (run, runs.clients(key), runs.devices(key), runs.log(key, -1))
+        return json.dumps(views, default=str)
 
     named, masked = answers(Runs([tmp_path])), answers(Unnamed([tmp_path]))
     for secret in ("camera-0003", "camera-x", "camera-y", "198.51.100.4"):
@@ -257,5 +259,5 @@ def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
             show(tmp_path / "crowd")
         url = lines[0].split()[-1]
         key = json.loads(urlopen(f"{url}api/runs").read())["runs"][0]["id"]
-        found = urlopen(f"{url}api/devices?run={key}").read().decode()
-    assert "client 3" in found and "camera-" not in found
+        devices = urlopen(f"{url}api/devices?run={key}").read().decode()
+    assert "client 3" in devices and "camera-" not in devices

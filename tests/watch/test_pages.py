@@ -53,8 +53,8 @@ def opened(chromium: Browser, folder: Path) -> Iterator[Browser]:
 def drawn(page: Browser, least: int) -> bool:
     """Whether so many charts come to be seen."""
     seen = "(node) => node.offsetParent && node.querySelector('path.js-line, .heatmaplayer image')"
-    found = f"[...document.querySelectorAll('.js-plotly-plot')].filter({seen}).length"
-    return bool(page.until(f"{found} >= {least}"))
+    plots = f"[...document.querySelectorAll('.js-plotly-plot')].filter({seen}).length"
+    return bool(page.until(f"{plots} >= {least}"))
 
 
 def type_into(page: Browser, view: str, text: str) -> None:
@@ -68,8 +68,8 @@ def fits(page: Browser) -> bool:
 
 def test_a_finished_run(chromium: Browser, done: Path) -> None:
     with opened(chromium, done) as page:
-        said = page.shown("overview")
-        assert "finished" in said and "3 of 3" in said.replace("\n", " ")
+        text = page.text_of("overview")
+        assert "finished" in text and "3 of 3" in text.replace("\n", " ")
         assert drawn(page, 1)
         label = page.evaluate(
             "document.querySelector('.js-plotly-plot').getAttribute('aria-label')"
@@ -78,20 +78,20 @@ def test_a_finished_run(chromium: Browser, done: Path) -> None:
         assert re.fullmatch(rf"Test accuracy over rounds. done: [\d.]+ at the end{chance}", label)
         page.evaluate("[...document.querySelectorAll('.choice button')][1].click()")
         page.until("document.querySelector('.js-plotly-plot').ariaLabel.includes('GB sent')")
-        assert "Impurity" in page.shown("training") and drawn(page, 8)
-        said = page.shown("clients")
-        assert "Images per client" in said and "all 3 rounds are done" in said
+        assert "Impurity" in page.text_of("training") and drawn(page, 8)
+        text = page.text_of("clients")
+        assert "Images per client" in text and "all 3 rounds are done" in text
         assert drawn(page, 2)
         axis = "document.querySelector('#panel-clients .js-plotly-plot')._fullLayout.xaxis"
         ticks = page.evaluate(f"{axis}._vals.map((tick) => [tick.x, tick.text])")
         assert ticks == [[0, "server"], [1, "0"], [2, "1"], [3, "2"]], "each under its own column"
-        assert "there are no devices" in page.shown("devices")
-        said = page.shown("settings")
-        assert said.index("Changed from the preset") < said.index("clients.total")
-        assert said.index("clients.total") < said.index("As in the preset")
+        assert "there are no devices" in page.text_of("devices")
+        text = page.text_of("settings")
+        assert text.index("Changed from the preset") < text.index("clients.total")
+        assert text.index("clients.total") < text.index("As in the preset")
         type_into(page, "settings", "WARMUP")
         assert "teacher.warmup" in page.text() and "clients.total" not in page.text()
-        assert "rounds 0 to 2" in page.shown("log")
+        assert "rounds 0 to 2" in page.text_of("log")
         type_into(page, "log", "Finished")
         assert "rounds 0 to 2" not in page.text() and "finished: 3 rounds" in page.text()
 
@@ -101,18 +101,18 @@ def test_a_running_run_is_followed(chromium: Browser, done: Path, tmp_path: Path
     directory.lock()
     kept = directory.keep_metrics_before(2)
     with opened(chromium, tmp_path) as page:
-        said = page.shown("overview")
-        assert "running" in said and "Left, at most" in said
+        text = page.text_of("overview")
+        assert "running" in text and "Left, at most" in text
         row = RoundMetrics.from_dict({**kept[1], "round": 2, "accuracy": 97.25})
         directory.record.write(row)
         page.until("document.body.innerText.includes('97.3 %')")
         page.until("document.querySelector('.js-plotly-plot').data[0].y.length === 3")
         with (directory.path / "run.log").open("a") as file:
-            page.shown("log")
+            page.text_of("log")
             file.write("2026-11-15T11:00:00Z INFO a line that came later\n")
         page.until("document.body.innerText.includes('a line that came later')")
         for view in VIEWS:
-            page.shown(view)
+            page.text_of(view)
     directory.unlock()
 
 
@@ -120,15 +120,15 @@ def test_a_crashed_run_and_another_beside_it(chromium: Browser, done: Path, tmp_
     directories.unfinished(tmp_path / "dead", done)
     RunDirectory.create(tmp_path / "other", directories.toy.values("supervised", "seed=9")).unlock()
     with opened(chromium, tmp_path) as page:
-        said = page.shown("overview")
-        assert "crashed" in said and "other" in said
-        assert "ended without saying why in round 3; --resume goes on" in page.shown("clients")
-        assert "the disk is nearly full" in page.shown("log")
-        said = page.shown("settings")
-        assert "only what differs between runs" in said and "supervised" in said
-        assert "clients.total" not in said, "it is the same in both"
+        text = page.text_of("overview")
+        assert "crashed" in text and "other" in text
+        assert "ended without saying why in round 3; --resume goes on" in page.text_of("clients")
+        assert "the disk is nearly full" in page.text_of("log")
+        text = page.text_of("settings")
+        assert "only what differs between runs" in text and "supervised" in text
+        assert "clients.total" not in text, "it is the same in both"
         for view in VIEWS:
-            page.shown(view)
+            page.text_of(view)
 
 
 def test_runs_have_names_warnings_and_cards_on_a_phone(
@@ -148,8 +148,8 @@ def test_runs_have_names_warnings_and_cards_on_a_phone(
         assert page.evaluate(texts) == ["camera", "guessing: 25 %"], "only one has numbers yet"
         card = "[...document.querySelectorAll('#panel-overview tbody tr')][0]"
         assert page.evaluate(f"getComputedStyle({card}).display") == "grid"
-        said = " ".join(page.evaluate(f"{card}.innerText").split())
-        assert "begins waiting" in said and "0 / 3" in said and "0 B" not in said
+        text = " ".join(page.evaluate(f"{card}.innerText").split())
+        assert "begins waiting" in text and "0 / 3" in text and "0 B" not in text
         title = "getComputedStyle(document.querySelector('td[data-title=Accuracy]'), '::before')"
         assert page.evaluate(f"{title}.content") == '"Accuracy"'
         more = "document.getElementById('tabs').classList.contains('more')"
@@ -157,11 +157,11 @@ def test_runs_have_names_warnings_and_cards_on_a_phone(
         page.evaluate("[...document.querySelectorAll('#panel-overview input')][1].click()")
         first = "The first accuracy comes with round 1. Now: waiting for devices (1 here, 2 needed)"
         page.until(f"({texts})[0].startsWith('{first}')")
-        assert "The first numbers come when round 1 is complete" in page.shown("training")
+        assert "The first numbers come when round 1 is complete" in page.text_of("training")
         other.record.write(RoundMetrics(round=0, warnings=["no image was confident; lower it"]))
-        page.shown("overview")
+        page.text_of("overview")
         page.until("document.querySelector('[role=alert]').innerText.includes('begins: no image')")
-        page.shown("log")
+        page.text_of("log")
         assert not page.evaluate(more), "the last tab is in sight"
         chromium.look(1280, 900)
     other.unlock()
@@ -172,8 +172,8 @@ def test_an_empty_folder_says_what_it_waits_for(
 ) -> None:
     with opened(chromium, tmp_path) as page:
         for view in VIEWS:
-            assert f"No run in {tmp_path} yet" in page.shown(view), view
-        page.shown("overview")
+            assert f"No run in {tmp_path} yet" in page.text_of(view), view
+        page.text_of("overview")
         directories.unfinished(tmp_path / "new", done)
         page.until("document.body.innerText.includes('crashed')")
 
@@ -185,19 +185,19 @@ def test_a_thousand_clients_on_a_phone_in_dark_mode_by_keyboard(
     with opened(chromium, tmp_path) as page:
         chromium.look(390, 844, dark=True)
         for view in VIEWS:
-            page.shown(view)
+            page.text_of(view)
             assert fits(page), f"{view} is wider than a phone"
             assert page.evaluate("document.title") == "crowd · semisfl watch", (
                 "names are not obeyed"
             )
         assert page.evaluate("document.images.length") == 0, "names are text"
-        said = page.shown("devices")
-        assert "of 1000 places" in said and directories.EVIL in said
-        assert "expired" in said and "2,9" in said, "days left of each certificate"
+        text = page.text_of("devices")
+        assert "of 1000 places" in text and directories.EVIL in text
+        assert "expired" in text and "2,9" in text, "days left of each certificate"
         type_into(page, "devices", "camera-x")
         page.until(r"document.body.innerText.includes('–	camera-x	revoked')")
-        said = page.shown("clients")
-        assert "1–50 of 1000" in said and drawn(page, 2)
+        text = page.text_of("clients")
+        assert "1–50 of 1000" in text and drawn(page, 2)
         rows = "document.querySelectorAll('#panel-clients tbody tr').length"
         assert page.evaluate(rows) == 50
         # Filter and sort by keyboard alone.
@@ -223,7 +223,7 @@ def test_one_file_shows_the_same_without_a_server(
     chromium.open((tmp_path / "page.html").as_uri())
     chromium.until("document.body && document.body.dataset.shown")
     assert "as of " in chromium.text()
-    for view, said in (
+    for view, text in (
         *(("overview", "finished"), ("training", "Impurity"), ("clients", "Images per client")),
         *(
             ("devices", "there are no devices"),
@@ -231,6 +231,6 @@ def test_one_file_shows_the_same_without_a_server(
             ("log", "rounds 0 to 2"),
         ),
     ):
-        assert said in chromium.shown(view), view
-    assert chromium.shown("overview") and drawn(chromium, 1)
+        assert text in chromium.text_of(view), view
+    assert chromium.text_of("overview") and drawn(chromium, 1)
     assert chromium.complaints == []
