@@ -43,8 +43,8 @@ def prepare(config: Config) -> FleetSetup:
         np.arange(len(data.images))[client :: config.clients.total]
         for client in range(config.clients.total)
     ]
-    whole = Partition(np.arange(40), tuple(shards))
-    return fleet_setup(config, data, whole, Hardware("cpu", config.runtime))
+    partition = Partition(np.arange(40), tuple(shards))
+    return fleet_setup(config, data, partition, Hardware("cpu", config.runtime))
 
 
 def seconds(fleet: Fleet, setup: FleetSetup, steps: int) -> float:

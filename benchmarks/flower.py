@@ -127,8 +127,12 @@ def plain_model(case: str) -> nn.Sequential:
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)  # two workers share two cores
-    asked = message.content["config"]
-    case, steps, round_index = asked["case"], int(asked["steps"]), int(asked["server-round"])
+    settings = message.content["config"]
+    case, steps, round_index = (
+        settings["case"],
+        int(settings["steps"]),
+        int(settings["server-round"]),
+    )
     client = int(context.node_config["partition-id"])
     chosen, batches, shards = holdings(case, steps)
     model = plain_model(case)

@@ -101,14 +101,14 @@ def frontier_cost() -> str:
     lines = []
     for title, members in groups.items():
         moved = [replace(one, rounds=replay(one, paper_world()).as_run().rounds) for one in members]
-        whole = summed(moved, 77)
-        cost = whole.to_target
-        assert cost is not None and whole.seconds is not None
+        total = summed(moved, 77)
+        cost = total.to_target
+        assert cost is not None and total.seconds is not None
         needed = [UNKNOWN] * 3
         if cost.rounds is not None and cost.bytes is not None and cost.seconds is not None:
             needed = [f"{cost.rounds:.0f}", f"{cost.bytes / 1e9:.1f}", f"{cost.seconds / 3600:.1f}"]
-        numbers = (f"{whole.rounds:,}", str(whole.accuracy), sent(members))
-        reached = (f"{whole.seconds / 3600:.1f}", f"{cost.reached} of {len(members)}", *needed)
+        numbers = (f"{total.rounds:,}", str(total.accuracy), sent(members))
+        reached = (f"{total.seconds / 3600:.1f}", f"{cost.reached} of {len(members)}", *needed)
         lines.append((title, str(len(members)), *numbers, *reached))
     head = ("", "seeds", "rounds", "accuracy %", "GB", "virtual hours")
     return table((*head, "reach 77 %", "after rounds", "GB", "virtual hours"), lines)

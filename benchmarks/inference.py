@@ -200,10 +200,16 @@ def measure(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
     images = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
     credentials = certs.load_client_credentials(folder / "certs", "device")
     alone = milliseconds(model.probabilities, images)
-    whole = sum(tensor.nbytes for tensor in model.network.state_dict().values())
+    model_bytes = sum(tensor.nbytes for tensor in model.network.state_dict().values())
     both = {"loopback": alone, "4_mbit": alone}
     rows = [
-        {"cut": "whole on device", "device_bytes": whole, "bytes_up": 0, "bytes_down": 0, **both}
+        {
+            "cut": "whole on device",
+            "device_bytes": model_bytes,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            **both,
+        }
     ]
     with served(folder / f"{name}.safetensors", folder / "certs") as ports:
         port = next(iter(ports.values()))
@@ -211,8 +217,10 @@ def measure(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
         rows.append({"cut": "image to server", "device_bytes": 0, **sent})
         for cut, port in ports.items():
             again = model.recut(cut)
-            held = sum(tensor.nbytes for tensor in again.network.bottom.state_dict().values())
-            about = {"cut": cut, "features": again.network.features, "device_bytes": held}
+            bottom_bytes = sum(
+                tensor.nbytes for tensor in again.network.bottom.state_dict().values()
+            )
+            about = {"cut": cut, "features": again.network.features, "device_bytes": bottom_bytes}
             for codec in CODECS:
                 rows.append(
                     {**about, "codec": codec, **over(port, credentials, images, codec=codec)}
@@ -220,7 +228,7 @@ def measure(name: str, count: int, folder: Path) -> list[dict[str, Any]]:
     return [{"model": name, "input": "x".join(map(str, model.shape)), **row} for row in rows]
 
 
-def shown(row: dict[str, Any]) -> str:
+def text_of(row: dict[str, Any]) -> str:
     what = f"{row['model']:8} {row['cut']:16} {row.get('codec', ''):5}"
     sent = f"{row['bytes_up']:>9,} B up {row['bytes_down']:>5,} B down"
     times = (f"{link} {row[link]['fastest_ms']:8.2f} ms" for link in ("loopback", "4_mbit"))
@@ -252,7 +260,7 @@ def main() -> None:
             measured = measure(name, options.images, folder)
             rows += measured
             if not options.json:
-                print("\n".join(map(shown, measured)), flush=True)
+                print("\n".join(map(text_of, measured)), flush=True)
     if options.json:
         about = {"images": options.images, "cores": os.cpu_count(), "load": os.getloadavg()[1]}
         print(json.dumps({"benchmark": "inference", **about, "rows": rows}, indent=1))

@@ -155,8 +155,8 @@ def _changes(task: str, config: dict[str, Any]) -> Iterator[str]:
     config["server"].setdefault("labeled_view", lookup.method(config["method"]).labeled_view)
     usual = override(presets.values_of("images"), list(TASKS[task]))
     usual = presets.completed("images", usual)
-    whole = presets.parse({**usual, "method": config["method"]}).model_dump()
-    before, after = flat(whole), flat(config)
+    preset = presets.parse({**usual, "method": config["method"]}).model_dump()
+    before, after = flat(preset), flat(config)
     before["server.labeled_view"] = usual["server"]["labeled_view"]
     for key, value in after.items():
         decides = key.split(".")[0] not in ("method", "seed", "sinks", "runtime")
@@ -195,11 +195,11 @@ def by_task(name: str, value: Callable[[Sequence[dict[str, Any]]], list[float]])
     for (method, variant), each in sorted(cells.items(), key=lambda item: -averaged(item[1])):
         spreads = [Spread.of(value(each[task])) for task in tasks]
         means = [spread.mean for spread in spreads]
-        said = [
+        results = [
             f"{s.mean:.1f} ± {s.stderr:.1f}" if len(each[task]) > 1 else f"{s.mean:.1f}"
             for task, s in zip(tasks, spreads, strict=True)
         ]
-        rows.append((TITLES[method], f"`{variant}`", *said, f"{fmean(means):.1f}"))
+        rows.append((TITLES[method], f"`{variant}`", *results, f"{fmean(means):.1f}"))
     return table(("", "variant", *tasks, "mean"), rows)
 
 

@@ -156,10 +156,10 @@ def points_lost(clients: int) -> dict[str, dict[str, list[float]]]:
 
 
 def fleets() -> str:
-    found = {clients: points_lost(clients) for clients in FLEETS}
+    losses = {clients: points_lost(clients) for clients in FLEETS}
     columns = [(rule, clients) for rule in (SERVED, "mean") for clients in FLEETS]
     rows = [
-        (f"`{attack}`", *(spread(found[clients][attack][rule]) for rule, clients in columns))
+        (f"`{attack}`", *(spread(losses[clients][attack][rule]) for rule, clients in columns))
         for attack in (NOBODY, *ATTACKS)
     ]
     words = {SERVED: "`serve`", "mean": "mean"}
@@ -218,8 +218,8 @@ def cifar10_noise() -> str:
 @cache
 def _policies() -> dict[str, Any]:
     """Return the runs and the attacks on the policies that are shipped."""
-    found: dict[str, Any] = json.loads(POLICIES.read_text(encoding="utf-8"))
-    return found
+    policies: dict[str, Any] = json.loads(POLICIES.read_text(encoding="utf-8"))
+    return policies
 
 
 TRIED = {

@@ -165,8 +165,8 @@ def test_every_command_works_in_its_order(
                     assert set(codes.values()) == {0}, codes
                 done.append(words[0])
                 continue
-            shown, _, target = " ".join(words).partition(" > ")
-            assert main(words[: words.index(">")] if target else words) == 0, shown
+            command, _, target = " ".join(words).partition(" > ")
+            assert main(words[: words.index(">")] if target else words) == 0, command
             printed = capsys.readouterr().out
             if target:
                 Path(target).write_text(printed, encoding="utf-8")

@@ -118,7 +118,7 @@ def assemble(
     return experiment.assemble(settings, data, partition(data), model, device="cpu")
 
 
-def shown(
+def views(
     settings: Config,
     view: ViewKind,
     purpose: str,

@@ -86,8 +86,8 @@ class Labelling:
         corrected = self._reweighted(raw, ratio)
         steps = means["client_steps"].index_select(0, places) + 1
         means["client_steps"].index_copy_(0, places, steps)
-        shown = corrected.view(len(places), -1, raw.shape[1]).mean(1)
-        moved = mix.lerp(shown, _weight(steps, CLIENT_DECAY).unsqueeze(1).expand_as(shown))
+        seen_mix = corrected.view(len(places), -1, raw.shape[1]).mean(1)
+        moved = mix.lerp(seen_mix, _weight(steps, CLIENT_DECAY).unsqueeze(1).expand_as(seen_mix))
         means["client_mix"].index_copy_(0, places, moved)
         return corrected
 

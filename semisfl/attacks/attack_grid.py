@@ -56,14 +56,14 @@ class Outcome(AttackRun):
         return json.dumps(asdict(self))
 
 
-def choose(names: str, known: Iterable[str], what: str) -> list[str]:
+def choose(names: str, known: Iterable[str], kind: str) -> list[str]:
     """Return the names in ``a,b``, or all known ones for ``all``."""
     every = list(known)
     chosen = every if names.strip() == "all" else [name.strip() for name in names.split(",")]
     for name in chosen:
         if name not in every:
             raise ConfigError(
-                f"{what} {name!r} is not known; use all or some of {', '.join(every)}"
+                f"{kind} {name!r} is not known; use all or some of {', '.join(every)}"
             )
     return chosen
 

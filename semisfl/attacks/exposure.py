@@ -49,7 +49,7 @@ def of_preset(config: Config, device: str, public: str | None, stop: StopFlag) -
 def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | None) -> Scene:
     config, device = experiment.config, experiment.hardware.device
     model = next(iter(experiment.method.tested().values()))
-    whole = model.whole() if isinstance(model, SplitModel) else model
+    network = model.whole() if isinstance(model, SplitModel) else model
     images, labels = data.test_images, data.test_labels
     if public is not None:
         other = load_images(public, config)
@@ -57,8 +57,8 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
     size = meter.PUBLIC
     return Scene(
         config,
-        whole.float(),
-        _cut_of(whole),
+        network.float(),
+        _cut_of(network),
         experiment.normalizer,
         images[:size].to(device),
         labels[:size].to(device),
@@ -70,22 +70,22 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
     )
 
 
-def _cut_of(whole: nn.Module) -> int:
+def _cut_of(network: nn.Module) -> int:
     """Return the number of layers that clients hold."""
-    bottom, top = whole.get_submodule("bottom"), whole.get_submodule("top")
+    bottom, top = network.get_submodule("bottom"), network.get_submodule("top")
     between = isinstance(next(top.children()), nn.Unflatten)
     return len(list(bottom.children())) - between
 
 
-def cuts_of(scene: Scene, asked: str) -> list[int]:
+def cuts_of(scene: Scene, cuts: str) -> list[int]:
     """Return the run's own cut (``default``), every stage's end (``all``), or layers by name or number."""
     names = [name for name, _ in meter.layers_of(scene.model)]
-    if asked == "default":
+    if cuts == "default":
         return [scene.cut]
-    if asked == "all":
+    if cuts == "all":
         return sorted({*meter.stage_ends(scene.model), scene.cut})
     chosen = []
-    for word in asked.split(","):
+    for word in cuts.split(","):
         if word not in names and not (word.isdigit() and 1 <= int(word) < len(names)):
             raise ConfigError(
                 f"--cuts {word!r} is no layer of the model; its layers: {', '.join(names)}; or all"

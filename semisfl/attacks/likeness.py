@@ -36,16 +36,16 @@ def psnr(one: Tensor, other: Tensor) -> Tensor:
     return -10 * ((one - other) ** 2).mean((1, 2, 3)).clamp(min=1e-10).log10()
 
 
-def identified(made: Tensor, originals: Tensor) -> float:
+def identified(rebuilt: Tensor, originals: Tensor) -> float:
     """Return the share of reconstructions whose nearest original is their own."""
-    nearest = torch.cdist(made.flatten(1), originals.flatten(1)).argmin(1)
-    return float((nearest == torch.arange(len(made), device=made.device)).float().mean())
+    nearest = torch.cdist(rebuilt.flatten(1), originals.flatten(1)).argmin(1)
+    return float((nearest == torch.arange(len(rebuilt), device=rebuilt.device)).float().mean())
 
 
-def likeness(made: Tensor, originals: Tensor) -> dict[str, float]:
+def likeness(rebuilt: Tensor, originals: Tensor) -> dict[str, float]:
     """Return all three comparisons, averaged over the images."""
     return {
-        "ssim": float(ssim(made, originals).mean()),
-        "psnr": float(psnr(made, originals).mean()),
-        "identified": identified(made, originals),
+        "ssim": float(ssim(rebuilt, originals).mean()),
+        "psnr": float(psnr(rebuilt, originals).mean()),
+        "identified": identified(rebuilt, originals),
     }

@@ -269,27 +269,27 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
     """Invert gradients of one client's update and of the mean of several, and return the likeness."""
     model = scene.model.eval().requires_grad_()
     layers = layers_of(model)
-    whole = [p for _, layer in layers for p in layer.parameters()]
-    held = [p for _, layer in layers[: scene.cut] for p in layer.parameters()]
+    all_parameters = [p for _, layer in layers for p in layer.parameters()]
+    bottom_parameters = [p for _, layer in layers[: scene.cut] for p in layer.parameters()]
     chosen = _victims(scene)
     results = []
-    for what, parameters in (("whole model", whole), ("bottom", held)):
+    for sent, parameters in (("whole model", all_parameters), ("bottom", bottom_parameters)):
         for clients, images in ((1, 1), (1, 8), (4, 8)):
             pixels = scene.images[chosen[: clients * images]].float() / 255
             labels = model(scene.prepare(pixels)).argmax(
                 1
             )  # the pseudo-labels that the client trains on
-            seen = updates.mean_gradient(
+            gradient = updates.mean_gradient(
                 [
                     updates.gradient_of(model, parameters, scene.prepare(part), label)
                     for part, label in zip(pixels.split(images), labels.split(images), strict=True)
                 ]
             )
-            start = torch.rand(pixels.shape, generator=scene.seed("update", what, clients, images))
-            made = updates.invert_gradient(
+            start = torch.rand(pixels.shape, generator=scene.seed("update", sent, clients, images))
+            rebuilt = updates.invert_gradient(
                 model,
                 parameters,
-                seen,
+                gradient,
                 labels,
                 scene.prepare,
                 start.to(pixels.device),
@@ -297,10 +297,10 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
             )
             results.append(
                 {
-                    "sent": what,
+                    "sent": sent,
                     "clients": clients,
                     "images_each": images,
-                    **likeness(made, pixels),
+                    **likeness(rebuilt, pixels),
                     "chance_identified": 1 / len(pixels),
                 }
             )

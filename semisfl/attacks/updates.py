@@ -29,7 +29,7 @@ def mean_gradient(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def invert_gradient(
     model: nn.Module,
     parameters: Sequence[Tensor],
-    seen: Sequence[Tensor],
+    target: Sequence[Tensor],
     labels: Tensor,
     prepare: Callable[[Tensor], Tensor],
     start: Tensor,
@@ -37,16 +37,18 @@ def invert_gradient(
     steps: int = 150,
     smooth: float = 0.02,
 ) -> Tensor:
-    """Return images with ``labels`` whose gradient has the direction of the ``seen`` one."""
+    """Return images with ``labels`` whose gradient has the direction of the ``target``."""
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
     optimizer = torch.optim.Adam([pixels], 0.1)
-    wanted = torch.cat([part.flatten() for part in seen])
+    wanted = torch.cat([part.flatten() for part in target])
     for _ in range(steps):
         optimizer.zero_grad()
         images = torch.sigmoid(pixels)
         loss = F.cross_entropy(model(prepare(images)), labels)
-        made = torch.autograd.grad(loss, list(parameters), create_graph=True)
-        distance = 1 - F.cosine_similarity(torch.cat([g.flatten() for g in made]), wanted, dim=0)
+        gradient = torch.autograd.grad(loss, list(parameters), create_graph=True)
+        distance = 1 - F.cosine_similarity(
+            torch.cat([g.flatten() for g in gradient]), wanted, dim=0
+        )
         (distance + smooth * total_variation(images)).backward()
         optimizer.step()
     return torch.sigmoid(pixels).detach()

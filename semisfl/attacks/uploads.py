@@ -185,7 +185,7 @@ def _by_position(outputs: Tensor) -> Tensor:
 def _inputs(bottom: nn.Module, layer: _Layer, images: Tensor, *, centre: bool = False) -> Tensor:
     """Return the layer's inputs for ``images``; with ``centre``, one per image, at the middle."""
     caught: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, given: caught.append(given[0].detach()))
+    handle = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach()))
     bottom(images)
     handle.remove()
     rows = _patches(layer, caught[0])

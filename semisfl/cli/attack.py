@@ -79,8 +79,12 @@ def leakage(
                 raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
             scene = exposure.of_run(Path(target), device, public)
         else:
-            asked = [*(settings or []), f"rounds={rounds}", f"runtime.evaluate_every={rounds}"]
-            config = configs.parse(values_of(target, asked))
+            assignments = [
+                *(settings or []),
+                f"rounds={rounds}",
+                f"runtime.evaluate_every={rounds}",
+            ]
+            config = configs.parse(values_of(target, assignments))
             _defences(defence, config.policy)  # a mistake is reported before the training
             scene = exposure.of_preset(config, device, public, signals.flag)
         defences = _defences(defence, scene.config.policy)
@@ -114,17 +118,17 @@ def _unfinished(out: Path) -> Iterator[None]:
         raise KeyboardInterrupt from None
 
 
-def _defences(asked: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:
+def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | str"]:
     """Return the policies to try by their name in the table."""
     from semisfl.attacks.meter import RANDOM
     from semisfl.settings.config import override
     from semisfl.settings.policy import Policy, parse_policy, read_policy
 
-    if not asked:
+    if not options:
         usual: dict[str, Policy | str] = {"none": Policy()}
         return usual if own == Policy() else {**usual, own.summary(): own}
     chosen: dict[str, Policy | str] = {}
-    for text in asked:
+    for text in options:
         if text == RANDOM:
             chosen[text] = RANDOM
         elif text == "none":

@@ -101,18 +101,18 @@ def revoke(
     if sum(way is not None for way in (name, serial, certificate)) != 1:
         raise ValueError("certs revoke needs one of --name NAME, --serial HEX, --certificate FILE")
     if name is not None:
-        count, what = len(ledger.revoke(directory, name)), f"of {name}"
+        count, revoked = len(ledger.revoke(directory, name)), f"of {name}"
     elif serial is not None:
         number, fresh = ledger.revoke_serial(directory, serial)
-        count, what = int(fresh), f"with serial {number:x}"
+        count, revoked = int(fresh), f"with serial {number:x}"
     elif certificate is not None:
-        whose, fresh = ledger.revoke_certificate(directory, certificate)
-        count, what = int(fresh), f"of {whose}"
+        owner, fresh = ledger.revoke_certificate(directory, certificate)
+        count, revoked = int(fresh), f"of {owner}"
     if not count:
-        print(f"nothing to do: the certificate {what} is in {directory / 'revoked.txt'} already")
+        print(f"nothing to do: the certificate {revoked} is in {directory / 'revoked.txt'} already")
         return
     print(
-        f"revoked {count} certificate(s) {what}; a server that reads {directory / 'revoked.txt'} refuses"
+        f"revoked {count} certificate(s) {revoked}; a server that reads {directory / 'revoked.txt'} refuses"
         " it at once; copy that file to any other server"
     )
 

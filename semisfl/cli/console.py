@@ -162,7 +162,7 @@ def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
 
     Every command makes its tables here, so that they all look alike.
     """
-    made = Table(
+    printed = Table(
         title=title or None,
         title_justify="left",
         title_style="bold",
@@ -175,10 +175,10 @@ def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
     narrow = out.width < 70
     for place, column in enumerate(columns):
         if place < text:
-            made.add_column(column, overflow="fold", no_wrap=narrow and text == 1)
+            printed.add_column(column, overflow="fold", no_wrap=narrow and text == 1)
         else:
-            made.add_column(column, justify="right", no_wrap=True)
-    return made
+            printed.add_column(column, justify="right", no_wrap=True)
+    return printed
 
 
 # --- pictures ----------------------------------------------------------------------------------------
@@ -215,5 +215,5 @@ def amount(size: float) -> str:
         if size < 999.5 or unit == "TB":
             break
         size /= 1000
-    whole = unit == "B" or size >= 99.95
-    return f"{size:.0f} {unit}" if whole else f"{size:.3g} {unit}"
+    rounded = unit == "B" or size >= 99.95
+    return f"{size:.0f} {unit}" if rounded else f"{size:.3g} {unit}"

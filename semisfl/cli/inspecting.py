@@ -51,7 +51,7 @@ def inspect(
     """
     with needs_network():
         from semisfl.net.client.inspect import NoTerms
-        from semisfl.net.client.shown_terms import shown
+        from semisfl.net.client.shown_terms import text_of_terms
     if re.search(r":\d+$", source):
         try:
             terms = _of_server(source, certs, insecure_loopback, allow_method or [])
@@ -63,7 +63,7 @@ def inspect(
     if json_:
         print(json.dumps({"digest": terms.digest, "terms": json.loads(terms.to_json())}))
     else:
-        print(shown(terms))
+        print(text_of_terms(terms))
 
 
 def _of_server(
@@ -87,7 +87,7 @@ def _of_server(
 def _show_served(address: str, certs: Path | None, insecure_loopback: bool, as_json: bool) -> None:
     from semisfl.net.tls.certs import load_client_credentials
     from semisfl.use.model_connection import ModelConnection, described
-    from semisfl.use.served_model import shown
+    from semisfl.use.served_model import text_of_model
 
     files = None if certs is None else load_client_credentials(certs)
     connection = ModelConnection(address, None if insecure_loopback else files)
@@ -97,7 +97,11 @@ def _show_served(address: str, certs: Path | None, insecure_loopback: bool, as_j
         connection.close()
     if model.layers is None or model.bottom is None:
         raise ValueError(f"{address} serves a top alone; devices need its bottom as a file")
-    print(json.dumps({"digest": model.digest, "terms": model.about()}) if as_json else shown(model))
+    print(
+        json.dumps({"digest": model.digest, "terms": model.about()})
+        if as_json
+        else text_of_model(model)
+    )
 
 
 def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None) -> "Terms":

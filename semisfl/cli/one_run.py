@@ -75,8 +75,8 @@ def rounds(
     directory = run.directory
     assert directory is not None
     with signals.running(busy):
-        shown = progress.progress(title or run.experiment.config.method, quiet)
-        result = run.go([*shown, *map(Guarded, sinks)])
+        bars = progress.progress(title or run.experiment.config.method, quiet)
+        result = run.go([*bars, *map(Guarded, sinks)])
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "

@@ -200,7 +200,9 @@ def _list(index: RunIndex, as_json: bool) -> None:
     for exhibit in EXHIBITS.values():
         cells = {identity(cell.config()): cell for cell in exhibit.cells}
         done = sum(index.result(cell).rounds is not None for cell in cells.values())
-        whole = sum(index.result(cell, cell.rounds).rounds is not None for cell in cells.values())
+        finished = sum(
+            index.result(cell, cell.rounds).rounds is not None for cell in cells.values()
+        )
         rows.append(
             {
                 "name": exhibit.name,
@@ -208,7 +210,7 @@ def _list(index: RunIndex, as_json: bool) -> None:
                 "title": exhibit.title,
                 "runs": len(cells),
                 "measured": done,
-                "with_all_rounds": whole,
+                "with_all_rounds": finished,
             }
         )
     if as_json:

@@ -86,11 +86,11 @@ def tell(
             for summary, note in zip(summaries, notes, strict=True)
         ]
         drawn = str(picture) if picture else None
-        whole: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
-        whole["differences"] = [pair.as_json() for pair in pairs]
+        answer: dict[str, Any] = {"results": plain, "target": target, "picture": drawn}
+        answer["differences"] = [pair.as_json() for pair in pairs]
         if swept:
-            whole["sweep"] = sweeps.as_json(swept) | {"picture": str(over) if over else None}
-        print(json.dumps(whole))
+            answer["sweep"] = sweeps.as_json(swept) | {"picture": str(over) if over else None}
+        print(json.dumps(answer))
     elif picture:
         print(f"curves: {picture}" + (f"; over {keys[0]}: {over}" if over else ""))
 

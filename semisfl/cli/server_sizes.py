@@ -58,8 +58,8 @@ def _print(size: "ServerSize", title: str) -> None:
         ),
     }
     print(f"One server, {size.devices:,} devices, {size.active:,} active: {title}")
-    for what, needed in rows.items():
-        print(f"  {what}: {needed}")
+    for size_name, needed in rows.items():
+        print(f"  {size_name}: {needed}")
     print(
         f"From about {size.most_active:,.0f} active devices on, the server's one process is the limit. Beyond 5,000 "
         "connected or 1,000 active devices these numbers are extrapolated, not measured: docs/sizing.md."

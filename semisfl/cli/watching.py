@@ -59,11 +59,11 @@ def write_html(runs: list[Path], place: Path) -> None:
     from semisfl.watch.views import Runs
 
     with tempfile.TemporaryDirectory() as temporary:
-        shown = Runs(record.unpacked(runs, Path(temporary)))
-        if not shown.listing()["runs"]:
+        views = Runs(record.unpacked(runs, Path(temporary)))
+        if not views.listing()["runs"]:
             folders = ", ".join(map(str, runs))
             raise ValueError(f"{folders} holds no run (no config.toml in it or directly below it)")
-        write_page(shown, place)
+        write_page(views, place)
     print(f"page: {place}")
 
 
@@ -92,8 +92,8 @@ def beside(
         listener = stack.enter_context(address.bind())
 
         def show(place: Path) -> None:
-            shown = (Runs if address.token else Unnamed)([place])
-            url = stack.enter_context(serving(make_app(shown), address, listener))
+            views = (Runs if address.token else Unnamed)([place])
+            url = stack.enter_context(serving(make_app(views), address, listener))
             say_where(url, address.token is not None)
 
         yield show

@@ -46,14 +46,14 @@ def _images(preset: str) -> int:
 def seconds_per_round(preset: str, method: str, device: str) -> float:
     """Return the seconds of a preset's round. A CPU takes minutes for one: extrapolate from short rounds."""
     base = preset.split("+")[0]
-    whole = settings(preset, f"method={method}", *ALL_CONTRIBUTE)
+    config = settings(preset, f"method={method}", *ALL_CONTRIBUTE)
 
     def measured(options: Config, counted: int) -> float:
         return median(Timed(options, DATA[base].shape, device, _images(base)).rounds(counted))
 
-    steps, supervised = whole.clients.steps, whole.server.steps
+    steps, supervised = config.clients.steps, config.server.steps
     if device.startswith("cuda") or steps <= LONGER:
-        return measured(whole, 3)
+        return measured(config, 3)
     few, more = (
         measured(
             settings(

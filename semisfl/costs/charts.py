@@ -37,7 +37,7 @@ def plan_picture(plan: Plan) -> "Figure":
         for line in lines
     ]
     total = [line.total / MEGA for line in lines]
-    exchanged = [whole - part for whole, part in zip(total, models, strict=True)]
+    exchanged = [sum_of_all - part for sum_of_all, part in zip(total, models, strict=True)]
     _bars(sent, total, {"bottom models": models, "features and gradients": exchanged})
     _levels(sent, plan, [line.total / MEGA for line in plan.full])
     sent.set_ylabel("MB per client and round")

@@ -30,16 +30,16 @@ class Range:
     high: float
 
     @classmethod
-    def parse(cls, text: str, what: str) -> "Range":
+    def parse(cls, text: str, option: str) -> "Range":
         """Return the limits in ``0.8-8``, or one number as both."""
         low, _, high = text.partition("-")
         try:
             limits = cls(float(low), float(high or low))
         except ValueError:
-            raise ConfigError(f"{what} {text!r} is no speed in Mbit/s; use 4 or 0.8-8") from None
+            raise ConfigError(f"{option} {text!r} is no speed in Mbit/s; use 4 or 0.8-8") from None
         if not 0 < limits.low <= limits.high < float("inf"):
             raise ConfigError(
-                f"{what} {text!r}: speeds are above 0, the lower one first, e.g. 0.8-8"
+                f"{option} {text!r}: speeds are above 0, the lower one first, e.g. 0.8-8"
             )
         return limits
 

@@ -95,7 +95,7 @@ class Cut:
 
         buffers = [item for layer in self.layers for item in layer.statistics]
         rows = (batch, self.features)
-        shown = (min(steps * batch, images or steps * batch), self.features)
+        sent_once = (min(steps * batch, images or steps * batch), self.features)
         teacher = codec_named(wire.teacher_features)
         return Sizes(
             bottom=states(self.layers[: self.index]),
@@ -104,7 +104,7 @@ class Cut:
             student_features=steps * codec_named(wire.student_features).size(rows),
             teacher_features=steps * teacher.size(rows),
             gradients=steps * codec_named(wire.gradients).size(rows),
-            teacher_once=teacher.size(shown) if wire.teacher_once else None,
+            teacher_once=teacher.size(sent_once) if wire.teacher_once else None,
             resent=resent,
         )
 

@@ -95,5 +95,5 @@ def shares(replays: Sequence[Replay]) -> tuple[float, float, float]:
         sum(times.sending for times in each),
         sum(times.waiting for times in each),
     ]
-    whole = sum(spent) or 1.0
-    return spent[0] / whole, spent[1] / whole, spent[2] / whole
+    total = sum(spent) or 1.0
+    return spent[0] / total, spent[1] / total, spent[2] / total

@@ -139,10 +139,10 @@ class Priced:
         up = crossed.get("model_up", 0)
         look = self.held.of(client) * self.cut.flops
         training, statistics = [], []
-        if asked := self._statistics_in(down, up):
-            sent, gathered = asked * self.sizes.full, asked * self.sizes.statistics
-            messages = asked * FULL_MESSAGES
-            statistics.append(Share(client, sent, gathered, asked * look, messages=messages))
+        if times := self._statistics_in(down, up):
+            sent, gathered = times * self.sizes.full, times * self.sizes.statistics
+            messages = times * FULL_MESSAGES
+            statistics.append(Share(client, sent, gathered, times * look, messages=messages))
             down, up = down - sent, up - gathered
         if down or up:
             # A client without a usable label looks at its images but takes no step.
@@ -158,8 +158,8 @@ class Priced:
         sizes = self.sizes
         if not sizes.statistics:
             return 0
-        asked, rest = divmod(up % sizes.full, sizes.statistics)
-        return 0 if rest or asked * sizes.full > down else asked
+        times, rest = divmod(up % sizes.full, sizes.statistics)
+        return 0 if rest or times * sizes.full > down else times
 
 
 def round_operations(config: Config, shape: Shape, classes: int, images: int) -> float:

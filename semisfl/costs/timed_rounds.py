@@ -157,9 +157,9 @@ def shares(kernels: list[Kernel]) -> dict[str, float]:
     totals: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
         totals[_kind(kernel.name)] += kernel.microseconds
-    whole = sum(totals.values()) or 1
+    total = sum(totals.values()) or 1
     longest_first = sorted(totals.items(), key=lambda kind: -kind[1])
-    return {name: 100 * spent / whole for name, spent in longest_first}
+    return {name: 100 * spent / total for name, spent in longest_first}
 
 
 def _kind(name: str) -> str:

@@ -120,9 +120,9 @@ def recoded(crossed: Crossed, was: Priced, now: Priced) -> Crossed:
     for client, sizes in crossed.clients.items():
         clients[client] = {}
         for kind, size in sizes.items():
-            new, whole = _recoded_one(kind, size, was, now)
+            new, exact = _recoded_one(kind, size, was, now)
             clients[client][kind] = new
-            coded = coded and whole
+            coded = coded and exact
     return replace(crossed, clients=clients, coded=coded)
 
 

@@ -44,20 +44,20 @@ def array_fields(
     }
 
 
-def _pixels(values: Any, what: str) -> torch.Tensor:
+def _pixels(values: Any, name: str) -> torch.Tensor:
     """Return uint8 images [n, C, H, W]."""
-    array = _array(values, what)
+    array = _array(values, name)
     if array.dtype.kind == "f":
         if array.size and not (array.min() >= 0 and array.max() <= 1):  # NaN fails too
             raise ValueError(
-                f"{what} holds floats from {array.min():g} to {array.max():g}; give uint8 values, or "
+                f"{name} holds floats from {array.min():g} to {array.max():g}; give uint8 values, or "
                 "floats from 0 to 1 (not normalised)"
             )
         array = np.round(array * 255).astype(np.uint8)
-    return torch.from_numpy(npz.with_channels(array, what))
+    return torch.from_numpy(npz.with_channels(array, name))
 
 
-def _array(values: Any, what: str) -> np.ndarray:
+def _array(values: Any, name: str) -> np.ndarray:
     if isinstance(values, torch.Tensor):
         return values.detach().cpu().numpy()
     if isinstance(values, np.ndarray):
@@ -66,17 +66,17 @@ def _array(values: Any, what: str) -> np.ndarray:
         try:
             return np.asarray(values)
         except ValueError as error:  # pieces of different shapes
-            raise ValueError(f"{what} is a list whose parts differ in shape; {error}") from error
+            raise ValueError(f"{name} is a list whose parts differ in shape; {error}") from error
     raise TypeError(
-        f"{what} is a {type(values).__name__}; it must be a numpy array or a torch tensor"
+        f"{name} is a {type(values).__name__}; it must be a numpy array or a torch tensor"
     )
 
 
 def _numbers(
-    values: Any, what: str, classes: Sequence[str] | None
+    values: Any, name: str, classes: Sequence[str] | None
 ) -> tuple[torch.Tensor, tuple[str, ...] | None]:
     """Return labels as numbers, and the class names if they are known."""
-    array = _array(values, what)
+    array = _array(values, name)
     known = tuple(classes) if classes is not None else None
     if array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64)), known
@@ -85,10 +85,10 @@ def _numbers(
         known = known or tuple(sorted(set(words)))
         place = {name: number for number, name in enumerate(known)}
         if other := sorted(set(words) - set(place)):
-            raise ValueError(f"{what} names the class {other[0]!r}; known are {', '.join(known)}")
+            raise ValueError(f"{name} names the class {other[0]!r}; known are {', '.join(known)}")
         return torch.tensor([place[word] for word in words], dtype=torch.int64), known
     raise ValueError(
-        f"{what} is {array.dtype} {list(array.shape)}; it must hold whole numbers or class names"
+        f"{name} is {array.dtype} {list(array.shape)}; it must hold whole numbers or class names"
     )
 
 
@@ -98,19 +98,19 @@ def torch_listing(
     """List the images of torch data sets, whose items are (image, label)."""
     parts = [("train", train), *([("unlabeled", unlabeled)] if unlabeled is not None else [])]
     parts.append(("test", test))
-    for what, part in parts:
+    for name, part in parts:
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise TypeError(
-                f"{what} is a {type(part).__name__}; it must be a torch data set with a length and "
+                f"{name} is a {type(part).__name__}; it must be a torch data set with a length and "
                 "items (image, label)"
             )
-    items = [(what, part, place) for what, part in parts for place in range(len(part))]
+    items = [(name, part, place) for name, part in parts for place in range(len(part))]
     labels = np.array([_label(*item) for item in items], np.int64)
     names = classes if classes is not None else getattr(train, "classes", None)
     if names is None:
         names = [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
     return Listing(
-        names=[f"{what} image {place}" for what, _, place in items],
+        names=[f"{name} image {place}" for name, _, place in items],
         open=lambda number: _picture(*items[number]),
         labels=labels,
         trains=len(items) - len(test),
@@ -118,35 +118,35 @@ def torch_listing(
     )
 
 
-def _item(what: str, part: Any, place: int) -> tuple[Any, Any]:
+def _item(name: str, part: Any, place: int) -> tuple[Any, Any]:
     item = part[place]
     if isinstance(item, tuple | list) and len(item) >= 2:
         return item[0], item[1]
-    if what == "unlabeled":
+    if name == "unlabeled":
         return item, -1
     raise TypeError(
-        f"item {place} of {what} is a {type(item).__name__}; it must be a pair (image, label)"
+        f"item {place} of {name} is a {type(item).__name__}; it must be a pair (image, label)"
     )
 
 
-def _label(what: str, part: Any, place: int) -> int:
-    label = _item(what, part, place)[1]
-    if what == "unlabeled":
+def _label(name: str, part: Any, place: int) -> int:
+    label = _item(name, part, place)[1]
+    if name == "unlabeled":
         return -1
     try:
         return int(label)
     except (TypeError, ValueError):
         raise TypeError(
-            f"the label of item {place} of {what} is {label!r}; it must be a whole number"
+            f"the label of item {place} of {name} is {label!r}; it must be a whole number"
         ) from None
 
 
-def _picture(what: str, part: Any, place: int) -> Image.Image:
-    image = _item(what, part, place)[0]
+def _picture(name: str, part: Any, place: int) -> Image.Image:
+    image = _item(name, part, place)[0]
     if isinstance(image, Image.Image):
         return image.copy()
-    array = _array(image, f"the image of item {place} of {what}")
-    return npz.picture(_pixels(array[None], f"the image of item {place} of {what}")[0].numpy())
+    array = _array(image, f"the image of item {place} of {name}")
+    return npz.picture(_pixels(array[None], f"the image of item {place} of {name}")[0].numpy())
 
 
 def hf_listing(dataset: Any, image: str | None = None, label: str | None = None) -> Listing:

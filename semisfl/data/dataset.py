@@ -111,9 +111,9 @@ class Dataset:
 
     @classmethod
     def from_decoded(
-        cls, name: str, decoded: Decoded, shown: "NamedData | Dataset | None" = None
+        cls, name: str, decoded: Decoded, like: "NamedData | Dataset | None" = None
     ) -> "Dataset":
-        """Return decoded images as a data set, normalised as ``shown`` is, else by 0.5 and 0.5."""
+        """Return decoded images as a data set, normalised as ``like`` is, else by 0.5 and 0.5."""
         halves = (0.5,) * decoded.images.shape[1]
         holder = decoded.holder[: decoded.trains]
         holders = {
@@ -127,8 +127,8 @@ class Dataset:
             labels=torch.from_numpy(decoded.labels[: decoded.trains]),
             test_images=torch.from_numpy(decoded.images[decoded.trains :]),
             test_labels=torch.from_numpy(decoded.labels[decoded.trains :]),
-            mean=shown.mean if shown else halves,
-            std=shown.std if shown else halves,
+            mean=like.mean if like else halves,
+            std=like.std if like else halves,
             clients=holders or None,
             notes=decoded.notes,
         )

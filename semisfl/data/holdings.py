@@ -72,10 +72,10 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     area = (0.95 * side) ** 2 * counts[row, column] / max(counts.max(), 1)
     grid.scatter(places[column], row, s=np.maximum(area, 1), c=colours[column], linewidths=0)
     every = max(1, len(partition.clients) // 40)
-    shown = [0, *range(1, len(holders), every)]
+    ticks = [0, *range(1, len(holders), every)]
     clients = partition.names or map(str, range(len(partition.clients)))
     names = ["server", *map(_short, clients)]
-    grid.set_xticks(places[shown], [names[place] for place in shown], rotation=90)
+    grid.set_xticks(places[ticks], [names[place] for place in ticks], rotation=90)
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)
     grid.set_ylim(len(rows) - 0.4, -0.6)

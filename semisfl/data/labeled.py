@@ -68,7 +68,7 @@ class LabeledImages:
 
     def start(self, round_index: int, steps: int, view: LabeledView, views: int = 2) -> None:
         """Begin a round of ``steps`` with this ``view`` of the images, drawn ``views`` times."""
-        self._shown, self._mixes = tuple(_kinds(view, views)), view == "mixed"
+        self._view_kinds, self._mixes = tuple(_kinds(view, views)), view == "mixed"
         self._batches.start_from((round_index, steps, view, views), self._make)
         self._while_busy(
             lambda: self._batches.ahead((round_index + 1, steps, view, views), self._make)
@@ -106,14 +106,14 @@ class LabeledImages:
 
         With the view "both" these are the strong images and then the weak ones, each with its label.
         """
-        views = [self._batches.get(name) for name in self._shown]
+        views = [self._batches.get(name) for name in self._view_kinds]
         images, labels = self._mixed(views)
         self._batches.advance()
         return images, labels
 
     def next_two(self) -> tuple[Tensor, Labels, Tensor, Tensor]:
         """Return images and labels as `next` does, and a second view of the images, never mixed, with its labels."""
-        first, second, *weak = (self._batches.get(name) for name in self._shown)
+        first, second, *weak = (self._batches.get(name) for name in self._view_kinds)
         images, labels = self._mixed([first, *weak])
         plain = self._batches.extra("labels")
         self._batches.advance()

@@ -131,7 +131,7 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
     )
 
 
-def with_channels(x: np.ndarray, what: str) -> np.ndarray:
+def with_channels(x: np.ndarray, name: str) -> np.ndarray:
     """Return uint8 images as [n, C, H, W], from [n, H, W] or with 1 or 3 channels first or last."""
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
@@ -140,7 +140,7 @@ def with_channels(x: np.ndarray, what: str) -> np.ndarray:
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3):
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     raise ValueError(
-        f"{what} is {x.dtype} {list(x.shape)}; it must be uint8 [n, H, W], or have 1 or 3 "
+        f"{name} is {x.dtype} {list(x.shape)}; it must be uint8 [n, H, W], or have 1 or 3 "
         "channels first or last"
     )
 

@@ -90,11 +90,13 @@ def _dataset(
     like: Dataset | None,
     cache: Path | None,
 ) -> Dataset:
-    shown = like or entry
+    normalised_as = like or entry
     side = size or (entry.size if entry else None)
     sides = like.shape[1:] if like else (side, side) if side else None
-    decoded = cached.decoded(source, sides, len(shown.mean) if shown else None, cache)
-    return Dataset.from_decoded(source.name, decoded, shown)
+    decoded = cached.decoded(
+        source, sides, len(normalised_as.mean) if normalised_as else None, cache
+    )
+    return Dataset.from_decoded(source.name, decoded, normalised_as)
 
 
 def _checked(dataset: Dataset, tested: bool) -> Dataset:

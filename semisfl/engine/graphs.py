@@ -23,10 +23,13 @@ class Graphs:
     """Captured steps of one device; they share memory and know the generators they may draw from."""
 
     def __init__(
-        self, device: torch.device, capture: bool, whole: Callable[[], AbstractContextManager[None]]
+        self,
+        device: torch.device,
+        capture: bool,
+        around: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Surround every step with ``whole``: its precision, and a wait for its side streams at the end."""
-        self._device, self._capture, self._whole = device, capture, whole
+        """Surround every step with ``around``: its precision, and a wait for its side streams at the end."""
+        self._device, self._capture, self._around = device, capture, around
         self._pool: Any = None
         self._generators: list[torch.Generator] = []
 
@@ -46,7 +49,7 @@ class Graphs:
 
     def _plain(self, step: Step) -> Step:
         def run() -> None:
-            with self._whole():
+            with self._around():
                 step()
 
         return run

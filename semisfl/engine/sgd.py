@@ -163,8 +163,8 @@ class SGD:
             parts.append(self._flat(home, gradient))
             parts.append(self._zeros[: home.stop - home.start - home.size])
         first, last = self._homes[0], self._homes[-1]
-        whole = Home(self._weights, first.start, last.stop - first.start)
-        self._step_rows(whole, torch.cat(parts), None, share, regularisers)
+        span = Home(self._weights, first.start, last.stop - first.start)
+        self._step_rows(span, torch.cat(parts), None, share, regularisers)
 
     def _flat(self, home: Home, gradient: Tensor | None) -> Tensor:
         """Return a parameter's gradient in flat order; zero if it was not used: momentum and decay go on."""

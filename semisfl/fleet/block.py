@@ -148,8 +148,8 @@ class ClientBlock:
             use_generator(module, generator)
         self._decay = torch.ones(slots, device=self.hardware.device)
         if self.config.wire.teacher_once:
-            shown = slots * self.config.clients.steps * self.config.clients.batch
-            self._kept = KeptRows(shown, self._features, self.hardware.device)
+            rows = slots * self.config.clients.steps * self.config.clients.batch
+            self._kept = KeptRows(rows, self._features, self.hardware.device)
         self._sgd = SGD(self._students.parameters, self.config.optimizer, self.hardware.streams)
 
     @property
@@ -184,7 +184,7 @@ class ClientBlock:
         if not self._teacher_once:
             return StepFeatures(cleared, teacher, truth)
         place, new = self.batches.extra("place"), self.batches.extra("new")
-        return StepFeatures(cleared, self._kept.whole(place, new, teacher), truth, new)
+        return StepFeatures(cleared, self._kept.all_rows(place, new, teacher), truth, new)
 
     @property
     def _teacher_once(self) -> bool:

@@ -40,18 +40,18 @@ def scale_of(maximum: Tensor) -> Tensor:
 
 def quantised(values: Tensor, scale: Tensor, most: int) -> Tensor:
     """Return whole numbers from -``most`` to ``most``, as floats."""
-    whole = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
+    integers = (values / torch.where(scale > 0, scale, torch.inf)).mul_(most).round_()
     # Inf / Inf is NaN, which no integer can hold; the NaN scale marks the row instead.
-    return whole.nan_to_num_(nan=0.0)
+    return integers.nan_to_num_(nan=0.0)
 
 
-def restored(whole: Tensor, scale: Tensor, most: int) -> Tensor:
-    """Return the values that `quantised` rounded. Overwrites ``whole``, which holds floats.
+def restored(integers: Tensor, scale: Tensor, most: int) -> Tensor:
+    """Return the values that `quantised` rounded. Overwrites ``integers``, which holds floats.
 
     The divisor is a tensor: a GPU replaces division by a number with a product by its reciprocal.
     That differs from a CPU in the last bit and does not give the maximum back.
     """
-    return whole.div_(scale.new_full((), most)).mul_(scale)
+    return integers.div_(scale.new_full((), most)).mul_(scale)
 
 
 class Codec(ABC):
@@ -140,15 +140,15 @@ class RowScaled(Codec):
     ) -> Tensor:
         if len(parts) == 1:
             return parts[0].to(dtype)
-        whole, scale = parts
-        scale = scale.reshape(-1, *(1 for _ in whole.shape[1:]))
-        return restored(whole.to(torch.float32), scale, 127).to(dtype)
+        integers, scale = parts
+        scale = scale.reshape(-1, *(1 for _ in integers.shape[1:]))
+        return restored(integers.to(torch.float32), scale, 127).to(dtype)
 
     def canonical(self, parts: Sequence[Tensor], shape: Dimensions) -> bool:
         if len(parts) == 1:
             return True
-        whole, scale = parts
-        rows = whole.flatten(1)
+        integers, scale = parts
+        rows = integers.flatten(1)
         # In int8, |-128| overflows to itself: an extreme of -128 fails both comparisons below.
         extreme = torch.maximum(rows.amax(1), rows.amin(1).neg())
         holds = (extreme == 127) & (rows.amin(1) > -128) & (scale >= SMALLEST_SCALE)

@@ -28,15 +28,15 @@ def count_steps(
         if images is None:
             features += plan.steps * codec_named(wire.teacher_features).size(rows)
         else:
-            shown = _shown(config, plan, client, images[client])
-            features += codec_named(wire.teacher_features).size((shown, width))
+            distinct = _distinct_images(config, plan, client, images[client])
+            features += codec_named(wire.teacher_features).size((distinct, width))
         traffic.add("features", "up", client, features)
         gradients = plan.steps * codec_named(wire.gradients).size(rows)
         traffic.add("gradients", "down", client, gradients)
         traffic.add("model", "up", client, state_bytes(plan.bottom, wire.models))
 
 
-def _shown(config: Config, plan: SplitRound, client: int, images: int) -> int:
+def _distinct_images(config: Config, plan: SplitRound, client: int, images: int) -> int:
     """Return how many different images the client uses in the round."""
     batch = config.clients.batch
     drawn = draw_positions(config.seed, plan.index, client, images, plan.steps, batch)

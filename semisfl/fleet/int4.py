@@ -49,8 +49,8 @@ class GroupScaled(Codec):
         values = tensor.detach().to(torch.float32)
         if not has_rows(values.shape):
             return (values,)
-        whole, scale = self._quantised(values.flatten(1))
-        return self._packed(whole.flatten(1)[:, : prod(values.shape[1:])]), scale.squeeze(2)
+        integers, scale = self._quantised(values.flatten(1))
+        return self._packed(integers.flatten(1)[:, : prod(values.shape[1:])]), scale.squeeze(2)
 
     def _quantised(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return integers [row, group, value] as floats, and the groups' scales in bf16."""
@@ -75,20 +75,20 @@ class GroupScaled(Codec):
         if len(parts) == 1:
             return True
         packed, scale = parts
-        whole, length = self._unpacked(packed), prod(shape[1:])
-        extreme = self._grouped(whole[:, :length]).abs().amax(dim=2)
+        integers, length = self._unpacked(packed), prod(shape[1:])
+        extreme = self._grouped(integers[:, :length]).abs().amax(dim=2)
         holds = (extreme == 7) & (scale >= SMALLEST_SCALE) & scale.isfinite()
         empty = (extreme == 0) & ((scale == 0) | scale.isnan()) & ~scale.signbit()
-        return bool((holds | empty).all()) and not bool(whole[:, length:].any())
+        return bool((holds | empty).all()) and not bool(integers[:, length:].any())
 
     def roundtrip(self, tensor: Tensor) -> Tensor:
         """Return the result of `encode` and `decode`, without packing the bits."""
         if not has_rows(tensor.shape):
             return super().roundtrip(tensor)
         rows = tensor.detach().to(torch.float32).flatten(1)
-        whole, scale = self._quantised(rows)
+        integers, scale = self._quantised(rows)
         # Four bits have a single zero: adding 0.0 turns -0.0 into it.
-        values = restored(whole.add_(0.0), scale.to(torch.float32), 7).flatten(1)
+        values = restored(integers.add_(0.0), scale.to(torch.float32), 7).flatten(1)
         # What arrives keeps the memory format, as with the other codecs.
         return torch.empty_like(tensor).copy_(values[:, : rows.shape[1]].reshape(tensor.shape))
 
@@ -98,8 +98,8 @@ class GroupScaled(Codec):
         return F.pad(rows, (0, missing)).unflatten(1, (-1, self.group))
 
     @staticmethod
-    def _packed(whole: Tensor) -> Tensor:
-        four_bits = (F.pad(whole, (0, whole.shape[1] % 2)) + ZERO).to(torch.uint8)
+    def _packed(integers: Tensor) -> Tensor:
+        four_bits = (F.pad(integers, (0, integers.shape[1] % 2)) + ZERO).to(torch.uint8)
         return four_bits[:, 0::2] | (four_bits[:, 1::2] << 4)
 
     @staticmethod

@@ -54,7 +54,7 @@ class KeptRows:
     def __init__(self, count: int, width: int, device: torch.device) -> None:
         self._rows = torch.zeros(count + 1, width, device=device)
 
-    def whole(self, place: Tensor, new: Tensor, rows: Tensor) -> Tensor:
+    def all_rows(self, place: Tensor, new: Tensor, rows: Tensor) -> Tensor:
         """Return all rows; an image that was shown before has the row that crossed for it then."""
         self._rows.index_copy_(0, torch.where(new, place, len(self._rows) - 1), rows)
         return self._rows.index_select(0, place)
@@ -79,9 +79,9 @@ class TeacherRows:
         """Return how many rows come in this step."""
         return int(self._new[step].sum())
 
-    def whole(self, step: int, came: Tensor) -> Tensor:
+    def all_rows(self, step: int, received: Tensor) -> Tensor:
         """Return all rows of the step."""
         if self._kept is None:
-            self._kept = came.new_zeros(int(self._numbers.max()) + 1, came.shape[1])
-        self._kept[self._numbers[step][self._new[step]]] = came
+            self._kept = received.new_zeros(int(self._numbers.max()) + 1, received.shape[1])
+        self._kept[self._numbers[step][self._new[step]]] = received
         return self._kept[self._numbers[step]]

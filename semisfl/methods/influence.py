@@ -93,8 +93,8 @@ class Influence:
         share = self.settings.class_share
         if not self.on or share == 1:
             return confident
-        shown = F.one_hot(labels.clamp(min=0), self.classes) * confident.unsqueeze(1)
-        by_client = shown.view(len(features.clients), features.batch, -1)
+        used = F.one_hot(labels.clamp(min=0), self.classes) * confident.unsqueeze(1)
+        by_client = used.view(len(features.clients), features.batch, -1)
         counts = by_client.sum(1)
         allowed = ((counts.sum(0) - counts) * (share / (1 - share))).clamp(min=1)
         rank = by_client.cumsum(1)

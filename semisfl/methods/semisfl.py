@@ -119,12 +119,12 @@ class SemiSFL:
     def _supervised_step(self) -> None:
         """Take one step down f_s = H + T (line 4), and move the teacher (line 5)."""
         settings, student, teacher = self.settings, self.student, self.teacher
-        for_student, shown, for_teacher, labels = self.labeled.next_two()
+        for_student, targets, for_teacher, labels = self.labeled.next_two()
         student.train()
 
         def student_pass() -> tuple[Tensor, Tensor | None]:
             features = student.bottom(for_student)
-            loss = cross_entropy(student.top(features), *shown)  # H
+            loss = cross_entropy(student.top(features), *targets)  # H
             return loss, student.project(features) if settings.supervised_contrast else None
 
         def teacher_pass() -> References:
@@ -136,7 +136,7 @@ class SemiSFL:
         contrast = None
         if projections is not None:
             mask = None if settings.own_key else _own_key(labels, projections, references.keys)
-            contrast = contrastive(projections, shown.own, references, settings.temperature, mask)
+            contrast = contrastive(projections, targets.own, references, settings.temperature, mask)
             loss = loss + contrast  # T, Eq. (3)
         self.meter.add(loss_supervised=loss, loss_supervised_contrast=contrast)
         self.supervised_sgd.descend(loss)  # Line 4

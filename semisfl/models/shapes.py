@@ -112,10 +112,10 @@ def _same(layer: Layer, takes: Sides) -> tuple[Sides, int]:
 
 def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
     channels, height, width = _picture(takes)
-    for count, what in ((channels, "input channels"), (layer.channels, "channels")):
+    for count, dimension in ((channels, "input channels"), (layer.channels, "channels")):
         if count % layer.groups:
             raise ValueError(
-                f"has groups = {layer.groups}, which does not divide its {count} {what}"
+                f"has groups = {layer.groups}, which does not divide its {count} {dimension}"
             )
     sides = _window(height, width, layer.kernel, layer.stride, layer.padding)
     weights = layer.channels * (channels // layer.groups) * layer.kernel**2

@@ -156,11 +156,11 @@ def build(
     """Return a model by its name or table, cut; its initial weights follow from ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        whole = uncut(model, shape, classes)
+        layers = uncut(model, shape, classes)
         table = MODELS[model].table() if isinstance(model, str) else model
         outputs = [layer.gives for layer in place(table, shape, classes)]
         head = widest or widest_head(model, shape)
-        return split(whole, shape, cut, projector, projection, head, outputs)
+        return split(layers, shape, cut, projector, projection, head, outputs)
 
 
 def widest_head(model: str | Sequence[Layer], shape: Shape) -> int:

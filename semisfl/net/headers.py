@@ -92,5 +92,5 @@ def short(value: object) -> str:
 def listed(names: Any) -> str:
     """Return the first eight names in one line."""
     names = [str(name) for name in names]
-    shown = ", ".join(short(name) for name in names[:8])
-    return (shown or "none") + (", ..." if len(names) > 8 else "")
+    text = ", ".join(short(name) for name in names[:8])
+    return (text or "none") + (", ..." if len(names) > 8 else "")

@@ -36,15 +36,15 @@ class Advice:
         self._with_clients = False
         self._losses: list[float] = []
         self._lowest = math.inf
-        self._given: set[str] = set()
+        self._warned: set[str] = set()
 
     def after(self, metrics: RoundMetrics) -> list[str]:
         """Return the warnings that are new with this round."""
         self._look(metrics)
         new = {
-            key: text for key, text in self._warnings(metrics.round + 1) if key not in self._given
+            key: text for key, text in self._warnings(metrics.round + 1) if key not in self._warned
         }
-        self._given |= new.keys()
+        self._warned |= new.keys()
         return list(new.values())
 
     def _look(self, metrics: RoundMetrics) -> None:

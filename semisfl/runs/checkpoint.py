@@ -114,10 +114,10 @@ def read(path: Path) -> dict[str, Any]:
         )
     try:
         state = unflatten(json.loads(metadata["state"]), tensors)
-        whole = digest(state) == metadata["digest"]
+        intact = digest(state) == metadata["digest"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
-    if not whole:
+    if not intact:
         raise _damaged(path, "it does not match its hash")
     return state
 

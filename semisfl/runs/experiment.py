@@ -153,11 +153,11 @@ def fleet_setup(
                 f"the partition names images {indices.min()} to {indices.max()}; "
                 f"there are 0 to {len(data.images) - 1}"
             )
-    for what, own in (("labelled", partition.labeled), ("validation", partition.validation)):
+    for kind, own in (("labelled", partition.labeled), ("validation", partition.validation)):
         for client, images in enumerate(partition.clients):
             if len(both := np.intersect1d(own, images)):
                 raise ValueError(
-                    f"the partition gives client {client} {len(both)} of the {what} images, the first is "
+                    f"the partition gives client {client} {len(both)} of the {kind} images, the first is "
                     f"{both[0]}; leave them out, clients hold unlabelled images only"
                 )
     empty = [str(client) for client, images in enumerate(partition.clients) if not len(images)]

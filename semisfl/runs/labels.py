@@ -25,9 +25,9 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     flat = [
         flatten({key: item for key, item in one.items() if key not in other}) for one in configs
     ]
-    whole = in_full(flat)
-    groups = _groups(flat, whole, [one.get("seed", 0) for one in configs])
-    firsts = [whole[places[0]] for places in groups]
+    complete = in_full(flat)
+    groups = _groups(flat, complete, [one.get("seed", 0) for one in configs])
+    firsts = [complete[places[0]] for places in groups]
     labels = {}
     for method in {first["method"] for first in firsts}:
         rivals = [place for place, first in enumerate(firsts) if first["method"] == method]
@@ -38,11 +38,11 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 
 
 def _groups(
-    configs: Sequence[Flat], whole: Sequence[Flat], seeds: Sequence[object]
+    configs: Sequence[Flat], complete: Sequence[Flat], seeds: Sequence[object]
 ) -> list[list[int]]:
     """Group places by all settings that matter; by all settings where a seed would be there twice."""
     groups = []
-    for places in _by({k: v for k, v in one.items() if k not in UNSEEN} for one in whole):
+    for places in _by({k: v for k, v in one.items() if k not in UNSEEN} for one in complete):
         if len({seeds[place] for place in places}) == len(places):
             groups.append(places)
         else:

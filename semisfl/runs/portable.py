@@ -116,10 +116,10 @@ def _chosen(data: Dataset, places: np.ndarray) -> tuple[Tensor, Tensor]:
 
 def _digest(images: Tensor, labels: Tensor) -> str:
     """Return the SHA-256 of a shape, pixels and labels."""
-    whole = hashlib.sha256(str(tuple(images.shape)).encode())
+    digest = hashlib.sha256(str(tuple(images.shape)).encode())
     for tensor in (images, labels):
-        whole.update(tensor.contiguous().numpy().data)
-    return whole.hexdigest()
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _table(config: Config, own: nn.Sequential | None) -> list[dict[str, Any]] | None:

@@ -50,4 +50,4 @@ class Scores:
 def shares(parts: np.ndarray, wholes: np.ndarray) -> list[float | None]:
     """Return the parts in percent of their wholes; None where the whole is 0."""
     pairs = zip(parts.tolist(), wholes.tolist(), strict=True)
-    return [100 * part / whole if whole else None for part, whole in pairs]
+    return [100 * part / total if total else None for part, total in pairs]

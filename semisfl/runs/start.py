@@ -191,10 +191,10 @@ def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:
             f"the run began with the classes {', '.join(before['classes'])}, and the images now "
             f"have {', '.join(now['classes'])}; continue it with the images it had"
         )
-    for key, what in (("labeled", "labelled"), ("tested_on", "test")):
+    for key, kind in (("labeled", "labelled"), ("tested_on", "test")):
         if before.get(key, now[key]) != now[key]:
             log.warning(
-                "the run began with %d %s images and goes on with %d", before[key], what, now[key]
+                "the run began with %d %s images and goes on with %d", before[key], kind, now[key]
             )
 
 

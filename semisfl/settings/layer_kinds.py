@@ -33,10 +33,10 @@ class Row(BaseModel):
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]+$", max_length=40)
 
     @model_serializer(mode="wrap")
-    def _brief(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _brief(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {
             key: value
-            for key, value in whole(self).items()
+            for key, value in serialize(self).items()
             if key == "kind" or getattr(self, key) != type(self).model_fields[key].default
         }
 

@@ -181,20 +181,21 @@ _STRICTER: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def stricter(own: DevicePolicy, asked: Policy) -> DevicePolicy:
+def stricter(own: DevicePolicy, run_policy: Policy) -> DevicePolicy:
     """Return the stricter of both in every line; a device's own lines stay as they are.
 
     ``codec`` is the device's ``own`` if it has any: the settings of a run are checked against both
     policies.
     """
     chosen = {
-        name: choose(getattr(own, name), getattr(asked, name)) for name, choose in _STRICTER.items()
+        name: choose(getattr(own, name), getattr(run_policy, name))
+        for name, choose in _STRICTER.items()
     }
     # Noise is in units of the clip: where the other side's clip is smaller, the amount must not shrink.
     for clip, noise in (("clip", "noise"), ("update_clip", "update_noise")):
         amounts = [
             getattr(side, noise) * getattr(side, clip)
-            for side in (own, asked)
+            for side in (own, run_policy)
             if getattr(side, clip) is not None
         ]
         if amounts and chosen[clip]:

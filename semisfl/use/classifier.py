@@ -175,8 +175,8 @@ class Classifier:
         """Return the same model cut at another layer."""
         self.need(*PARTS)
         bottom, top = cut_layers(self.network)
-        whole = nn.Sequential(OrderedDict([*bottom, *top]))
-        again = split(whole, self.shape, cut, "none")
+        layers = nn.Sequential(OrderedDict([*bottom, *top]))
+        again = split(layers, self.shape, cut, "none")
         described = replace(self.description, cut=cut)
         return Classifier(described, again, self.digest, self.path).to(self.device)
 

@@ -29,7 +29,7 @@ def write(model: Classifier, path: Path) -> None:
 def card(model: Classifier) -> str:
     about = model.description
     sections = {
-        "What it is": _what(model),
+        "What it is": _about_model(model),
         "Intended use": _use(about),
         "Trained on": _data(about),
         "How good it is": _quality(about),
@@ -89,7 +89,7 @@ def _title(method: str) -> str:
         return method
 
 
-def _what(model: Classifier) -> str:
+def _about_model(model: Classifier) -> str:
     about = model.description
     channels, height, width = about.shape
     names = ", ".join(about.classes)

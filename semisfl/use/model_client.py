@@ -36,7 +36,7 @@ from semisfl.use.classifier import (
 from semisfl.use.model_connection import ModelConnection, described
 from semisfl.use.model_file import load
 from semisfl.use.pictures import content_digest
-from semisfl.use.served_model import ServedModel, shown
+from semisfl.use.served_model import ServedModel, text_of_model
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class ModelClient:
                 f"{self._address} serves the top alone, or is of an earlier version; give its bottom "
                 "as a file, --bottom"
             )
-        self._owner.approval.check(model, shown)
+        self._owner.approval.check(model, text_of_model)
         # Tensors on "meta" take no memory: the top, which stays on the server, is never allocated.
         with torch.device("meta"):
             network = build(

@@ -89,14 +89,14 @@ def find(path: Path) -> Path:
 
 
 def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:
-    held = state.get("model") or _of_an_older_run(file, state)
+    model = state.get("model") or _of_an_older_run(file, state)
     try:
-        described, weights = Description.of(held["description"]), held["weights"]
+        described, weights = Description.of(model["description"]), model["weights"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe its model: {error!r}") from error
     # A file of one half holds the digest of the whole model.
-    whole = {"classes": list(described.classes), "weights": weights}
-    return described, weights, held.get("digest") or checkpoint.digest(whole)
+    content = {"classes": list(described.classes), "weights": weights}
+    return described, weights, model.get("digest") or checkpoint.digest(content)
 
 
 def _of_an_older_run(file: Path, state: dict[str, Any]) -> dict[str, Any]:

@@ -125,9 +125,9 @@ class ModelServer:
             identity = "?"
             try:
                 if self._trust is not None:
-                    shown = self._trust.shown(context)
-                    identity = shown.name
-                    self._trust.admit(shown)
+                    certificate = self._trust.certificate_of(context)
+                    identity = certificate.name
+                    self._trust.admit(certificate)
                 with self._places.place(identity):
                     await self._answer(answer, identity, context)
                 return

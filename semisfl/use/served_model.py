@@ -50,7 +50,7 @@ class ServedModel:
         """Return the model of a server's description; raise `WireError` for any value out of its range."""
         try:
             fields = json.loads(text)
-            channels, height, width = (_whole(side) for side in fields["shape"])
+            channels, height, width = (_integer(side) for side in fields["shape"])
             rows, cut = fields["layers"], fields["cut"]
             model = cls(
                 tuple(_word(name) for name in fields["classes"]),
@@ -58,9 +58,9 @@ class ServedModel:
                 tuple(float(value) for value in fields["mean"]),
                 tuple(float(value) for value in fields["std"]),
                 None if rows is None else parse_layers(rows),
-                _word(cut) if isinstance(cut, str) else None if cut is None else _whole(cut),
+                _word(cut) if isinstance(cut, str) else None if cut is None else _integer(cut),
                 _word(fields["identity"]),
-                _whole(fields["features"]),
+                _integer(fields["features"]),
                 fields.get("bottom"),
             )
             model._check()
@@ -124,7 +124,7 @@ class ServedModel:
         return rows
 
 
-def shown(model: ServedModel) -> str:
+def text_of_model(model: ServedModel) -> str:
     """Return the model as lines of printable text."""
     return printable(_lines(model))
 
@@ -149,7 +149,7 @@ def _lines(model: ServedModel) -> Iterator[str]:
     )
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int:
         raise ValueError(f"{value!r:.60} is no whole number")
     return value

@@ -173,8 +173,8 @@ class Guard:
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(credentials, self._token):
             return None
-        shown = parse_qs(request.url.query).get("token", [""])[0]
-        if request.url.path == "/" and _same(shown, self._token):
+        token = parse_qs(request.url.query).get("token", [""])[0]
+        if request.url.path == "/" and _same(token, self._token):
             # Remove the token from the address bar, and from links copied out of it.
             response = Response(status_code=303, headers={"location": "/"})
             response.set_cookie(
@@ -188,5 +188,5 @@ class Guard:
         )
 
 
-def _same(shown: str, right: str) -> bool:
-    return hmac.compare_digest(shown.encode(), right.encode())
+def _same(token: str, right: str) -> bool:
+    return hmac.compare_digest(token.encode(), right.encode())

@@ -43,7 +43,7 @@ class Listener(socket.socket):
         share = limits.connections if files == resource.RLIM_INFINITY else files // SHARE
         self._room = max(1, min(limits.connections, share))
         self._taken: list[socket.socket] = []
-        self._told = -HOUR
+        self._last_warning = -HOUR
 
     def accept(self) -> tuple[socket.socket, Any]:
         try:
@@ -65,8 +65,8 @@ class Listener(socket.socket):
     def _tell(self, text: str) -> None:
         """Log a warning, at most once an hour."""
         now = time.monotonic()
-        if now - self._told >= HOUR:
-            self._told = now
+        if now - self._last_warning >= HOUR:
+            self._last_warning = now
             log.warning("%s:%d: %s", *self.getsockname()[:2], text)
 
 

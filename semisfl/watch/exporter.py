@@ -88,12 +88,14 @@ class Exporter:
         yield _gauge("semisfl_clients_enrolled", "devices that have a place", self._gate.enrolled())
         yield _gauge("semisfl_clients_needed", "network.quorum", self._gate.needed)
         yield _gauge("semisfl_waiting", "1 while no round can begin", self._gate.waiting())
-        for event, name, what in (
+        for event, name, description in (
             ("refused", "semisfl_refusals", "devices not let in, or shown the door"),
             ("left_out", "semisfl_left_out", "times that a device was left out of a round"),
             ("here", "semisfl_arrivals", "times that a device came in"),
         ):
-            yield CounterMetricFamily(name, what + ", since the start", value=events.get(event, 0))
+            yield CounterMetricFamily(
+                name, description + ", since the start", value=events.get(event, 0)
+            )
         yield CounterMetricFamily(
             "semisfl_round_seconds", "time of all rounds since the start", value=self._seconds
         )
@@ -126,6 +128,6 @@ class Exporter:
         yield sent
 
 
-def _gauge(name: str, what: str, value: Any) -> GaugeMetricFamily:
+def _gauge(name: str, description: str, value: Any) -> GaugeMetricFamily:
     """Return a gauge, without a sample where there is no value."""
-    return GaugeMetricFamily(name, what, value=value)
+    return GaugeMetricFamily(name, description, value=value)

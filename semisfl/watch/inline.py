@@ -26,7 +26,7 @@ def page(runs: Runs) -> str:
     data = json.dumps(runs.everything(), allow_nan=False, default=str).replace("<", "\\u003c")
     style = page_file("page.css")
     library = plotly_script()
-    scripts = [_whole(library), *map(page_file, SCRIPTS)]
+    scripts = [_complete(library), *map(page_file, SCRIPTS)]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
         "style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -41,7 +41,7 @@ def page(runs: Runs) -> str:
     return re.sub(r"<!-- body -->.*<!-- /body -->", lambda _: body, html, flags=re.DOTALL)
 
 
-def _whole(script: str) -> str:
+def _complete(script: str) -> str:
     """Return JSON that is safe inside a page: its texts may contain a script's end tag."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

@@ -30,9 +30,9 @@ class Lines:
             anew = self._inode != 0
             self._offset = self._inode = 0
             return anew, []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return anew, whole.splitlines()
+        lines_read = data[: data.rfind(b"\n") + 1]
+        self._offset += len(lines_read)
+        return anew, lines_read.splitlines()
 
 
 def text_from(path: Path, start: int) -> tuple[list[str], int]:
@@ -46,6 +46,6 @@ def text_from(path: Path, start: int) -> tuple[list[str], int]:
             data = file.read(MOST_LOG)
     except OSError:
         return [], 0
-    whole = data[: data.rfind(b"\n") + 1]
-    lines = whole.decode("utf-8", "replace").splitlines()
-    return (lines[1:] if latest and begin else lines), begin + len(whole)
+    lines_read = data[: data.rfind(b"\n") + 1]
+    lines = lines_read.decode("utf-8", "replace").splitlines()
+    return (lines[1:] if latest and begin else lines), begin + len(lines_read)

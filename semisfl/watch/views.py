@@ -221,8 +221,8 @@ def _summary(followed: Followed) -> Plain:
         "rounds": followed.rounds,
         "judged_on": judged_on(config),
         "chance": 100 / classes if classes else None,
-        "first_test": min(_whole(config, "runtime", "evaluate_every", 1), followed.rounds),
-        "first_clients": _whole(config, "server", "pretrain_rounds", 0) + 1,
+        "first_test": min(_integer(config, "runtime", "evaluate_every", 1), followed.rounds),
+        "first_clients": _integer(config, "server", "pretrain_rounds", 0) + 1,
         "accuracy": standing.accuracy,
         "best": standing.best,
         "bytes": standing.bytes,
@@ -232,7 +232,7 @@ def _summary(followed: Followed) -> Plain:
     }
 
 
-def _whole(config: Mapping[str, Any], section: str, key: str, default: int) -> int:
+def _integer(config: Mapping[str, Any], section: str, key: str, default: int) -> int:
     """Return a whole number of a file that may be from another version."""
     value = config.get(section, {}).get(key)
     return value if isinstance(value, int) else default

@@ -85,8 +85,8 @@ def test_after_fifty_steps_a_mean_moves_by_its_decay() -> None:
     by.load_state_dict({**by.state_dict(), "client_steps": torch.full((3,), 1000.0)})
     mix = by.state_dict()["client_mix"][0].clone()
     label(by, SURE)
-    shown = corrected_for(0, mix, SURE).mean(0)
-    assert torch.allclose(by.state_dict()["client_mix"][0], mix + 0.02 * (shown - mix), atol=1e-6)
+    mean = corrected_for(0, mix, SURE).mean(0)
+    assert torch.allclose(by.state_dict()["client_mix"][0], mix + 0.02 * (mean - mix), atol=1e-6)
 
 
 def test_predictions_are_aligned_with_the_labelled_images() -> None:

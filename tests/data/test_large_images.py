@@ -56,7 +56,7 @@ def test_bombs_in_the_folder_of_a_device(bombs: Path) -> None:
 
     words = ("--memory", "300MB")
     ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
-    assert [item.kind for item in server.heard][:2] == ["hello", "ready"], ended
+    assert [item.kind for item in server.received][:2] == ["hello", "ready"], ended
     assert 0 < ended.peak < MOST, ended
 
 
@@ -67,7 +67,7 @@ def test_an_image_beyond_the_budget_is_left_out_by_name(bombs: Path) -> None:
 
     words = ("--memory", "60MB")
     ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
-    assert [item.kind for item in server.heard][:2] == ["hello", "ready"], ended
+    assert [item.kind for item in server.received][:2] == ["hello", "ready"], ended
     assert "bomb0.png' is left out: a 8192x8192 PNG takes" in ended.output
 
 

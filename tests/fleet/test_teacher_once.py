@@ -143,7 +143,7 @@ def test_a_server_puts_back_what_crossed_before() -> None:
         for image in fresh:
             seen[image] = value = value + 1
         received = torch.tensor([[seen[image]] for image in fresh]).reshape(-1, 1)
-        assert rows.whole(step, received).flatten().tolist() == [seen[image] for image in drawn]
+        assert rows.all_rows(step, received).flatten().tolist() == [seen[image] for image in drawn]
 
 
 @pytest.mark.parametrize("images", [20, 21, 500])
@@ -157,7 +157,7 @@ def test_a_server_draws_nothing_for_a_client_with_more_images_than_a_round_shows
     for step in range(4):
         assert rows.new(step) == 5
         received = torch.arange(5.0).unsqueeze(1) + 10 * step
-        assert torch.equal(rows.whole(step, received), received)
+        assert torch.equal(rows.all_rows(step, received), received)
 
 
 # --- refusals --------------------------------------------------------------------------------------------

@@ -94,18 +94,19 @@ def test_a_client_that_leaves_keeps_its_own_means(name: str) -> None:
 
 
 def test_both_views_are_the_strong_and_the_weak_one_of_the_same_images() -> None:
-    shown = {}
+    batches = {}
     for view in ("strong", "weak", "both"):
         experiment = toy.assemble("semisfl", f"server.labeled_view={view}")
         labeled = method_of(experiment).labeled
         labeled.start(0, 2, view)  # type: ignore[arg-type]
-        shown[view] = labeled.next_two()
-    first, _, second, labels = shown["both"]
+        batches[view] = labeled.next_two()
+    first, _, second, labels = batches["both"]
     assert len(first) == 2 * len(labels) == 2 * len(second)
-    assert torch.equal(first[: len(labels)], shown["strong"][0])
-    assert torch.equal(second, shown["strong"][2]) and torch.equal(labels, shown["strong"][3])
+    assert torch.equal(first[: len(labels)], batches["strong"][0])
+    assert torch.equal(second, batches["strong"][2]) and torch.equal(labels, batches["strong"][3])
     # A weak view of its own: not cut out, not recoloured, of the same images.
-    assert not torch.equal(first[len(labels) :], shown["weak"][0])
+    assert not torch.equal(first[len(labels) :], batches["weak"][0])
     assert (
-        float((first[len(labels) :].mean((2, 3)) - shown["weak"][0].mean((2, 3))).abs().max()) < 0.2
+        float((first[len(labels) :].mean((2, 3)) - batches["weak"][0].mean((2, 3))).abs().max())
+        < 0.2
     )

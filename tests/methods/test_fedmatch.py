@@ -157,8 +157,8 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
     count = len(toy.partition(toy.dataset()).clients[1])
     rng = seeds.generator(settings.seed, "batches", 3, 1)
     places = draw_batches(rng, count, 4, 8)
-    plain = toy.shown(settings, "plain", "plain", places, 3, 1)
-    strong = toy.shown(settings, "strong", "strong", places, 3, 1)
+    plain = toy.views(settings, "plain", "plain", places, 3, 1)
+    strong = toy.views(settings, "strong", "strong", places, 3, 1)
     optimizer = toy.sgd(psi, settings, 0.1)
     kept = 0
     for step in range(4):

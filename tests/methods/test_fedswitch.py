@@ -67,8 +67,8 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, by_teacher: bool) -> N
         optimizer = toy.sgd(mine, settings, 0.1)
         rng = seeds.generator(settings.seed, "batches", 2, client)
         places = draw_batches(rng, len(shards[client]), 4, 8)
-        strong = toy.shown(settings, "strong", "strong", places, 2, client)
-        weak = toy.shown(settings, "weak", "weak", places, 2, client)
+        strong = toy.views(settings, "strong", "strong", places, 2, client)
+        weak = toy.views(settings, "weak", "weak", places, 2, client)
         kept = 0
         for step in range(4):
             with torch.no_grad():
@@ -103,7 +103,7 @@ def test_the_student_labels_where_its_predictions_are_uneven() -> None:
     skews = {}
     for client in (0, 2):
         count = len(toy.partition(toy.dataset()).clients[client])
-        weak = toy.shown(
+        weak = toy.views(
             experiment.config, "weak", "predict-weak", np.arange(count)[:, None], 8, client
         )
         with torch.no_grad():
@@ -203,7 +203,7 @@ def test_split_form_equals_a_plain_loop_over_clients_and_modes() -> None:
         rng = seeds.generator(settings.seed, "batches", 1, client)
         places = draw_batches(rng, len(shards[client]), 4, 8)
         views.append(
-            [toy.shown(settings, kind, kind, places, 1, client) for kind in ("strong", "weak")]
+            [toy.views(settings, kind, kind, places, 1, client) for kind in ("strong", "weak")]
         )
     sums = torch.zeros(3, 4)
     for step in range(4):

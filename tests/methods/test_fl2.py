@@ -77,14 +77,14 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.Mo
     (result,) = experiment.fleet.train(FL2Work(), plan)
 
     count = len(toy.partition(toy.dataset()).clients[client])
-    weak = toy.shown(settings, "weak", "predict-weak", np.arange(count)[:, None], 1, client)[:, 0]
+    weak = toy.views(settings, "weak", "predict-weak", np.arange(count)[:, None], 1, client)[:, 0]
     with torch.no_grad():
         chosen = choose(model.eval()(weak).softmax(1), 0.32)
     kept = np.flatnonzero(chosen.kept.numpy())
     assert 0 < len(kept) < count and 0 < int(chosen.sure.sum()) < count
     rng = seeds.generator(settings.seed, "batches", 1, client)
     places = kept[draw_batches(rng, len(kept), 4, 8)]
-    strong = toy.shown(settings, "strong", "strong", places, 1, client)
+    strong = toy.views(settings, "strong", "strong", places, 1, client)
     optimizer = toy.sgd(model, settings, 0.1)
     model.train()
     for step in range(4):

@@ -26,9 +26,9 @@ def test_semifl_mixes_images_with_their_own_labels() -> None:
                 labels[name] = tensor
                 set_buffer(name, tensor)
 
-            def watch_images(name: str, view: Any, shown: np.ndarray) -> None:
-                indices[name] = shown
-                draw_view(name, view, shown)
+            def watch_images(name: str, view: Any, rows: np.ndarray) -> None:
+                indices[name] = rows
+                draw_view(name, view, rows)
 
             # Neighbouring images have different labels, all of them confident.
             predicted = torch.eye(toy.CLASSES)[torch.arange(client.count) % toy.CLASSES]

@@ -69,7 +69,7 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.Mo
     (result,) = experiment.fleet.train(SemiFLWork(), plan)
 
     count = len(toy.partition(toy.dataset()).clients[client])
-    weak = toy.shown(settings, "weak", "predict-weak", np.arange(count)[:, None], 1, client)[:, 0]
+    weak = toy.views(settings, "weak", "predict-weak", np.arange(count)[:, None], 1, client)[:, 0]
     with torch.no_grad():
         confidence, labels = model.eval()(weak).softmax(1).max(1)
     kept = np.flatnonzero(confidence.numpy() >= threshold)
@@ -80,9 +80,9 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.Mo
     other = pool[draw_batches(rng, len(pool), 4, 8)]
     weights = rng.beta(0.75, 0.75, size=4)
     assert set(fix.flatten()) <= set(kept)
-    strong = toy.shown(settings, "strong", "strong", fix, 1, client)
-    weak_fix = toy.shown(settings, "weak", "weak_fix", fix, 1, client)
-    weak_mix = toy.shown(settings, "weak", "weak_mix", other, 1, client)
+    strong = toy.views(settings, "strong", "strong", fix, 1, client)
+    weak_fix = toy.views(settings, "weak", "weak_fix", fix, 1, client)
+    weak_mix = toy.views(settings, "weak", "weak_mix", other, 1, client)
     optimizer = toy.sgd(model, settings, 0.1)
     model.train()
     for step in range(4):
@@ -108,7 +108,7 @@ def test_a_client_without_a_confident_image_is_left_out() -> None:
     best = {}
     for client in count:
         places = np.arange(count[client])[:, None]
-        weak = toy.shown(experiment.config, "weak", "predict-weak", places, 0, client)[:, 0]
+        weak = toy.views(experiment.config, "weak", "predict-weak", places, 0, client)[:, 0]
         with torch.no_grad():
             best[client] = float(method.model.eval()(weak).softmax(1).max())
     order = sorted(best, key=lambda client: best[client])

@@ -164,7 +164,7 @@ def labelled(
         sigma = copy.deepcopy(model)
         sigma.load_state_dict(plan.send["sigma"])
         model.load_state_dict({**plan.send["psi"], **joined(sigma, plan.send["psi"])})
-    images = toy.shown(config, view, purpose, positions, 0, client).flatten(0, 1)
+    images = toy.views(config, view, purpose, positions, 0, client).flatten(0, 1)
     with torch.no_grad():
         confidence, labels = model.eval()(images).softmax(1).max(1)
     return confidence, labels, positions.flatten()

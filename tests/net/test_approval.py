@@ -18,7 +18,7 @@ from semisfl.net.client.approval import Approval, NotAccepted
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.join import join
 from semisfl.net.client.rejection import Rejected
-from semisfl.net.client.shown_terms import shown
+from semisfl.net.client.shown_terms import text_of_terms
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server import listener
@@ -179,7 +179,7 @@ def test_an_answer_is_remembered_and_changed_terms_are_asked_about_again(tmp_pat
     Approval(file=file, ask=ask).check(terms())
     Approval(file=file, ask=ask).check(terms())
     Approval(file=file).check(terms())
-    assert len(asked) == 1 and asked[0] == shown(terms())
+    assert len(asked) == 1 and asked[0] == text_of_terms(terms())
     assert file.stat().st_mode & 0o777 == 0o600
     other = terms(data={"augment": {"cutout": 0}})
     for _ in range(2):
@@ -201,18 +201,18 @@ def test_a_folder_that_cannot_be_written_keeps_no_answer_and_says_so(
 
 
 def test_the_shown_terms_say_what_a_layer_is_not_what_it_is_called() -> None:
-    lying = shown(terms(**ATTACKS["a 1x1 convolution called flatten"]))
+    lying = text_of_terms(terms(**ATTACKS["a 1x1 convolution called flatten"]))
     assert "1 conv channels=1 kernel=1 stride=1" in lying and "(flatten)" in lying
-    text = shown(terms())
+    text = text_of_terms(terms())
     assert text.isascii() and terms().digest in text
     # 4 channels of 14 x 14 pixels, twice, as fp32; 3 x 3 weights and a bias for each channel.
     assert "two views of 784 values, 6,272 bytes (an image has 256 values)" in text
     assert "40 parameters in the first 3 of 4 layers" in text
     assert "flip on, cutout 4" in text and "4 images each" in text
-    whole = shown(terms(method="fedswitch"))
-    assert "WHOLE MODELS of 3,180 values" in whole and "iid_threshold" in whole
+    full_model = text_of_terms(terms(method="fedswitch"))
+    assert "WHOLE MODELS of 3,180 values" in full_model and "iid_threshold" in full_model
     with pytest.raises(WireError, match="cannot be cut at 9"):
-        shown(terms(model={"layers": HONEST, "cut": 9}))
+        text_of_terms(terms(model={"layers": HONEST, "cut": 9}))
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_inspect_shows_a_servers_terms_and_takes_no_place(
         for _ in range(2):
             assert main(["inspect", net.address, "--certs", str(folder)]) == 0
         printed = capsys.readouterr().out
-        assert printed == 2 * (shown(net.fleet.terms) + "\n")
+        assert printed == 2 * (text_of_terms(net.fleet.terms) + "\n")
         assert main(["inspect", net.address, "--certs", str(folder), "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert answer["digest"] == net.fleet.terms.digest

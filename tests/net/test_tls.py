@@ -468,7 +468,7 @@ def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> 
         net.fleet.wait_ready()
         assert net.fleet.wait_for(1, 10)
         (session,) = net.fleet._listener.table.enrolled.values()
-        assert session.shown is not None and session.shown.serial == renewed.serial
+        assert session.certificate is not None and session.certificate.serial == renewed.serial
         assert client.error is None
 
 

@@ -22,7 +22,7 @@ from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
 from semisfl.use.model_server import ModelServer
-from semisfl.use.served_model import ServedModel, shown
+from semisfl.use.served_model import ServedModel, text_of_model
 from tests import toy
 from tests.net.rogue_server import run_device
 from tests.use.serving import connect, served
@@ -140,9 +140,9 @@ def test_the_owner_sees_the_layers_and_not_their_names(server: ModelServer) -> N
     plain = json.loads(server._about)
     plain["layers"][0]["name"] = "safe_flatten"
     plain["classes"][0] = "\x1b[2Jcat"
-    text = shown(ServedModel.from_text(json.dumps(plain)))
+    text = text_of_model(ServedModel.from_text(json.dumps(plain)))
     assert "1 conv " in text and "(safe_flatten)" in text
-    assert "\x1b" not in text and server.terms.digest in shown(server.terms)
+    assert "\x1b" not in text and server.terms.digest in text_of_model(server.terms)
 
 
 # --- what leaves ---------------------------------------------------------------------------------

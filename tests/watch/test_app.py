@@ -215,4 +215,4 @@ def test_a_page_of_nothing_or_that_cannot_be_written_is_refused(
 
 
 def test_a_library_that_speaks_of_a_scripts_end_does_not_end_it() -> None:
-    assert "</script" not in inline._whole('x = "</script><!--"')
+    assert "</script" not in inline._complete('x = "</script><!--"')

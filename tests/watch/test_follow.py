@@ -121,21 +121,21 @@ def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Pat
 
 
 def test_a_run_keeps_its_colour_and_name_whatever_others_appear(tmp_path: Path) -> None:
-    def shown(runs: Runs) -> dict[str, tuple[int, str]]:
+    def colours_and_labels(runs: Runs) -> dict[str, tuple[int, str]]:
         return {run["name"]: (run["colour"], run["title"]) for run in runs.listing()["runs"]}
 
     runs = Runs([tmp_path])
     begun(tmp_path / "m").unlock()
     begun(tmp_path / "n", "optimizer.lr=0.5").unlock()
-    before = shown(runs)
+    before = colours_and_labels(runs)
     assert before == {"m": (0, "SemiSFL"), "n": (1, "SemiSFL")}
     begun(tmp_path / "a", "optimizer.lr=0.1").unlock()  # its name comes before theirs
     begun(tmp_path / "z", "seed=5").unlock()
     after = before | {"a": (2, "SemiSFL"), "z": (0, "SemiSFL")}
-    assert shown(runs) == after, "runs that differ in their seed share a colour"
-    assert shown(Runs([tmp_path])) == after, "also for a page that is opened later"
+    assert colours_and_labels(runs) == after, "runs that differ in their seed share a colour"
+    assert colours_and_labels(Runs([tmp_path])) == after, "also for a page that is opened later"
     (tmp_path / "n" / "config.toml").write_text((tmp_path / "a" / "config.toml").read_text())
-    assert shown(runs) == after, "settings that change at a resume do not matter"
+    assert colours_and_labels(runs) == after, "settings that change at a resume do not matter"
 
 
 def test_guessing_counts_only_classes_that_have_labels(tmp_path: Path) -> None:

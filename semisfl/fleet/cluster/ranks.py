@@ -47,10 +47,10 @@ class Launch:
     world: int
     max_restarts: int
 
-    def device(self, asked: str) -> str:
+    def device(self, option: str) -> str:
         """Return the device of this rank for ``--device``: a GPU of its own if there are any."""
-        if asked not in ("auto", "cuda") or not (count := torch.cuda.device_count()):
-            return asked
+        if option not in ("auto", "cuda") or not (count := torch.cuda.device_count()):
+            return option
         if self.local_rank >= count:
             raise ConfigError(
                 f"rank {self.rank} is the {self.local_rank + 1}. on a machine with {count} GPUs; "
@@ -219,8 +219,8 @@ def _meet(store: Any, rank: int, world: int) -> str:
 def _encoded(values: Mapping[str, Any]) -> list[Tensor]:
     body = json.dumps(values).encode()
     body = len(body).to_bytes(LENGTH, "little") + body.ljust(HEAD - LENGTH)
-    whole = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    return [part for part in (whole[:HEAD], whole[HEAD:]) if len(part)]
+    content = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    return [part for part in (content[:HEAD], content[HEAD:]) if len(part)]
 
 
 def _length_after(head: Tensor) -> int:

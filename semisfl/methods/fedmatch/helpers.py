@@ -41,13 +41,13 @@ class Helpers:
         self._shelf = shelf
         self._embeddings: dict[int, Tensor] = {}
         self._latest: dict[int, str] = {}
-        self._given: dict[int, list[str]] = {}
+        self._helpers: dict[int, list[str]] = {}
 
     def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
         self._embeddings[client] = embedding
         self._latest[client] = f"{client}@{round_index}"
         self._shelf.put(self._latest[client], upload)
-        needed = {*self._latest.values(), *(key for keys in self._given.values() for key in keys)}
+        needed = {*self._latest.values(), *(key for keys in self._helpers.values() for key in keys)}
         self._shelf.keep(needed)
 
     def choose(self, clients: Collection[int], count: int) -> None:
@@ -55,24 +55,24 @@ class Helpers:
         for client in clients:
             if client in self._embeddings:
                 chosen = nearest(self._embeddings, client, count)
-                self._given[client] = [self._latest[helper] for helper in chosen]
+                self._helpers[client] = [self._latest[helper] for helper in chosen]
 
     def forget(self) -> None:
         """Take the helpers of every client."""
-        self._given.clear()
+        self._helpers.clear()
 
     def of(self, client: int) -> dict[str, State]:
         """``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
         return {
             f"helper{place}": self._shelf.get(key)
-            for place, key in enumerate(self._given.get(client, ()))
+            for place, key in enumerate(self._helpers.get(client, ()))
         }
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "embeddings": {str(client): value for client, value in self._embeddings.items()},
             "latest": {str(client): key for client, key in self._latest.items()},
-            "given": {str(client): keys for client, keys in self._given.items()},
+            "given": {str(client): keys for client, keys in self._helpers.items()},
             "shelf": self._shelf.state_dict(),
         }
 
@@ -82,5 +82,5 @@ class Helpers:
             for client, value in state["embeddings"].items()
         }
         self._latest = {int(client): key for client, key in state["latest"].items()}
-        self._given = {int(client): list(keys) for client, keys in state["given"].items()}
+        self._helpers = {int(client): list(keys) for client, keys in state["given"].items()}
         self._shelf.load_state_dict(state["shelf"])

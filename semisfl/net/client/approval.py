@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from semisfl.files import append_whole
-from semisfl.net.client.shown_terms import shown
+from semisfl.net.client.shown_terms import text_of_terms
 from semisfl.settings.policy import PolicyBreach
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Approval:
         self._ask = ask
         self._remembered = _read(file)
 
-    def check(self, terms: Digested, show: Callable[[Any], str] = shown) -> None:
+    def check(self, terms: Digested, show: Callable[[Any], str] = text_of_terms) -> None:
         """Raise `NotAccepted` unless the terms are accepted; ``show`` makes the text for the owner."""
         digest = terms.digest
         if digest in self._remembered:

@@ -34,29 +34,29 @@ class Budget:
         self._fix = fix
         self._reserved: dict[str, int] = {}
 
-    def reserve(self, what: str, size: int) -> None:
-        """Set what ``what`` takes; raise `PolicyBreach` if everything together exceeds the total."""
-        self._reserved[what] = size
+    def reserve(self, use: str, size: int) -> None:
+        """Set what ``use`` takes; raise `PolicyBreach` if everything together exceeds the total."""
+        self._reserved[use] = size
         if sum(self._reserved.values()) > self.total:
             raise PolicyBreach(f"this run {self.words()}; {self._fix}")
 
-    def begin(self, terms: Terms, hardware: Hardware, whole: bool) -> None:
+    def begin(self, terms: Terms, hardware: Hardware, full_model: bool) -> None:
         """Reserve what a run's terms need besides the images, instead of any run before.
 
-        ``whole``: the device trains the whole model.
+        ``full_model``: the device trains the whole model.
         """
         self._reserved = {}
         part, full = of_model(terms.config.model, terms.shape, terms.classes)
-        held, clients = full if whole else part, terms.config.clients
-        self.reserve("model", held.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
-        self.reserve("batch", held.bytes(clients.batch, 0, KEPT))
+        trained, clients = full if full_model else part, terms.config.clients
+        self.reserve("model", trained.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
+        self.reserve("batch", trained.bytes(clients.batch, 0, KEPT))
         self.reserve("draws", clients.steps * clients.batch * BYTES_PER_USE)
         channels, height, width = terms.shape
         step = 2 * clients.batch * channels * height * width
         rest = 1 if hardware.capture else self.views // max(1, step)
-        made = clients.steps if hardware.capture else min(clients.steps, max(1, rest))
+        steps = clients.steps if hardware.capture else min(clients.steps, max(1, rest))
         # In bytes as they are made, and normalised for one step.
-        self.reserve("views", step * (made + 4))
+        self.reserve("views", step * (steps + 4))
 
     @property
     def views(self) -> int:
@@ -78,7 +78,7 @@ class Budget:
 
     def words(self) -> str:
         """Return what is reserved, in one line."""
-        parts = ", ".join(f"{what} {amount(size)}" for what, size in self._reserved.items())
+        parts = ", ".join(f"{use} {amount(size)}" for use, size in self._reserved.items())
         needed = amount(sum(self._reserved.values()))
         return f"needs up to {needed} of memory, of {amount(self.total)}: {parts}"
 

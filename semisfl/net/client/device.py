@@ -117,14 +117,14 @@ class Device:
         received: Received | None = None
         try:
             while True:
-                received = asked = received or self.receive()
+                received = question = received or self.receive()
                 try:
-                    self._handle(asked)
+                    self._handle(question)
                     received = None
                 except Interrupted as interruption:
                     received = interruption.received
                 except PolicyBreach as breach:
-                    self.answer(asked, "refusal", {"reason": str(breach)})
+                    self.answer(question, "refusal", {"reason": str(breach)})
                     reason = f"this device's policy ends its part: {breach}"
                     raise Rejected(reason, "policy") from breach
         except Stopped:
@@ -201,7 +201,7 @@ class Device:
             self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)
-            self._budget.begin(terms, hardware, whole=bool(self._works))
+            self._budget.begin(terms, hardware, full_model=bool(self._works))
             self._member = Member(terms, self._images, hardware, self._budget)
             self._connection.run = terms.run
         member = self.member

@@ -86,25 +86,27 @@ async def _bad_server(
     address: str, credentials: Credentials, error: ssl.SSLCertVerificationError
 ) -> Finding:
     """Return why the server's certificate is not accepted, by what it contains."""
-    shown = await _shown_by(address)
+    certificate = await _certificate_of(address)
     code = error.verify_code
-    if shown is None:
+    if certificate is None:
         words = f"the certificate of {address} is not accepted: {error.verify_message}"
         return Finding(words, 0 if code == NOT_YET_VALID else 1)
     if code == EXPIRED:
         return Finding(
-            f"the certificate of {address} expired on {own.moment(shown.not_valid_after_utc)} (now"
+            f"the certificate of {address} expired on {own.moment(certificate.not_valid_after_utc)} (now"
             f" {own.now()}): the server needs a new one, `semisfl certs renew --server`",
             1,
         )
     if code == NOT_YET_VALID:
         return Finding(
-            f"the certificate of {address} is valid from {own.moment(shown.not_valid_before_utc)}"
+            f"the certificate of {address} is valid from {own.moment(certificate.not_valid_before_utc)}"
             f" only, and this machine's clock says {own.now()}: set the clock, or wait"
         )
     if code in OTHER_NAME:
         host = split_address(address)[0]
-        names = ", ".join(name for name in own.hosts(shown) if name.isprintable()) or "no host"
+        names = (
+            ", ".join(name for name in own.hosts(certificate) if name.isprintable()) or "no host"
+        )
         return Finding(
             f"the certificate of {address} is for {names:.200}, not"
             f" for {host}: join by a name it has, or give it one more where the authority is,"
@@ -114,14 +116,14 @@ async def _bad_server(
     if code in OTHER_AUTHORITY:
         mine = own.parse(credentials.authority).subject.rfc4514_string()
         return Finding(
-            f"the certificate of {address} is signed by {shown.issuer.rfc4514_string()!r:.80}, this"
+            f"the certificate of {address} is signed by {certificate.issuer.rfc4514_string()!r:.80}, this"
             f" device trusts {mine!r}: another server, or this folder was made by another authority",
             1,
         )
     return Finding(f"the certificate of {address} is not accepted: {error.verify_message}", 1)
 
 
-async def _shown_by(address: str) -> x509.Certificate | None:
+async def _certificate_of(address: str) -> x509.Certificate | None:
     """Return the server's certificate without checking it. Nothing else is sent to that server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -13,7 +13,7 @@ from semisfl.settings.run import ModelConfig
 UNNAMED = {"kind", "name", "body", "shortcut"}
 
 
-def shown(terms: Terms) -> str:
+def text_of_terms(terms: Terms) -> str:
     """Return the terms as lines of printable text; raise `WireError` for a model that cannot be built."""
     return printable([*_about_run(terms), *_about_model(terms), *_about_sending(terms)])
 
@@ -53,14 +53,14 @@ def _about_model(terms: Terms) -> Iterator[str]:
     channels, height, width = terms.shape
     placed, held = _placed(terms)
     bottom = sum(layer.parameters for layer in placed[:held])
-    whole = sum(layer.parameters for layer in placed)
+    total = sum(layer.parameters for layer in placed)
     yield (
         f"images      {channels} x {height} x {width}, {terms.classes} classes; normalised by mean "
         f"{number_list(terms.mean)} and std {number_list(terms.std)}"
     )
     yield (
         f"model       {bottom:,} parameters in the first {held} of {len(placed)} layers, "
-        f"{whole:,} in all"
+        f"{total:,} in all"
     )
     yield from layer_lines(placed[:held])
     yield "      ---- cut: a split method runs the layers below on the server ----"
@@ -72,8 +72,8 @@ def _about_sending(terms: Terms) -> Iterator[str]:
     wire, values = terms.config.wire, prod(placed[held - 1].gives)
     size = {codec: codec_named(codec).size((1, values)) for codec in wire.codecs}
     if lookup.method(terms.config.method).works:
-        whole = sum(layer.parameters for layer in placed)
-        yield f"leaves      WHOLE MODELS of {whole:,} values, in every round ({wire.models})"
+        total = sum(layer.parameters for layer in placed)
+        yield f"leaves      WHOLE MODELS of {total:,} values, in every round ({wire.models})"
         return
     pixels = prod(terms.shape)
     together = size[wire.student_features] + size[wire.teacher_features]

@@ -33,14 +33,14 @@ class FleetStatus:
     def devices(self) -> list[DeviceStatus]:
         """Return the status of every enrolled client. Bytes are of whole rounds; any thread may call."""
         with self._table.changed:
-            sessions, heard = dict(self._table.enrolled), dict(self._table.last_heard)
+            sessions, last_heard = dict(self._table.enrolled), dict(self._table.last_heard)
         statuses = []
         for name, client in list(self._roster.index.items()):
             session = sessions.get(client)
-            at = session.heard_at if session else heard.get(client)
+            at = session.heard_at if session else last_heard.get(client)
             up, down = self._moved.get(client, (0, 0))
-            if session and session.shown:
-                until = session.shown.valid_until.timestamp()
+            if session and session.certificate:
+                until = session.certificate.valid_until.timestamp()
                 self._certificates[client] = timestamp(until)
             statuses.append(
                 DeviceStatus(

@@ -24,7 +24,7 @@ class Due:
     fields: Mapping[str, Any]
     steps: int = 1
     """Steps of work before the answer; each may take `network.deadline`."""
-    whole: Callable[[Frame], Frame] = lambda frame: frame
+    all_rows: Callable[[Frame], Frame] = lambda frame: frame
     """Restores what was left out of the traffic."""
 
 

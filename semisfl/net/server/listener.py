@@ -88,9 +88,9 @@ class Listener:
         self._handshakes.stream_opened(peer)
         try:
             if self._trust is not None:
-                shown = self._trust.shown(context)
-                identity = self._cheap_frames.of(peer).identity = shown.name
-                self._trust.admit(shown)
+                certificate = self._trust.certificate_of(context)
+                identity = self._cheap_frames.of(peer).identity = certificate.name
+                self._trust.admit(certificate)
             await context.write(self.table.terms.encode())
         except Refused as refusal:
             self._device_log.refused(peer, identity, refusal.reason)
@@ -101,20 +101,20 @@ class Listener:
     # --- one stream ------------------------------------------------------------------------------
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
-        peer, identity, shown = context.peer(), "?", None
+        peer, identity, certificate = context.peer(), "?", None
         session: Session | None = None
         if not self._cheap_frames.stream_opened(peer):
             return
         self._handshakes.stream_opened(peer)
         try:
             if self._trust is not None:
-                shown = self._trust.shown(context)
-                identity = self._cheap_frames.of(peer).identity = shown.name
-                self._trust.admit(shown)
+                certificate = self._trust.certificate_of(context)
+                identity = self._cheap_frames.of(peer).identity = certificate.name
+                self._trust.admit(certificate)
                 if self._roster.full:
                     self.penalties.free_revoked()
             hello = await endpoint.hello(context, self._handshake_seconds)
-            if shown is None:
+            if certificate is None:
                 identity = f"plaintext:{cleaned(hello.fields['name'])}"
             self.penalties.check(identity)
             check_hello(hello.fields, identity, self._terms, self._roster)
@@ -122,7 +122,7 @@ class Listener:
                 self.table.lost.pop(identity, None)
                 return  # the stream's status tells the client that the run is finished
             connection = self._cheap_frames.of(peer)
-            session = self.table.open(context, identity, hello, shown, connection)
+            session = self.table.open(context, identity, hello, certificate, connection)
             ending = await session.run()
             # Close first: saying goodbye over a dead connection may never return.
             self.table.close(session)

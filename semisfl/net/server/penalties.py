@@ -91,7 +91,7 @@ class Penalties:
         self._trust.remind()
         self._trust.read_revoked()
         for session in list(self._table.streams.values()):
-            if session.shown and (refusal := self._trust.refusal(session.shown)):
+            if session.certificate and (refusal := self._trust.refusal(session.certificate)):
                 self._device_log.refused(session.peer, session.identity, refusal.reason)
                 self._table.forget(session)
                 session.close(refusal.code, refusal.reason)

@@ -175,7 +175,7 @@ class Questions:
                 self._context.traffic.add(
                     kind, "up", client, payload_bytes(item.due.frames[frame.kind])
                 )
-            frame = item.due.whole(frame)
+            frame = item.due.all_rows(frame)
             extremes = ranges(frame.tensors)
             fault = unbelievable(frame.tensors, extremes)
             if fault is not None:

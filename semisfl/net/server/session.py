@@ -14,7 +14,7 @@ import grpc.aio
 from semisfl.net import chunks
 from semisfl.net.chunks import Assembler, Parts, Violation, cut
 from semisfl.net.server.cheap_frames import Connection
-from semisfl.net.server.trust import Shown
+from semisfl.net.server.trust import ClientCertificate
 from semisfl.settings.policy import DevicePolicy
 
 UNASKED_LIMIT = 64
@@ -35,7 +35,7 @@ class Patience:
     deadline: float
     steps: int
     size: int
-    asked: float
+    asked_at: float
     progress: float
 
     @property
@@ -44,10 +44,10 @@ class Patience:
 
     @property
     def ends(self) -> float:
-        return min(self.progress + self.deadline, self.asked + self.most)
+        return min(self.progress + self.deadline, self.asked_at + self.most)
 
     def reason(self) -> str:
-        if self.progress + self.deadline <= self.asked + self.most:
+        if self.progress + self.deadline <= self.asked_at + self.most:
             return f"no progress for network.deadline = {self.deadline:g} s"
         return (
             f"its answer took over {self.most:.3g} s, the most for {self.steps} steps of "
@@ -73,11 +73,11 @@ class Session:
         self.peer = context.peer()
         self.identity = identity
         self.epoch = epoch
-        self.shown: Shown | None = None
+        self.certificate: ClientCertificate | None = None
         """The client's certificate; None in plaintext."""
         self.connection = Connection()
         """Counts of the connection, over all its streams."""
-        self.came = ("", 0)
+        self.attempt = ("", 0)
         """The client's process, and the number of its connection."""
         self.policy = DevicePolicy()
         """The policy in the client's hello."""

@@ -21,7 +21,7 @@ from semisfl.net.server.admission import (
 from semisfl.net.server.cheap_frames import Connection
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.session import Session
-from semisfl.net.server.trust import Shown
+from semisfl.net.server.trust import ClientCertificate
 from semisfl.settings.policy import DevicePolicy
 
 log = logging.getLogger(__name__)
@@ -53,18 +53,18 @@ class SessionTable:
         context: grpc.aio.ServicerContext,
         identity: str,
         hello: Frame,
-        shown: Shown | None,
+        certificate: ClientCertificate | None,
         connection: Connection,
     ) -> Session:
         """Return the session of a client that may come in; it replaces an older one of that client."""
         older = self.streams.get(identity)
-        came = (hello.fields["instance"], hello.fields["attempt"])
-        if older is not None and older.came[0] == came[0] and older.came[1] > came[1]:
+        attempt = (hello.fields["instance"], hello.fields["attempt"])
+        if older is not None and older.attempt[0] == attempt[0] and older.attempt[1] > attempt[1]:
             raise Refused(grpc.StatusCode.UNAVAILABLE, f"a later connection of {identity} is here")
         self.epochs[identity] += 1
         session = Session(context, identity, self.epochs[identity], self._arrived)
         session.connection = connection
-        session.shown, session.came = shown, came
+        session.certificate, session.attempt = certificate, attempt
         session.policy = policy_of(hello.fields)
         self.streams[identity] = session
         self.lost.pop(identity, None)
@@ -98,7 +98,7 @@ class SessionTable:
     def _enrol(self, session: Session, ready: Frame) -> None:
         check_ready(ready.fields, self._context.schemas)
         try:
-            serial = session.shown.serial if session.shown else None
+            serial = session.certificate.serial if session.certificate else None
             client = self._context.roster.enrol(session.identity, ready.fields["images"], serial)
         except OSError as error:
             log.warning("%s waits: the roster cannot be written: %s", session.identity, error)

@@ -78,11 +78,11 @@ class ServerSplitRound:
         kept = self._teacher_rows.get(client)
         rows = self._config.clients.batch if kept is None else kept.new(step)
 
-        def whole(frame: Frame) -> Frame:
+        def all_rows(frame: Frame) -> Frame:
             if kept is None:
                 return frame
-            teacher = kept.whole(step, frame.tensors["teacher"])
+            teacher = kept.all_rows(step, frame.tensors["teacher"])
             return replace(frame, tensors={**frame.tensors, "teacher": teacher})
 
         frames = {"features": self._shapes.features_frames[rows]}
-        return Due(frames, {**about, "step": step}, whole=whole)
+        return Due(frames, {**about, "step": step}, all_rows=all_rows)

@@ -74,8 +74,8 @@ class Trials:
             return
         give_up()
         stands_out = f"; {suspect} stands out" if suspect else ""
-        what = f"impossible: {fault}" if fault else "far from usual"
-        raise AbnormalValues(f"the values that the server computed are {what}{stands_out}")
+        fault_text = f"impossible: {fault}" if fault else "far from usual"
+        raise AbnormalValues(f"the values that the server computed are {fault_text}{stands_out}")
 
     def _accuse(self) -> str | None:
         """Exclude the most suspicious client from the retry and return its name, or None."""

@@ -25,7 +25,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 
 @dataclass(frozen=True)
-class Shown:
+class ClientCertificate:
     """Hold a client's certificate."""
 
     name: str
@@ -86,36 +86,36 @@ class Trust:
     # --- the clients' ----------------------------------------------------------------------------
 
     @staticmethod
-    def shown(context: grpc.aio.ServicerContext) -> Shown:
+    def certificate_of(context: grpc.aio.ServicerContext) -> ClientCertificate:
         """Return a client's certificate. TLS has checked its authority and its dates."""
         peer = context.auth_context()
         try:
             name, certificate = credentials.identity(peer), credentials.parse(peer)
         except CertError as error:
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        return Shown(name, certificate.serial_number, certificate.not_valid_after_utc)
+        return ClientCertificate(name, certificate.serial_number, certificate.not_valid_after_utc)
 
-    def admit(self, shown: Shown) -> None:
+    def admit(self, certificate: ClientCertificate) -> None:
         """Raise `Refused` if the client with this certificate may not come in."""
         self.read_revoked()
-        if refusal := self.refusal(shown):
+        if refusal := self.refusal(certificate):
             raise refusal
         if self._unreadable:
             raise Refused(
                 grpc.StatusCode.UNAVAILABLE,
                 "the server cannot read its list of revoked certificates; nobody new until it can",
             )
-        self._introduce(shown)
+        self._introduce(certificate)
 
-    def refusal(self, shown: Shown) -> Refused | None:
+    def refusal(self, certificate: ClientCertificate) -> Refused | None:
         """Return why this client may not be connected, or None."""
-        if self.is_revoked(shown.serial):
-            reason = f"the certificate of {shown.name} {REVOKED}"
+        if self.is_revoked(certificate.serial):
+            reason = f"the certificate of {certificate.name} {REVOKED}"
             return Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
-        if shown.valid_until <= datetime.now(UTC):
-            until = credentials.moment(shown.valid_until)
+        if certificate.valid_until <= datetime.now(UTC):
+            until = credentials.moment(certificate.valid_until)
             # Not final: a client reads its files again before the next attempt, and may find a new one.
-            reason = f"the certificate of {shown.name} expired on {until}"
+            reason = f"the certificate of {certificate.name} expired on {until}"
             return Refused(grpc.StatusCode.UNAVAILABLE, reason)
         return None
 
@@ -140,20 +140,22 @@ class Trust:
             self._warned.pop("list", None)
         self._unreadable = False
 
-    def _introduce(self, shown: Shown) -> None:
+    def _introduce(self, certificate: ClientCertificate) -> None:
         """Log a new certificate's serial, which can be revoked here, and warn if it expires soon."""
-        if shown.serial in self._known:
+        if certificate.serial in self._known:
             return
-        self._known.add(shown.serial)
-        until = credentials.moment(shown.valid_until)
-        log.info("%s has certificate %x, valid until %s", shown.name, shown.serial, until)
-        if shown.valid_until - datetime.now(UTC) < credentials.SOON:
+        self._known.add(certificate.serial)
+        until = credentials.moment(certificate.valid_until)
+        log.info(
+            "%s has certificate %x, valid until %s", certificate.name, certificate.serial, until
+        )
+        if certificate.valid_until - datetime.now(UTC) < credentials.SOON:
             log.warning(
                 "the certificate of %s expires on %s: make a new one with"
                 " `semisfl certs renew --name %s` and carry it to the device",
-                shown.name,
+                certificate.name,
                 until,
-                shown.name,
+                certificate.name,
             )
 
     def _stamp(self, *names: str) -> tuple[object, ...]:

@@ -174,7 +174,7 @@ def revoked_serials(directory: str | Path) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def _turn_away(directory: Path, serial: int, whose: str) -> bool:
+def _turn_away(directory: Path, serial: int, owner: str) -> bool:
     """Add to revoked.txt and return whether the serial is new.
 
     A missing list is not started again: the server would take this one line for the whole list.
@@ -182,5 +182,5 @@ def _turn_away(directory: Path, serial: int, whose: str) -> bool:
     if serial in revoked_serials(directory):
         return False
     today = datetime.now(UTC).date()
-    append_line(directory / "revoked.txt", f"{serial:x}  # {whose}, {today}\n")
+    append_line(directory / "revoked.txt", f"{serial:x}  # {owner}, {today}\n")
     return True

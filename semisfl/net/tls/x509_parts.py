@@ -125,8 +125,8 @@ def append_line(path: Path, line: str) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An editor may have left the last line without its end.
-        whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
-        append_whole(path, (line if whole else f"\n{line}").encode(), private=True)
+        complete = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+        append_whole(path, (line if complete else f"\n{line}").encode(), private=True)
     except OSError as error:
         raise CertError(f"{path} cannot be written: {_why(error, path)}") from None
 
