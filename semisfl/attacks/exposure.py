@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from semisfl.attacks import meter
-from semisfl.attacks.meter import Measured, Scene
+from semisfl.attacks.meter import Measured
+from semisfl.attacks.scene import PUBLIC, Scene, layers_of, stage_ends
 from semisfl.data.sources import Dataset
 from semisfl.models.split import SplitModel
 from semisfl.runs import health
@@ -54,14 +55,13 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
     if public is not None:
         other = load_images(public, config)
         images, labels = other.images, torch.full((len(other.images),), -1)
-    size = meter.PUBLIC
     return Scene(
         config,
         network.float(),
         _cut_of(network),
         experiment.normalizer,
-        images[:size].to(device),
-        labels[:size].to(device),
+        images[:PUBLIC].to(device),
+        labels[:PUBLIC].to(device),
         data.images.to(device),
         data.labels.to(device),
         shards,
@@ -79,11 +79,11 @@ def _cut_of(network: nn.Module) -> int:
 
 def cuts_of(scene: Scene, cuts: str) -> list[int]:
     """Return the run's own cut (``default``), every stage's end (``all``), or layers by name or number."""
-    names = [name for name, _ in meter.layers_of(scene.model)]
+    names = [name for name, _ in layers_of(scene.model)]
     if cuts == "default":
         return [scene.cut]
     if cuts == "all":
-        return sorted({*meter.stage_ends(scene.model), scene.cut})
+        return sorted({*stage_ends(scene.model), scene.cut})
     chosen = []
     for word in cuts.split(","):
         if word not in names and not (word.isdigit() and 1 <= int(word) < len(names)):

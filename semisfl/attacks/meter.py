@@ -8,64 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from semisfl import seeds
 from semisfl.attacks import guesses, inversion, updates, uploads
 from semisfl.attacks.likeness import likeness
-from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.attacks.scene import Scene, layers_of
+from semisfl.data.augment import Augmentation
 from semisfl.data.batches import draw_view, make_view
 from semisfl.engine.inference import outputs
 from semisfl.engine.weights import clone
 from semisfl.fleet.codec import codec_named
 from semisfl.fleet.outgoing import Outgoing
-from semisfl.models.layers import named_layers
 from semisfl.settings.bits import feature_bits
 from semisfl.settings.config import Config
 from semisfl.settings.policy import Policy
 
 RANDOM = "random"
 """A control in place of a defence: random features, on which every attack must fail."""
-VICTIMS, OPTIMISED, FEWEST = 500, 16, 8
-PUBLIC = 2000
-
-
-@dataclass(frozen=True)
-class Scene:
-    """The setting of an attack: a trained model, clients' images, and the attacker's own images."""
-
-    config: Config
-    model: nn.Module
-    """The whole model, from images to logits."""
-    cut: int
-    """The number of its layers that clients hold in this run."""
-    normalizer: Normalizer
-    public: Tensor
-    public_labels: Tensor
-    """Labels of the public images; -1 if unknown."""
-    images: Tensor
-    labels: Tensor
-    shards: Sequence[np.ndarray]
-    classes: int
-    accuracy: float
-
-    @property
-    def device(self) -> torch.device:
-        return self.images.device
-
-    def seed(self, *purpose: int | str) -> torch.Generator:
-        """Return a CPU generator for a purpose."""
-        return torch.Generator().manual_seed(seeds.derive(self.config.seed, "leakage", *purpose))
-
-    def device_seed(self, *purpose: int | str) -> torch.Generator:
-        """Return a generator on the images' device for a purpose."""
-        drawn = seeds.derive(self.config.seed, "leakage", *purpose)
-        return torch.Generator(self.device).manual_seed(drawn)
-
-    def prepare(self, pixels: Tensor) -> Tensor:
-        """Return pixels in 0..1 normalised for the model; the gradient is kept."""
-        scale, offset = (
-            part.view(-1, 1, 1) for part in (self.normalizer.scale, self.normalizer.offset)
-        )
-        return pixels * 255 * scale + offset
+OPTIMISED, FEWEST = 16, 8
 
 
 @dataclass(frozen=True)
@@ -75,27 +33,6 @@ class Measured:
     numbers: dict[str, Any]
     originals: Tensor
     rebuilt: Tensor
-
-
-def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers of both halves, without the flatten and unflatten that a cut adds."""
-    bottom, top = (
-        named_layers(model.get_submodule("bottom")),
-        named_layers(model.get_submodule("top")),
-    )
-    if isinstance(top[0][1], nn.Unflatten):
-        bottom, top = bottom[:-1], top[1:]
-    return [*bottom, *top]
-
-
-def stage_ends(model: nn.Module) -> list[int]:
-    """Return the cuts directly before each layer with weights, except the first such layer."""
-    heavy = [
-        place
-        for place, (_, layer) in enumerate(layers_of(model))
-        if any(parameter.dim() > 1 for parameter in layer.parameters())
-    ]
-    return heavy[1:]
 
 
 def guard_of(defence: Policy | str, config: Config, generator: torch.Generator) -> inversion.Sent:
@@ -131,7 +68,7 @@ def measure(
         )
 
     public = features(scene.public)
-    chosen = _victims(scene)
+    chosen = scene.victims()
     victims, originals = features(scene.images[chosen]), scene.images[chosen].float() / 255
     decode = inversion.train_decoder(
         public,
@@ -175,12 +112,6 @@ def _bits(defence: Policy | str, features: int, uses: int) -> float | None:
     """Return the most bits that so many uses of an image's features carry; None: no bound."""
     bits = uses * feature_bits(defence, features) if isinstance(defence, Policy) else 0.0
     return round(bits, 1) if bits < float("inf") else None
-
-
-def _victims(scene: Scene) -> Tensor:
-    held = np.concatenate([np.asarray(shard) for shard in scene.shards])
-    rng = seeds.generator(scene.config.seed, "leakage victims")
-    return torch.from_numpy(rng.permutation(held)[:VICTIMS]).to(scene.device)
 
 
 def _shape_after(layers: Sequence[tuple[str, nn.Module]], one: Tensor, scene: Scene) -> torch.Size:
@@ -251,7 +182,7 @@ def measure_uploads(scene: Scene, cut: int, name: str, defence: Policy) -> list[
     outgoing = Outgoing(defence, unpredictable=True)
     outgoing.draw_from(config, ())
     rows = config.clients.batch * config.clients.steps
-    images = scene.normalizer(scene.images[_victims(scene)[:rows]], torch.float32)
+    images = scene.normalizer(scene.images[scene.victims()[:rows]], torch.float32)
     top = nn.Sequential(*(layer for _, layer in layers[cut:])).eval()
     client = uploads.Client(
         bottom, top, images.split(config.clients.batch), config.optimizer, outgoing
@@ -271,14 +202,13 @@ def measure_updates(scene: Scene, quick: bool) -> list[dict[str, Any]]:
     layers = layers_of(model)
     all_parameters = [p for _, layer in layers for p in layer.parameters()]
     bottom_parameters = [p for _, layer in layers[: scene.cut] for p in layer.parameters()]
-    chosen = _victims(scene)
+    chosen = scene.victims()
     results = []
     for sent, parameters in (("whole model", all_parameters), ("bottom", bottom_parameters)):
         for clients, images in ((1, 1), (1, 8), (4, 8)):
             pixels = scene.images[chosen[: clients * images]].float() / 255
-            labels = model(scene.prepare(pixels)).argmax(
-                1
-            )  # the pseudo-labels that the client trains on
+            # The pseudo-labels that the client trains on.
+            labels = model(scene.prepare(pixels)).argmax(1)
             gradient = updates.mean_gradient(
                 [
                     updates.gradient_of(model, parameters, scene.prepare(part), label)

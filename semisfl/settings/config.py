@@ -1,9 +1,7 @@
-"""The configuration of a run: all sections together, and how files and ``--set`` become one."""
+"""The configuration of a run: all sections together, and how plain values become one."""
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, cast
 
 from pydantic import (
@@ -17,9 +15,11 @@ from pydantic import (
 
 from semisfl.settings import catalog, lookup
 from semisfl.settings.entries import NamedMethod
+from semisfl.settings.mistakes import one_line
+from semisfl.settings.plain_values import override as override
+from semisfl.settings.plain_values import read as read
 from semisfl.settings.policy import Policy
 from semisfl.settings.retired import (
-    MOVED,
     modernised,
     refuse_lines_of_devices,
     refuse_retired,
@@ -211,7 +211,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, known_keys(kind))) from error
+        raise ConfigError(one_line(error, known_keys(kind))) from error
 
 
 def _without_own_view(values: dict[str, Any]) -> dict[str, Any]:
@@ -244,20 +244,8 @@ def _without_others(
             classes[name].model_validate(without_retired(name, values[name]))
         except ValidationError as error:
             keys = known_keys(classes[name], f"{prefix}{name}.")
-            raise ConfigError(_one_line(error, keys, f"{prefix}{name}.")) from error
+            raise ConfigError(one_line(error, keys, f"{prefix}{name}.")) from error
     return {key: value for key, value in values.items() if key not in others}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the plain values of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def capped(config: Config, most: int) -> Config:
@@ -270,37 +258,6 @@ def capped(config: Config, most: int) -> Config:
     return config.model_copy(update={"clients": config.clients.model_copy(update={"batch": most})})
 
 
-def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """Return ``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
-    result = _copy(values)
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set {assignment!r} is not key=value, e.g. --set rounds=10")
-        if names := MOVED.get(key.strip()):
-            raise ConfigError(f"--set {assignment!r}: {key.strip()} is now {' or '.join(names)}")
-        *sections, leaf = key.strip().split(".")
-        target = result
-        for section in sections:
-            target = target.setdefault(section, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"--set {assignment!r}: {section!r} is a value, not a section")
-        target[leaf] = _value(text.strip())
-    return result
-
-
-def _value(text: str) -> Any:
-    """Return the TOML value of ``text``, or the text itself, so that quotes are optional."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _copy(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copy(item) if isinstance(item, dict) else item for key, item in values.items()}
-
-
 def known_keys(section: type[BaseModel] | None = None, prefix: str = "") -> list[str]:
     """Return the dotted keys of all settings in ``section``; by default of a run of SemiSFL."""
     section = section or _class_for({})
@@ -311,27 +268,3 @@ def known_keys(section: type[BaseModel] | None = None, prefix: str = "") -> list
         else:
             keys.append(prefix + name)
     return keys
-
-
-def _one_line(error: ValidationError, keys: Sequence[str], prefix: str = "") -> str:
-    parts = []
-    for item in error.errors():
-        key = prefix + ".".join(str(piece) for piece in item["loc"])
-        if item["type"] == "extra_forbidden":
-            parts.append(_unknown(key, keys))
-        elif item["type"] == "value_error":
-            parts.append(str(item["ctx"]["error"]))
-        elif item["type"] == "literal_error":
-            parts.append(f"{key} = {item['input']!r} is not known; use {item['ctx']['expected']}")
-        else:
-            message = item["msg"].removeprefix("Input ")
-            parts.append(f"{key} = {item['input']!r}: {message[:1].lower()}{message[1:]}")
-    return "; ".join(dict.fromkeys(parts))
-
-
-def _unknown(key: str, keys: Sequence[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else "`semisfl show digits` lists all keys"
-    return f"unknown key {key!r}; {hint}"

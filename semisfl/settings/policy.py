@@ -5,13 +5,13 @@ in its section ``[policy]``, which has the lines that a simulation can obey. Ove
 the stricter one in each line: a server can ask its devices for more protection, never for less.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from semisfl.settings.plain_values import read
 from semisfl.settings.retired import refuse_retired, without_off
 from semisfl.settings.sections import ConfigError, Section
 
@@ -144,12 +144,7 @@ FOR_FEATURES = (
 
 def read_policy(path: Path) -> DevicePolicy:
     """Read the policy file of a device. Keys are alone or under ``[policy]``."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    values = read(path)
     if isinstance(inner := values.get("policy"), dict) and len(values) == 1:
         values = inner
     return parse_policy(values, str(path))

@@ -8,7 +8,8 @@ from torch import nn
 
 from semisfl.attacks import guesses, inversion, meter, updates
 from semisfl.attacks.likeness import identified, likeness, psnr, ssim
-from semisfl.attacks.meter import RANDOM, Measured, Scene
+from semisfl.attacks.meter import RANDOM, Measured
+from semisfl.attacks.scene import Scene, layers_of, stage_ends
 from semisfl.data.augment import Normalizer
 from semisfl.data.partition import Partition, split
 from semisfl.data.sources import load
@@ -96,7 +97,7 @@ def test_class_mix_and_membership_against_chance(
 
 
 def test_noise_hinders_a_decoder_and_many_uses_help_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meter, "VICTIMS", 100)
+    monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 100)
     layers = [{"kind": "conv", "channels": 8, "kernel": 5}, {"kind": "relu"}, {"kind": "pool"}]
     layers += [{"kind": "flatten"}, {"kind": "linear"}]
     small = scene_of(500, 300, layers=layers, cut=4)
@@ -143,18 +144,18 @@ def test_an_update_on_one_image_reveals_it_and_a_mean_gradient_is_that_of_all(sc
 
 
 def test_the_layers_of_a_model_give_its_outputs_at_any_cut(scene: Scene) -> None:
-    rows = meter.layers_of(scene.model)
+    rows = layers_of(scene.model)
     images = scene.normalizer(scene.images[:4])
     outputs = scene.model.eval()(images)
     ours = nn.Sequential(*(layer for _, layer in rows)).eval()(images)
     assert torch.allclose(ours, outputs, atol=1e-5)
-    assert [rows[cut - 1][0] for cut in meter.stage_ends(scene.model)] == [
+    assert [rows[cut - 1][0] for cut in stage_ends(scene.model)] == [
         "pool1",
         "flatten",
         "relu_fc1",
     ]
     early = build_model(parse({"model": {"cut": "conv1"}}), (1, 28, 28), 10).whole()
-    assert [name for name, _ in meter.layers_of(early)] == [name for name, _ in rows]
+    assert [name for name, _ in layers_of(early)] == [name for name, _ in rows]
 
 
 def test_ssim_psnr_and_identification_by_hand() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from semisfl.attacks import meter
 from semisfl.cli.main import main
 from semisfl.settings.bits import row_bits
 
@@ -22,8 +21,8 @@ SMALL += [f"model.layers={LAYERS}", "model.cut=7"]
 def test_a_preset_is_trained_attacked_and_its_leakage_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(meter, "PUBLIC", 100)
-    monkeypatch.setattr(meter, "VICTIMS", 32)
+    monkeypatch.setattr("semisfl.attacks.exposure.PUBLIC", 100)
+    monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 32)
     out = tmp_path / "leakage"
     words = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu"]
     defences = ["--defence", "none", "--defence", NOISY]
@@ -86,8 +85,8 @@ def test_a_signal_says_that_the_measurement_is_not_finished(
 
 def test_newer_layers_are_attacked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GroupNorm, LayerNorm, GELU and a depthwise convolution in the clients' part."""
-    monkeypatch.setattr(meter, "PUBLIC", 60)
-    monkeypatch.setattr(meter, "VICTIMS", 16)
+    monkeypatch.setattr("semisfl.attacks.exposure.PUBLIC", 60)
+    monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 16)
     layers = """[
         {kind = "conv", channels = 8, stride = 4}, {kind = "groupnorm", groups = 2}, {kind = "gelu"},
         {kind = "conv", channels = 8, groups = 8}, {kind = "layernorm"}, {kind = "gelu"},

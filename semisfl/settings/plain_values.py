@@ -1,0 +1,51 @@
+"""Plain values of settings: from a TOML file, and from ``--set``."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from semisfl.settings.retired import MOVED
+from semisfl.settings.sections import ConfigError
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the plain values of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def override(values: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """Return ``values`` with dotted ``key=value`` assignments applied, for ``--set``."""
+    result = _copy(values)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {assignment!r} is not key=value, e.g. --set rounds=10")
+        if names := MOVED.get(key.strip()):
+            raise ConfigError(f"--set {assignment!r}: {key.strip()} is now {' or '.join(names)}")
+        *sections, leaf = key.strip().split(".")
+        target = result
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {assignment!r}: {section!r} is a value, not a section")
+        target[leaf] = _value(text.strip())
+    return result
+
+
+def _value(text: str) -> Any:
+    """Return the TOML value of ``text``, or the text itself, so that quotes are optional."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _copy(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copy(item) if isinstance(item, dict) else item for key, item in values.items()}
