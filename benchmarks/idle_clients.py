@@ -21,6 +21,7 @@ from benchmarks.loopback import (
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.connection import Connection, Received
+from semisfl.net.client.identity import Target
 from semisfl.net.frames import encode
 from semisfl.net.messages import Schemas
 from semisfl.net.tls import certs
@@ -44,7 +45,7 @@ def crowd(folder: Path, first: int, last: int, port: int) -> None:
     links = []
     for number in range(first, last):
         credentials = certs.load_client_credentials(folder, f"client-{number}")
-        link = Connection(f"localhost:{port}", credentials, thread=thread)
+        link = Connection(Target(f"localhost:{port}", credentials), thread=thread)
         link._inbox = responder  # type: ignore[assignment]
         links.append(link)
     signal.pause()

@@ -32,6 +32,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.split import SplitModel, build
 from semisfl.models.zoo import MODELS
 from semisfl.net.client.approval import Approval
+from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
@@ -176,11 +177,11 @@ def milliseconds(answer: Callable[[Tensor], Tensor], images: Tensor) -> dict[str
 def over(port: int, credentials: certs.Credentials, images: Tensor, **how: Any) -> dict[str, Any]:
     """Measure one way of calling the server at ``port``, on both connections."""
     how["owner"] = Owner(approval=Approval(ask=lambda text: True))
-    with ModelClient(f"localhost:{port}", credentials, **how) as client:
+    with ModelClient(Target(f"localhost:{port}", credentials), **how) as client:
         loopback = milliseconds(client.probabilities, images)
     link = SlowLink(f"localhost:{port}")
     try:
-        with ModelClient(link.address, credentials, **how) as client:
+        with ModelClient(Target(link.address, credentials), **how) as client:
             client.probabilities(images[:1])
             up, down = link.up, link.down
             slow = milliseconds(client.probabilities, images)

@@ -29,6 +29,7 @@ from benchmarks.loopback import (
 )
 from semisfl.fleet.base import SplitRound
 from semisfl.net.client.connection import Connection
+from semisfl.net.client.identity import Target
 from semisfl.net.frames import decode, encode
 from semisfl.net.messages import Schemas
 from semisfl.net.server.fleet import NetworkFleet
@@ -38,9 +39,8 @@ from semisfl.net.tls import certs
 def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
     """Run a client that does everything but arithmetic; without ``coded`` it only moves bytes."""
     torch.set_num_threads(1)
-    link = Connection(
-        f"localhost:{port}", certs.load_client_credentials(folder, f"client-{number}")
-    )
+    credentials = certs.load_client_credentials(folder, f"client-{number}")
+    link = Connection(Target(f"localhost:{port}", credentials))
     shapes = Schemas.of(configuration(CLIENTS), model())
     rows, payload = torch.randn(BATCH, FEATURES), os.urandom(8 * BATCH * FEATURES)
     welcomed, step = False, 0

@@ -35,8 +35,11 @@ from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.chunks import LoopThread
+from semisfl.net.client.approval import Approval
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
+from semisfl.net.client.identity import Target
+from semisfl.net.client.owner import Owner
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.tls import certs
 from semisfl.runs import start
@@ -164,9 +167,8 @@ class Client:
         self.number, self._crowd = number, crowd
         self.dead = False
         credentials = certs.load_client_credentials(crowd.folder, f"client-{number}")
-        self.link = Connection(
-            crowd.address, credentials, approve=lambda terms: None, thread=crowd.thread
-        )
+        owner = Owner(approval=Approval(ask=lambda text: True))
+        self.link = Connection(Target(crowd.address, credentials), owner, thread=crowd.thread)
         self.link._inbox = self  # type: ignore[assignment]
         images = crowd.images[number]
         self.device = Device(self.link, lambda shape: (images, 0), "cpu")

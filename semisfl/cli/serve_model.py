@@ -98,6 +98,7 @@ def classify(
     with needs_network():
         from semisfl.net.client.approval import NotAccepted
         from semisfl.net.client.budget import Budget, parse_memory
+        from semisfl.net.client.identity import Target
         from semisfl.net.client.owner import Owner, how_to_accept
         from semisfl.net.tls.certs import load_client_credentials
         from semisfl.use.model_client import ModelClient
@@ -118,9 +119,7 @@ def classify(
     owner = Owner.of_device(policy, certs, budget, checked_digests(accept), ask)
     try:
         with ModelClient(
-            address,
-            credentials,
-            insecure_loopback=insecure_loopback,
+            Target(address, credentials, insecure_loopback),
             codec=codec,
             bottom=bottom,
             send_images=send_images,

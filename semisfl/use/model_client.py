@@ -15,10 +15,9 @@ from semisfl.engine.inference import outputs
 from semisfl.fleet.consent import about_images
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.models.split import SplitModel, build
-from semisfl.net import chunks
+from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.frames import encode
-from semisfl.net.tls.credentials import Credentials
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.settings import lookup
@@ -54,21 +53,18 @@ class ModelClient:
 
     def __init__(
         self,
-        address: str,
-        certificate: Credentials | None,
+        target: Target,
         *,
-        insecure_loopback: bool = False,
         codec: str | None = None,
         bottom: Path | None = None,
         send_images: bool = False,
         owner: Owner | None = None,
     ) -> None:
-        chunks.check_target(address, certificate is not None, insecure_loopback)
         lookup.codec(codec or "fp32")
         self._owner = owner or Owner()
         self._outgoing = Outgoing(self._owner.policy, encode, unpredictable=True)
-        self._address, self._codec = address, self._outgoing.codec(codec)
-        self.connection = ModelConnection(address, None if insecure_loopback else certificate)
+        self._address, self._codec = target.address, self._outgoing.codec(codec)
+        self.connection = ModelConnection(target.address, target.credentials)
         try:
             self._begin(bottom, send_images)
         except BaseException:

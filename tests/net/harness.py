@@ -24,10 +24,13 @@ from semisfl.fleet.held_back import HeldBack
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
+from semisfl.net.client.approval import Approval
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
+from semisfl.net.client.identity import Target
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
+from semisfl.net.client.owner import Owner
 from semisfl.net.frames import Frame, encode
 from semisfl.net.messages import Terms
 from semisfl.net.server.fleet import NetworkFleet
@@ -77,8 +80,9 @@ def toy_data(clients: int = 3, seed: int = 0) -> tuple[Dataset, Partition]:
     return data, Partition(labeled=np.arange(8), clients=tuple(shards))
 
 
-def anything(terms: Terms) -> None:
-    """Accept any terms, as the owner of a device in a test."""
+def accepts_all() -> Approval:
+    """Return the approval of an owner who accepts any terms."""
+    return Approval(ask=lambda text: True)
 
 
 def accept_all(port: int) -> list[str]:
@@ -103,25 +107,16 @@ class Client(threading.Thread):
         credentials: certs.Credentials | None = None,
         allow_methods: Sequence[str] = (),
         policy: DevicePolicy | None = None,
-        approve: Callable[[Terms], None] | None = None,
+        approval: Approval | None = None,
         break_at: Callable[["Client", Frame], None] | None = None,
         load: Images | None = None,
         allowance: Allowance | None = None,
     ) -> None:
         super().__init__(daemon=True, name=name)
-        self.link = Connection(
-            address,
-            credentials,
-            name=name,
-            insecure_loopback=credentials is None,
-            allow_methods=allow_methods,
-            policy=policy,
-            approve=approve or anything,
-            thread=loop_thread(),
-        )
-        self.device = Device(
-            self.link, load or (lambda shape: (images, 0)), "cpu", allowance=allowance
-        )
+        owner = Owner(policy or DevicePolicy(), allowance or Allowance(), approval or accepts_all())
+        target = Target(address, credentials, insecure_loopback=credentials is None, name=name)
+        self.link = Connection(target, owner, allow_methods=allow_methods, thread=loop_thread())
+        self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")
         if break_at is not None:
             self.device.acting = lambda frame: break_at(self, frame)  # type: ignore[method-assign]
         self.error: BaseException | None = None

@@ -132,7 +132,7 @@ def test_a_server_with_other_terms_gets_nothing(
 ) -> None:
     accepted = Approval([terms().digest])
     with network(config(**ATTACKS[attack])) as net:
-        net.join(0, approve=accepted.check, load=lambda shape: pytest.fail("images were read"))
+        net.join(0, approval=accepted, load=lambda shape: pytest.fail("images were read"))
         assert f"its owner has not accepted the terms {net.fleet.terms.digest}" in ended(net)
         until(lambda: bool([r for r in caplog.records if r.name == "semisfl.audit"]))
 
@@ -152,7 +152,7 @@ def change_the_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "check_hello", lambda *_: None)
     with network(config(rounds=3)) as net:
         accepted = Approval([net.fleet.terms.digest])
-        client = net.join(0, approve=accepted.check)
+        client = net.join(0, approval=accepted)
         assert net.fleet.wait_for(1, 10)
         net.experiment.method.round(0)
         other = terms(rounds=3, data={"augment": {"cutout": 0}})
@@ -165,7 +165,7 @@ def change_the_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_connection_without_an_owners_word_accepts_nothing() -> None:
     with network(config()) as net:
-        net.join(0, approve=Approval().check)
+        net.join(0, approval=Approval())
         assert "its owner has not accepted the terms" in ended(net)
 
 

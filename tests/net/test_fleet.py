@@ -13,6 +13,7 @@ from semisfl.models import split as models
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import CHUNK, PREFIX, Assembler, Violation, cut
 from semisfl.net.client.connection import Connection
+from semisfl.net.client.identity import Target
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import decode
 from semisfl.net.messages import Schemas, Terms
@@ -288,9 +289,9 @@ def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "127.9.9.9:1"):
         chunks.require_loopback(address)
     with pytest.raises(ValueError, match="needs a certificate"):
-        Connection("127.0.0.1:1", None)
+        Connection(Target("127.0.0.1:1", None))
     with pytest.raises(ConfigError, match="not a loopback address"):
-        Connection("192.0.2.1:99", None, insecure_loopback=True)
+        Connection(Target("192.0.2.1:99", None, insecure_loopback=True))
     with pytest.raises(ConfigError, match="needs certificates"):
         assemble(
             tiny(fleet={"kind": "network"}),

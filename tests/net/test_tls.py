@@ -25,6 +25,7 @@ from semisfl.net import chunks
 from semisfl.net.client import connection, identity
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.diagnosis import FEW
+from semisfl.net.client.identity import Target
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
@@ -144,7 +145,7 @@ def speaking_tls(place: Path, trusted: Path | None = None) -> Callable[[socket.s
 
 @contextmanager
 def connecting(address: str, credentials: Credentials) -> Iterator[Connection]:
-    joining = Connection(address, credentials, thread=loop_thread())
+    joining = Connection(Target(address, credentials), thread=loop_thread())
     try:
         yield joining
     finally:

@@ -18,12 +18,14 @@ from semisfl.net.chunks import MAGIC, PREFIX, LoopThread, Parts
 from semisfl.net.client import connection
 from semisfl.net.client.connection import Connection, Received
 from semisfl.net.client.device import Device
+from semisfl.net.client.identity import Target
 from semisfl.net.client.join import load_images
+from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import encode
 from semisfl.net.server.value_checks import ABSURD
 from semisfl.net.tls import certs
-from tests.net.harness import anything
+from tests.net.harness import accepts_all
 from tests.net.test_any_frame import CHANGES, Message
 
 AT_MOST = 6.0
@@ -186,14 +188,15 @@ def misbehave(place: Path, name: str, port: int, seed: str, poisons: bool) -> No
         trick = rng.choice(AT_READY if moment == 0 else tricks)
         if number % 5 == 4:
             _knock(port, rng)
-        link = Connection(f"localhost:{port}", credentials, approve=anything, thread=thread)
+        target = Target(f"localhost:{port}", credentials)
+        link = Connection(target, Owner(approval=accepts_all()), thread=thread)
         device = Trickster(link, lambda shape: load_images(place / name, shape), "cpu")
         device.plan(moment, trick, random.Random(rng.random()))
         # Some tricks end the connection, some only the round; some moments never come.
         patience = threading.Timer(rng.uniform(4, 12), device.stop)
         patience.start()
         if rng.random() < 0.2:  # the same certificate twice at once: one of them is fenced off
-            twin = Connection(f"localhost:{port}", credentials, approve=anything, thread=thread)
+            twin = Connection(target, thread=thread)
             threading.Timer(2.0, twin.kill).start()
         with contextlib.suppress(Rejected):
             device.serve()

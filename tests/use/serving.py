@@ -7,6 +7,7 @@ from typing import Any
 
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.client.approval import Approval
+from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.tls import certs
 from semisfl.use.classifier import Classifier
@@ -25,4 +26,5 @@ def served(model: Classifier, authority: Path, **how: Any) -> Iterator[ModelServ
 
 def connect(address: str, authority: Path, name: str = "camera", **how: Any) -> ModelClient:
     owner = how.pop("owner", None) or Owner(approval=Approval(ask=lambda text: True))
-    return ModelClient(address, certs.load_client_credentials(authority, name), owner=owner, **how)
+    target = Target(address, certs.load_client_credentials(authority, name))
+    return ModelClient(target, owner=owner, **how)

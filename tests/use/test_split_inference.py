@@ -17,6 +17,7 @@ import torch
 from semisfl import load
 from semisfl.cli.main import main
 from semisfl.net import chunks
+from semisfl.net.client.identity import Target
 from semisfl.net.frames import encode
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
@@ -197,9 +198,9 @@ def test_unknown_and_revoked_devices_are_refused(
     with pytest.raises(OSError, match="this device trusts"):
         connect(address, tmp_path / "other")
     with pytest.raises(ValueError, match="is not a loopback address, so plaintext is refused"):
-        ModelClient("192.0.2.1:1", None, insecure_loopback=True)
+        ModelClient(Target("192.0.2.1:1", None, insecure_loopback=True))
     with pytest.raises(ValueError, match="a client needs a certificate"):
-        ModelClient("localhost:1", None)
+        ModelClient(Target("localhost:1", None))
 
 
 def test_a_missing_server_is_one_line(authority: Path) -> None:

@@ -7,7 +7,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import grpc
 import grpc.aio
@@ -15,18 +15,15 @@ import grpc.aio
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import PREFIX, LoopThread, Parts, Violation, cut
-from semisfl.net.client.approval import Approval
-from semisfl.net.client.identity import Identity
+from semisfl.net.client.identity import Identity, Target
 from semisfl.net.client.lines import brief_logger
+from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.client.stream import Received as Received
 from semisfl.net.client.stream import Stream as Stream
 from semisfl.net.frames import encode
-from semisfl.net.terms import Terms
-from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup
-from semisfl.settings.policy import DevicePolicy
 
 log = brief_logger(__name__)
 
@@ -40,27 +37,21 @@ GOODBYE_SECONDS = 1.0
 
 
 class Connection:
-    """Keep a stream to ``address`` open and hand out frames with the stream they came on."""
+    """Keep a stream to ``target`` open and hand out frames with the stream they came on."""
 
     def __init__(
         self,
-        address: str,
-        certificate: Credentials | None,
+        target: Target,
+        owner: Owner | None = None,
         *,
-        name: str = "",
-        insecure_loopback: bool = False,
         allow_methods: Collection[str] = (),
-        policy: DevicePolicy | None = None,
-        approve: Callable[[Terms], None] | None = None,
         thread: LoopThread | None = None,
     ) -> None:
-        """Take ``approve``, which raises `PolicyBreach` for terms that the owner has not accepted."""
-        chunks.check_target(address, certificate is not None, insecure_loopback)
+        self.owner = owner or Owner()
         self.methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
         """Methods that a server may ask for: installed under a name, or allowed by the operator."""
-        self.outgoing = Outgoing(policy, encode, unpredictable=True)
+        self.outgoing = Outgoing(self.owner.policy, encode, unpredictable=True)
         """Makes every frame that this client sends."""
-        self.approve = approve or Approval().check
         self.run = ""
         """The run this client belongs to, once it was welcomed to one."""
         self.over = threading.Event()
@@ -68,8 +59,8 @@ class Connection:
         self.losses = 0
         self.sent = self.received = 0
         """Bytes of all streams so far, framing included."""
-        self._address = address
-        self._name = name
+        self._address = target.address
+        self._name = target.name
         self._instance = secrets.token_hex(8)
         self._attempts = 0
         self._options = chunks.options()
@@ -78,7 +69,7 @@ class Connection:
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
         self._current: Stream | None = None
-        self._identity = Identity(address, None if insecure_loopback else certificate)
+        self._identity = Identity(target.address, target.credentials)
         self._task = asyncio.run_coroutine_threadsafe(self._stay_connected(), self._thread.loop)
 
     @property

@@ -15,8 +15,6 @@ from semisfl.fleet.caps import Price
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
-from semisfl.net.client.allowance import Allowance
-from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection, Received, Stream
 from semisfl.net.client.full_round import ClientFullRound, Interrupted
 from semisfl.net.client.lines import brief_logger
@@ -46,16 +44,13 @@ class Device:
         images: Images,
         device: str = "auto",
         stop: StopFlag | None = None,
-        allowance: Allowance | None = None,
-        budget: Budget | None = None,
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
         self._doing = WAITING
         self._stopped_while: str | None = None
         self._connection = connection
-        self._allowance = allowance or Allowance()
-        self._budget = budget or Budget()
+        self._allowance, self._budget = connection.owner.allowance, connection.owner.budget
         self._images = images
         self._works: Mapping[str, ClientWork] = {}
         self._device = device
@@ -197,7 +192,7 @@ class Device:
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
         if self._member is None or self._member.terms != terms:
-            self._connection.approve(terms)
+            self._connection.owner.approval.check(terms)
             self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)

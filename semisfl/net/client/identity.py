@@ -1,10 +1,12 @@
 """Show a client's certificate to its server, renew it, and learn why the server does not take it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
+from semisfl.net import chunks
 from semisfl.net.client.diagnosis import NOT_CONNECTED, Finding, diagnose
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.rejection import Rejected
@@ -13,6 +15,26 @@ from semisfl.net.tls.credentials import Credentials
 from semisfl.net.tls.x509_parts import CertError
 
 log = brief_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server to connect to, and what a client shows it. Refuses plaintext beyond this machine."""
+
+    address: str
+    certificate: Credentials | None
+    insecure_loopback: bool = False
+    """Connect in plaintext, whatever the certificate."""
+    name: str = ""
+    """The client's name in plaintext; a certificate has its own."""
+
+    def __post_init__(self) -> None:
+        chunks.check_target(self.address, self.certificate is not None, self.insecure_loopback)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """Return the certificate to show; None: plaintext."""
+        return None if self.insecure_loopback else self.certificate
 
 
 class Identity:

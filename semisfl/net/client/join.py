@@ -14,6 +14,7 @@ from semisfl.net.client.approval import Ask, NotAccepted
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
+from semisfl.net.client.identity import Target
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.owner import Owner, how_to_accept
 from semisfl.net.client.rejection import Rejected
@@ -63,17 +64,10 @@ def join(
         log.info("this device's policy: %s", owner.policy.summary())
     folder.everything(data)  # fail now, not once a server has sent its terms, if there is no image
     stop = stop or StopFlag()
-    connection = Connection(
-        address,
-        credentials,
-        name=name,
-        insecure_loopback=insecure_loopback,
-        allow_methods=allow_methods,
-        policy=owner.policy,
-        approve=owner.approval.check,
-    )
+    target = Target(address, credentials, insecure_loopback, name)
+    connection = Connection(target, owner, allow_methods=allow_methods)
     images = functools.partial(load_images, data, budget=owner.budget, stop=stop)
-    member = Device(connection, images, device, stop, owner.allowance, owner.budget)
+    member = Device(connection, images, device, stop)
     with (report or Report()).following(member), _explained(address, certificates, policy):
         member.serve()
 
