@@ -39,11 +39,9 @@ BATCH = 4
 def prepare(config: Config) -> FleetSetup:
     """Return the embedded digits with an equal share for every client."""
     data = sources.load("digits")
-    shards = [
-        np.arange(len(data.images))[client :: config.clients.total]
-        for client in range(config.clients.total)
-    ]
-    partition = Partition(np.arange(40), tuple(shards))
+    labeled, unlabeled = np.split(np.arange(len(data.images)), [40])
+    total = config.clients.total
+    partition = Partition(labeled, tuple(unlabeled[client::total] for client in range(total)))
     return fleet_setup(config, data, partition, Hardware("cpu", config.runtime))
 
 

@@ -23,7 +23,6 @@ from benchmarks.loopback import (
     PROCESSES,
     authority,
     configuration,
-    free_port,
     model,
     server,
 )
@@ -36,11 +35,16 @@ from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.tls import certs
 
 
-def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
-    """Run a client that does everything but arithmetic; without ``coded`` it only moves bytes."""
+def stand_in(folder: Path, number: int, port: Any, coded: bool) -> None:
+    """Run a client that does everything but arithmetic; without ``coded`` it only moves bytes.
+
+    ``port`` is a shared number: 0 until the server listens.
+    """
     torch.set_num_threads(1)
+    while not port.value:
+        time.sleep(0.05)
     credentials = certs.load_client_credentials(folder, f"client-{number}")
-    link = Connection(Target(f"localhost:{port}", credentials))
+    link = Connection(Target(f"localhost:{port.value}", credentials))
     shapes = Schemas.of(configuration(CLIENTS), model())
     rows, payload = torch.randn(BATCH, FEATURES), os.urandom(8 * BATCH * FEATURES)
     welcomed, step = False, 0
@@ -66,8 +70,8 @@ def stand_in(folder: Path, number: int, port: int, coded: bool) -> None:
 class TransportLoop:
     """Move only the bytes through streams: split, sent, joined; comparable with `BareLoop`."""
 
-    def __init__(self, fleet: NetworkFleet) -> None:
-        assert fleet.wait_for(CLIENTS, 60)
+    def __init__(self, fleet: NetworkFleet, clients: int) -> None:
+        assert fleet.wait_for(clients, 60)
         self._sessions = list(fleet._listener.table.enrolled.values())
         self._inbox = fleet._questions._context.inbox
         self._gradients = os.urandom(4 * BATCH * FEATURES)
@@ -83,16 +87,16 @@ class TransportLoop:
 class FleetLoop:
     """Iterations through NetworkFleet: checked, decoded, concatenated, as a method gets them."""
 
-    def __init__(self, fleet: NetworkFleet) -> None:
+    def __init__(self, fleet: NetworkFleet, clients: int) -> None:
         self._fleet = fleet
-        assert fleet.wait_for(CLIENTS, 60)
+        assert fleet.wait_for(clients, 60)
         state = model().bottom.state_dict()
-        fleet.start_round(SplitRound(0, tuple(range(CLIENTS)), 1_000_000, 0.1, state, state))
-        self._gradients = torch.randn(CLIENTS * BATCH, FEATURES)
+        fleet.start_round(SplitRound(0, tuple(range(clients)), 1_000_000, 0.1, state, state))
+        self._gradients = torch.randn(clients * BATCH, FEATURES)
 
     def __call__(self) -> None:
         features = self._fleet.forward()
-        assert features.student.shape == (CLIENTS * BATCH, FEATURES)
+        assert features.student.shape == self._gradients.shape
         self._fleet.backward(self._gradients)
 
 
@@ -124,15 +128,15 @@ def receive(stream: ssl.SSLSocket, room: memoryview) -> None:
 class BareLoop:
     """The same bytes through TLS sockets and threads, with nothing else done to them."""
 
-    def __init__(self, folder: Path, listener: socket.socket) -> None:
+    def __init__(self, folder: Path, listener: socket.socket, clients: int) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "server.crt", folder / "server.key")
         context.load_verify_locations(folder / "authority.crt")
         context.verify_mode = ssl.CERT_REQUIRED
         self._gradients = os.urandom(4 * BATCH * FEATURES)
-        self._go = threading.Barrier(CLIENTS + 1)
-        self._all_here = threading.Barrier(CLIENTS + 1)
-        for _ in range(CLIENTS):
+        self._go = threading.Barrier(clients + 1)
+        self._all_here = threading.Barrier(clients + 1)
+        for _ in range(clients):
             stream = context.wrap_socket(listener.accept()[0], server_side=True)
             threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
@@ -170,25 +174,28 @@ def paused(processes: list[multiprocessing.Process]) -> Iterator[None]:
             os.kill(process.pid, signal.SIGCONT)  # type: ignore[arg-type]
 
 
-def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
+def iteration(rounds: int = 5, count: int = 20, clients: int = CLIENTS) -> dict[str, Any]:
+    """Return milliseconds per iteration of ``clients``: bare sockets, the transport alone, and the fleet."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        authority(folder, CLIENTS)
+        authority(folder, clients)
         listener = socket.create_server(("localhost", 0))
-        ports = {"transport": free_port(), "fleet": free_port()}
+        ports = {name: PROCESSES.Value("i", 0) for name in ("transport", "fleet")}
         up, down = 8 * BATCH * FEATURES, 4 * BATCH * FEATURES
         # Forked before this process starts a gRPC thread, because a fork with one would hang.
         people = {
-            "bare": start(bare_client, folder, listener.getsockname()[1], up, down),
-            "transport": start(stand_in, folder, ports["transport"], False),
-            "fleet": start(stand_in, folder, ports["fleet"], True),
+            "bare": start(bare_client, clients, folder, listener.getsockname()[1], up, down),
+            "transport": start(stand_in, clients, folder, ports["transport"], False),
+            "fleet": start(stand_in, clients, folder, ports["fleet"], True),
         }
-        servers = {name: server(folder, CLIENTS, port) for name, port in ports.items()}
+        servers = {name: server(folder, clients) for name in ports}
+        for name, fleet in servers.items():
+            ports[name].value = fleet.port
         loops: dict[str, Callable[[], None]] = {
-            "bare": BareLoop(folder, listener),
-            "transport": TransportLoop(servers["transport"]),
-            "fleet": FleetLoop(servers["fleet"]),
+            "bare": BareLoop(folder, listener, clients),
+            "transport": TransportLoop(servers["transport"], clients),
+            "fleet": FleetLoop(servers["fleet"], clients),
         }
         results: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
         for number in range(rounds + 1):
@@ -214,11 +221,11 @@ def iteration(rounds: int = 5, count: int = 20) -> dict[str, Any]:
     }
 
 
-def start(target: Callable[..., None], folder: Path, *arguments: Any) -> list[Any]:
+def start(target: Callable[..., None], clients: int, folder: Path, *arguments: Any) -> list[Any]:
     """Start one process per client."""
     processes = [
         PROCESSES.Process(target=target, args=(folder, number, *arguments), daemon=True)
-        for number in range(CLIENTS)
+        for number in range(clients)
     ]
     for process in processes:
         process.start()

@@ -1,6 +1,6 @@
 """Measure the network: an iteration against a bare TLS socket, idle clients, and reconnecting.
 
-    python -m benchmarks.network [iteration | idle ...] [--clients N] [--json]
+    python -m benchmarks.network [iteration | idle ...] [--clients N] [--small] [--json]
 
 Everything is on loopback with mutual TLS. The two sides of a ratio are measured in turns within
 one run, so that a busy machine disturbs both alike.
@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.idle_clients import idle
 from benchmarks.iteration import iteration
 
-BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "iteration": lambda clients: iteration(),
-    "idle": idle,
+BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "iteration": lambda options: iteration(1, 1, clients=2) if options.small else iteration(),
+    "idle": lambda options: idle(3 if options.small else options.clients),
 }
 
 
@@ -30,13 +30,14 @@ def main() -> None:
     parser.add_argument(
         "--clients", type=int, default=1000, help="of `idle`; 5000 needs `ulimit -n 20000`"
     )
+    parser.add_argument("--small", action="store_true", help="few clients, once: does it run?")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     for name in options.names:
         if name not in BENCHMARKS:
             sys.exit(f"{name!r} is not known; use {', '.join(BENCHMARKS)}")
-        result = BENCHMARKS[name](options.clients)
+        result = BENCHMARKS[name](options)
         if options.json:
             print(json.dumps({"benchmark": f"network_{name}", **result}))
         else:

@@ -1,0 +1,78 @@
+"""Benchmarks still run, at a tiny size; their numbers mean nothing here."""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import cluster, hijacking, rounds, savings, twin
+from semisfl.costs import timed_rounds
+from semisfl.settings import presets
+from semisfl.settings.config import override, parse
+from tests import processes
+
+TINY = ("clients.active=2", "clients.steps=1", "clients.batch=4", "server.steps=1")
+
+
+def network(name: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.network", name, "--small", "--json"]
+    done = processes.run(command, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_an_iteration_over_the_network() -> None:
+    result = network("iteration")
+    assert result["benchmark"] == "network_iteration"
+    assert min(result[f"{name}_ms"] for name in ("bare", "transport", "fleet")) > 0
+
+
+@pytest.mark.slow
+def test_idle_clients() -> None:
+    """A heartbeat comes every ten seconds."""
+    result = network("idle")
+    assert result["clients"] == 3 and result["seconds_until_all_are_back"] >= 0
+
+
+def test_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(twin.CASES, "tiny", ("digits", *TINY))
+    phases = twin.measure("tiny", 2)
+    assert phases.keys() == {"supervised", "cross_entity"}
+    assert all(phase["times_faster"] > 0 for phase in phases.values())
+
+
+def test_clients_in_one_process() -> None:
+    config = parse(override(presets.digits(), ["clients.total=2", *TINY]))
+    assert cluster.seconds_alone(cluster.prepare(config), 1, 1) > 0
+
+
+def test_rounds_of_a_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(timed_rounds, "ALL_CONTRIBUTE", TINY)
+    options = Namespace(device="cpu", images=1100, rounds=1, kernels=tmp_path)
+    turn: Any = SimpleNamespace(send=lambda word: None, recv=lambda: "go")
+    result = rounds.timed("digits::supervised", options, turn)
+    assert result["item"] == "digits::supervised" and result["shares_percent"]
+    assert "kernel seconds" in (tmp_path / "digits-supervised.txt").read_text()
+
+
+def test_savings_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(savings, "SETTINGS", TINY)
+    monkeypatch.setattr(savings, "VARIANTS", {"int4": savings.VARIANTS["int4"]})
+    file = tmp_path / "savings.jsonl"
+    monkeypatch.setattr(sys, "argv", ["savings", str(file), "--seeds", "1", "--rounds", "1"])
+    savings.main()
+    written = file.read_text()
+    (line,) = map(json.loads, written.splitlines())
+    assert line["variant"] == "int4" and 0 < line["bytes_total"] < 200_000
+    savings.main()
+    assert file.read_text() == written
+
+
+def test_a_hijacked_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hijacking, "WARMUP", 2)
+    result = hijacking.hijacked(20)
+    assert result["steps"] == 20 and 0 < result["alignment"]["median"] <= 1
