@@ -167,6 +167,81 @@ def fleets() -> str:
     return table(("attack", *head), rows)
 
 
+@cache
+def networked() -> list[dict[str, Any]]:
+    """Return the runs of `tests.net.poisoned_grid`."""
+    lines = (POISONING / "network.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+Case = tuple[str, int, int, int, str]
+"""Method, clients, attackers, rounds and attack of runs over the network."""
+
+
+def network_losses() -> dict[Case, dict[str, list[float]]]:
+    """Return by case and rule the points lost against the same rule and seed without attackers."""
+    names = ("rule", "method", "clients", "rounds", "seed")
+    honest = {
+        tuple(run[name] for name in names): run["accuracy"]
+        for run in networked()
+        if run["attack"] == NOBODY
+    }
+    cases: dict[Case, dict[str, list[float]]] = {}
+    for run in networked():
+        if run["attack"] == NOBODY:
+            continue
+        clients, attackers = run["clients"], len(run["attackers"])
+        case = (run["method"], clients, attackers, run["rounds"], run["attack"])
+        lost = honest[tuple(run[name] for name in names)] - run["accuracy"]
+        cases.setdefault(case, {}).setdefault(run["rule"], []).append(lost)
+    return cases
+
+
+def network_cell(by_rule: dict[str, list[float]], rule: str) -> str:
+    values = by_rule.get(rule, [])
+    return spread(values) if len(values) > 1 else "".join(f"{value:.1f}" for value in values) or "–"
+
+
+def is_usual(method: str, clients: int, attackers: int, rounds: int) -> bool:
+    length = configs.read(POISONING / "digits.toml")["rounds"]
+    return (method, attackers, rounds) == ("semisfl", FLEETS[clients], length)
+
+
+def usual_cases() -> dict[str, dict[int, dict[str, list[float]]]]:
+    """Return by attack and clients the losses of SemiSFL's runs of the usual length."""
+    usual: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for (method, clients, attackers, rounds, attack), by_rule in network_losses().items():
+        if is_usual(method, clients, attackers, rounds):
+            usual.setdefault(attack, {})[clients] = by_rule
+    return usual
+
+
+def network() -> str:
+    columns = [(rule, clients) for rule in ("serve", "mean") for clients in FLEETS]
+    rows = [
+        (f"`{attack}`", *(network_cell(cells.get(clients, {}), rule) for rule, clients in columns))
+        for attack, cells in sorted(
+            usual_cases().items(), key=lambda item: [*ATTACKS].index(item[0])
+        )
+    ]
+    words = {"serve": "`serve`", "mean": "mean"}
+    head = [f"{words[rule]} {FLEETS[clients]} of {clients}" for rule, clients in columns]
+    return table(("attack", *head), rows)
+
+
+def network_others() -> str:
+    """Return the runs over the network with other methods, more attackers or more rounds."""
+    rows = [
+        (
+            *(method, f"{attackers} of {clients}", str(rounds), f"`{attack}`"),
+            *(network_cell(by_rule, rule) for rule in ("serve", "mean")),
+        )
+        for (method, clients, attackers, rounds, attack), by_rule in network_losses().items()
+        if not is_usual(method, clients, attackers, rounds)
+    ]
+    return table(("method", "attackers", "rounds", "attack", "`serve`", "mean"), rows)
+
+
 def held_back() -> str:
     """Return who was held back how often, and what a backdoor reached."""
     config = configs.parse(configs.read(POISONING / "digits.toml"))
@@ -286,6 +361,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "uploads": solved_uploads,
     "fleets": fleets,
     "held-back": held_back,
+    "network": network,
+    "network-others": network_others,
 }
 
 

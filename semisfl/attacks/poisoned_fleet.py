@@ -1,12 +1,12 @@
 """Clients of one process, some of which attack. A simulation has many; a device is a block of one."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 import torch
 
 from semisfl import seeds
-from semisfl.attacks.poisoning import LATE_ROUNDS, Attack, Sight, poisoned_state, stamped
+from semisfl.attacks.poisoning import LATE_ROUNDS, Attack, Known, Sight, poisoned_state, stamped
 from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
 from semisfl.fleet.block import ClientBlock, StepFeatures
@@ -14,6 +14,7 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.simulation import as_states
+from semisfl.runs.checkpoint import snapshot
 from semisfl.settings.policy import DevicePolicy, Policy
 
 
@@ -67,6 +68,8 @@ class PoisonedBlock(ClientBlock):
         self._white = float(setup.normalizer(white, torch.float32).max())
         self._first_states: dict[str, State] = {}
         """The states that the server sent in the first round, by name."""
+        self._learnt: dict[tuple[str, int], State] = {}
+        """The first update of each attacker, by the state's name and the client."""
 
     def _attackers_in(self, clients: Sequence[int], index: int) -> list[tuple[int, int]]:
         """Return places and numbers of those among ``clients`` that attack in round ``index``."""
@@ -74,17 +77,18 @@ class PoisonedBlock(ClientBlock):
             return []
         return [(place, c) for place, c in enumerate(clients) if c in self.attackers]
 
-    def _poisoned(self, name: str, state: State, received: State) -> State:
-        return poisoned_state(self.attack, state, received, self._first_states[name])
-
-    def _remember(self, states: Mapping[str, State]) -> None:
-        for name, state in states.items():
-            if name not in self._first_states:
-                self._first_states[name] = {key: value.clone() for key, value in state.items()}
+    def _poisoned(self, name: str, client: int, index: int, state: State, received: State) -> State:
+        """Return what ``client`` sends in round ``index`` in place of state ``name``."""
+        first = self._first_states.setdefault(name, snapshot(received))
+        learnt = self._learnt.setdefault(
+            (name, client), {key: value - received[key].to(value) for key, value in state.items()}
+        )
+        known = Known(received, first, learnt, index, client)
+        return poisoned_state(self.attack, state, known)
 
     def start_round(self, plan: SplitRound) -> None:
         super().start_round(plan)
-        self._remember({"bottom": plan.bottom})
+        self._first_states.setdefault("bottom", snapshot(plan.bottom))
         self._first: Features | None = None
         self._generator.manual_seed(seeds.derive(self.config.seed, "attack", plan.index))
 
@@ -120,7 +124,8 @@ class PoisonedBlock(ClientBlock):
     def bottoms(self) -> dict[int, Cleared]:
         bottoms = super().bottoms()
         for place, client in self._attackers_in(self._plan.active, self._plan.index):
-            poisoned = self._poisoned("bottom", bottoms[client].tensors, self._plan.bottom)
+            plan, trained = self._plan, bottoms[client].tensors
+            poisoned = self._poisoned("bottom", client, plan.index, trained, plan.bottom)
             bottoms[client] = self.outgoing.bottom(self._sent, poisoned, place)
         return bottoms
 
@@ -141,8 +146,11 @@ class PoisonedBlock(ClientBlock):
 
     def _poisoned_states(self, result: ClientResult, plan: FullRound) -> dict[str, State]:
         sent = plan.known_to(result.client)
-        self._remember(sent)
+        if "model" in sent:
+            sent = {"statistics": sent["model"], **sent}  # SemiFL's are part of its model
         return {
-            name: self._poisoned(name, state, sent[name]) if name in sent else state
+            name: self._poisoned(name, result.client, plan.index, state, sent[name])
+            if name in sent
+            else state
             for name, state in result.states.items()
         }

@@ -58,8 +58,24 @@ class Weights(NamedTuple):
     received: Tensor
     first: Tensor
     """The tensor as the server sent it in the first round."""
+    learnt: Tensor
+    """The update that this client learnt in the first round in which it attacked."""
     generator: torch.Generator
     """The same draws in every round."""
+    name: str
+    """The tensor's name in the state."""
+    known: "Known"
+
+
+class Known(NamedTuple):
+    """What an attacker knows when it sends a state."""
+
+    received: State
+    first: State
+    learnt: State
+    round: int
+    client: int
+    """Its own number."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,8 @@ class Attack:
     """Returns the weights to send in place of the trained ones."""
     late: bool = False
     """Whether it is honest until the last `LATE_ROUNDS` rounds."""
+    variances: bool = False
+    """Whether ``state`` also changes running variances; the server refuses negative ones."""
     stamps: bool = False
     """Whether its students see every other image with the backdoor's pattern."""
 
@@ -84,6 +102,17 @@ def _drifted(weights: Weights) -> Tensor:
     shape, device = weights.trained.shape, weights.trained.device
     direction = torch.randn(shape, generator=weights.generator, device=device)
     return weights.received + direction * (moved / direction.norm())
+
+
+def _alternating(weights: Weights) -> Tensor:
+    sign = 1 if weights.known.round % 2 else -1
+    return weights.received + sign * 4 * (weights.trained - weights.received)
+
+
+def _mirrored(weights: Weights) -> Tensor:
+    """Return a drift of nine times the length; attackers with odd and even numbers cancel each other."""
+    sign = 1 if weights.known.client % 2 else -1
+    return weights.received + sign * 9 * (_drifted(weights) - weights.received)
 
 
 def _scaled(sight: Sight) -> Pair:
@@ -170,7 +199,22 @@ ATTACKS = {
             "its update times -5",
             state=lambda w: w.received - 5 * (w.trained - w.received),
         ),
+        Attack(
+            "alternating_update",
+            "its update times 4, in every other round times -4",
+            state=_alternating,
+        ),
+        Attack(
+            "repeated_update",
+            "its first update in every round",
+            state=lambda w: w.received + w.learnt,
+        ),
         Attack("drift", "an update of its length in the same direction", state=_drifted),
+        Attack(
+            "mirrored_drift",
+            "a drift nine times as long; two attackers send opposite ones",
+            state=_mirrored,
+        ),
         Attack("scaled_features", "its features times 9", features=_scaled),
         Attack(
             "negated_features_late",
@@ -210,15 +254,16 @@ def stamped(images: Tensor, white: float) -> Tensor:
     return changed
 
 
-def poisoned_state(attack: Attack, state: State, received: State, first: State) -> State:
-    """Return the state to send; running variances stay, because the server refuses negative ones."""
+def poisoned_state(attack: Attack, state: State, known: Known) -> State:
+    """Return the state to send."""
     if attack.state is None:
         return state
     generator, poisoned = torch.Generator().manual_seed(0), dict(state)
     for name, value in state.items():
-        if value.is_floating_point() and not name.endswith("running_var"):
-            sent = Weights(
-                value, received[name].to(value.device), first[name].to(value.device), generator
+        if value.is_floating_point() and (attack.variances or not name.endswith("running_var")):
+            received, first, learnt = (
+                one[name].to(value.device) for one in (known.received, known.first, known.learnt)
             )
+            sent = Weights(value, received, first, learnt, generator, name, known)
             poisoned[name] = attack.state(sent)
     return poisoned

@@ -8,7 +8,15 @@ import torch
 
 from semisfl.attacks import attack_grid
 from semisfl.attacks.poisoned_fleet import PoisonedFleet, attackers_of, poisoned_fleet
-from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, poisoned_state, stamped
+from semisfl.attacks.poisoning import (
+    ATTACKS,
+    TARGET,
+    Attack,
+    Known,
+    attack_named,
+    poisoned_state,
+    stamped,
+)
 from semisfl.cli.main import main
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
@@ -121,17 +129,42 @@ def test_a_poisoned_state_is_what_the_attack_says(attack: str) -> None:
         "stale_bottom": [7.0, 7.0],
         "reordered_bottom": [-1.0, 3.0],
         "reversed_update": [-3.0, 5.0],
+        "alternating_update": [6.0, -4.0],
+        "repeated_update": [2.5, 0.25],
     }
     first = {**received, "w": torch.tensor([7.0, 7.0])}
-    sent = poisoned_state(ATTACKS[attack], trained, received, first)
+    learnt = {**received, "w": torch.tensor([0.5, 0.25])}
+    known = Known(received, first, learnt, round=1, client=3)
+    sent = poisoned_state(ATTACKS[attack], trained, known)
     if attack == "drift":
         moved = sent["w"] - received["w"]
         torch.testing.assert_close(moved.norm(), (trained["w"] - received["w"]).norm())
-        again = poisoned_state(ATTACKS[attack], received, trained, first)["w"] - trained["w"]
+        later = known._replace(received=trained)
+        again = poisoned_state(ATTACKS[attack], received, later)["w"] - trained["w"]
         torch.testing.assert_close(again, moved)
+    elif attack == "mirrored_drift":
+        moved = sent["w"] - received["w"]
+        torch.testing.assert_close(
+            moved.norm(), 9 * (trained["w"] - received["w"]).norm(), msg="it is nine times as long"
+        )
+        other = poisoned_state(ATTACKS[attack], trained, known._replace(client=2))["w"]
+        torch.testing.assert_close(other - received["w"], -moved)
     else:
         assert sent["w"].tolist() == expected[attack]
     assert torch.equal(sent["bn.running_var"], torch.ones(2)) and int(sent["n"]) == 4
+    if attack == "alternating_update":
+        then = poisoned_state(ATTACKS[attack], trained, known._replace(round=2))
+        assert then["w"].tolist() == [-2.0, 4.0]
+
+
+def test_only_an_attack_that_says_so_changes_running_variances() -> None:
+    state = {"bn.running_var": torch.ones(2), "bn.running_mean": torch.ones(2)}
+    known = Known(state, state, state, round=0, client=0)
+    for variances in (False, True):
+        attack = Attack("halved", "", state=lambda w: w.trained / 2, variances=variances)
+        sent = poisoned_state(attack, state, known)
+        assert sent["bn.running_mean"].tolist() == [0.5, 0.5]
+        assert sent["bn.running_var"].tolist() == ([0.5, 0.5] if variances else [1.0, 1.0])
 
 
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch", "fedmatch", "semifl"])

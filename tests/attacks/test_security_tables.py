@@ -2,6 +2,8 @@
 
 from benchmarks import security_tables as tables
 
+DIFFERENT = ("scaled_features", "swapped_classes")
+
 
 def test_the_documents_hold_the_tables_of_the_committed_runs() -> None:
     held: list[str] = []
@@ -18,3 +20,25 @@ def test_the_goals_that_the_documents_claim_are_met() -> None:
     for clients in tables.FLEETS:
         for attack, by_rule in tables.points_lost(clients).items():
             assert tables.mean(by_rule[tables.SERVED]) <= 1, (attack, clients)
+    for case, lost in tables.network_losses().items():
+        assert tables.mean(lost["serve"]) <= 1, case
+    for run in tables.networked():
+        assert not run["honest_struck"] and not run["honest_gone"], run
+
+
+def test_under_the_default_the_network_gives_the_accuracies_of_the_simulation() -> None:
+    """Other than where the server refuses features, or the attack needs classes, which devices do not know."""
+    simulated = {
+        (clients, one.attack, one.seed): one.accuracy
+        for clients in tables.FLEETS
+        for one in tables.outcomes(clients)
+        if one.rule == tables.SERVED
+    }
+    compared = 0
+    for run in tables.networked():
+        key = (run["clients"], run["attack"], run["seed"])
+        usual = tables.is_usual(run["method"], run["clients"], len(run["attackers"]), run["rounds"])
+        if usual and run["rule"] == "serve" and run["attack"] not in DIFFERENT and key in simulated:
+            assert run["accuracy"] == simulated[key], key
+            compared += 1
+    assert compared >= 70
