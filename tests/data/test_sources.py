@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import Image
 from semisfl.data import cached, decode
 from semisfl.data.sources import Dataset, load
 from semisfl.settings import catalog
+from tests import processes
 
 
 @pytest.fixture(autouse=True)
@@ -503,8 +503,8 @@ def test_the_extra_is_not_imported_for_local_data():
     code = (
         "import sys, semisfl.data.sources as s; s.load('digits'); print('datasets' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    done = processes.run([sys.executable, "-c", code])
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet"])

@@ -1,7 +1,8 @@
 """The precision that models compute in."""
 
-import subprocess
 import sys
+
+from tests import processes
 
 CHANGED_INSIDE = """
 import torch
@@ -22,7 +23,5 @@ assert abs(float(after - before) - 1) < 0.1, (before, after)
 def test_weights_that_change_inside_are_seen() -> None:
     """On a CPU all steps of a round are one block. Another process: on some processors PyTorch takes
     other kernels from the first product in bf16 on."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHANGED_INSIDE], capture_output=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr.decode()
+    ran = processes.run([sys.executable, "-c", CHANGED_INSIDE])
+    assert ran.returncode == 0, ran.stderr

@@ -347,7 +347,7 @@ def test_a_large_bottom_is_refused_by_the_budget(
 def test_an_answer_that_is_larger_than_it_can_be_is_not_received(
     server: ModelServer, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_about", "x" * 300_000_000)
+    monkeypatch.setattr(server, "_about", "x" * 120_000_000)
     monkeypatch.setattr(
         "semisfl.use.model_server._joined",
         lambda kind, fields, tensors: str(fields).encode(),
