@@ -37,7 +37,7 @@ def unfinished(path: Path, done: Path) -> Path:
     return path
 
 
-def crowd(path: Path, clients: int = 1000, rounds: int = 3000) -> Path:
+def crowd(path: Path, clients: int = 1000, rounds: int = 600) -> Path:
     """A served run of many devices, long under way; its process is gone."""
     config = toy.values(
         *("semisfl", f"rounds={rounds + 500}", f"clients.total={clients}"),

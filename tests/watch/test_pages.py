@@ -116,12 +116,18 @@ def test_a_running_run_is_followed(chromium: Browser, done: Path, tmp_path: Path
     directory.unlock()
 
 
-def test_a_crashed_run_and_another_beside_it(chromium: Browser, done: Path, tmp_path: Path) -> None:
-    directories.unfinished(tmp_path / "dead", done)
-    RunDirectory.create(tmp_path / "other", directories.toy.values("supervised", "seed=9")).unlock()
+def test_an_empty_folder_then_a_crashed_run_and_another_beside_it(
+    chromium: Browser, done: Path, tmp_path: Path
+) -> None:
     with opened(chromium, tmp_path) as page:
-        text = page.text_of("overview")
-        assert "crashed" in text and "other" in text
+        for view in VIEWS:
+            assert f"No run in {tmp_path} yet" in page.text_of(view), view
+        page.text_of("overview")
+        directories.unfinished(tmp_path / "dead", done)
+        page.until("document.body.innerText.includes('crashed')")
+        other = directories.toy.values("supervised", "seed=9")
+        RunDirectory.create(tmp_path / "other", other).unlock()
+        page.until("document.body.innerText.includes('other')")
         assert "ended without saying why in round 3; --resume goes on" in page.text_of("clients")
         assert "the disk is nearly full" in page.text_of("log")
         text = page.text_of("settings")
@@ -165,17 +171,6 @@ def test_runs_have_names_warnings_and_cards_on_a_phone(
         assert not page.evaluate(more), "the last tab is in sight"
         chromium.look(1280, 900)
     other.unlock()
-
-
-def test_an_empty_folder_says_what_it_waits_for(
-    chromium: Browser, done: Path, tmp_path: Path
-) -> None:
-    with opened(chromium, tmp_path) as page:
-        for view in VIEWS:
-            assert f"No run in {tmp_path} yet" in page.text_of(view), view
-        page.text_of("overview")
-        directories.unfinished(tmp_path / "new", done)
-        page.until("document.body.innerText.includes('crashed')")
 
 
 def test_a_thousand_clients_on_a_phone_in_dark_mode_by_keyboard(
