@@ -40,10 +40,10 @@ demo: $(VENV)/.installed
 		--out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # Files of tests differ a lot in how long they take: an idle worker takes over from a busy one.
-# One worker more than cores, as some tests only wait: for deadlines, or for other processes.
+# Two workers more than cores, as some tests only wait: for deadlines, or for other processes.
 # Workers, and the processes that tests start, import what the first of them compiled.
 unexport PYTHONDONTWRITEBYTECODE
-PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
+PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2) --dist worksteal
 
 quick: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu" -k "not ($(LONG))" $(QUICK)
