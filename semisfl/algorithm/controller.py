@@ -1,4 +1,4 @@
-"""How many supervised steps a round has: K_s of Eq. (8), adapted to how fast the two losses fall."""
+"""Set the number of supervised steps in a round: K_s of Eq. (8), adapted to how fast the two losses fall."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Controller:
         cross_entity_steps: int,
         labeled_share: Callable[[], float],
     ) -> None:
-        """``labeled_share``: |D_l| / |D| as it is known by now; clients may still join."""
+        """Take ``labeled_share``: |D_l| / |D| as known by now; clients may still join."""
         self.config = config
         self.supervised_steps = supervised_steps
         self.cross_entity_steps = cross_entity_steps

@@ -37,7 +37,7 @@ class Labelling:
         clients: int,
         active: int,
     ) -> None:
-        """``align``: ``none``, ``global`` or ``client``; ``prior``: pi_s; ``clients``: N; ``active``: the largest number of clients in a round."""
+        """Take ``align``: ``none``, ``global`` or ``client``; ``prior``: pi_s; ``clients``: N; ``active``: the largest number of clients in a round."""
         self.align, self.threshold, self.rule = align, threshold, rule
         self.prior = prior / prior.sum()
         self._means = {

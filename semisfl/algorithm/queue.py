@@ -1,10 +1,10 @@
 """The memory queue Q of recent teacher keys.
 
-``two_level`` is the paper's: labelled keys live in a ring of their own, filled only in the
-supervised phase, so that the many unlabelled keys never push them out; they are always eligible as
-positives. Empty slots are no references. ``single`` is the published code's: one ring for both,
-cleared after every round to zero vectors that still count in every denominator, and labelled keys
-are never positives of unlabelled anchors.
+``two_level`` is the paper's. Labelled keys live in a ring of their own, filled only in the supervised
+phase, so that the many unlabelled keys never push them out. They are always eligible as positives.
+Empty slots are no references. ``single`` is the published code's: one ring for both, cleared after
+every round to zero vectors that still count in every denominator. Labelled keys are never positives
+of unlabelled anchors.
 
 Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
 """
@@ -39,7 +39,7 @@ class Ring:
         self.next.add_(count).remainder_(capacity)
 
     def order(self) -> Tensor:
-        """When each slot was pushed, counted back from the next push: -1 the latest."""
+        """Return when each slot was pushed, counted back from the next push: -1 the latest."""
         slots = torch.arange(len(self.keys), device=self.keys.device)
         return (slots - self.next) % max(1, len(self.keys)) - len(self.keys)
 
@@ -61,7 +61,7 @@ class Ring:
 def _join(
     keys: Tensor, labels: Tensor, positive: Tensor, *rings: tuple[Ring, Tensor, Tensor]
 ) -> References:
-    """The current keys, then each ring with its (positive, present) masks."""
+    """Return the current keys, then each ring with its (positive, present) masks."""
     return References(
         torch.cat([keys.float(), *(ring.keys for ring, _, _ in rings)]),
         torch.cat([labels, *(ring.labels for ring, _, _ in rings)]),
@@ -88,7 +88,7 @@ class TwoLevelQueue:
         self.pseudo = Ring(capacity, width, device)
 
     def push_labeled(self, keys: Tensor, labels: Tensor) -> References:
-        """The references of a labelled batch: its own keys and the labelled level before them."""
+        """Return the references of a labelled batch: its own keys and the labelled level before them."""
         true = torch.ones_like(labels, dtype=torch.bool)
         level = self.labeled
         references = _join(keys, labels, true, (level, level.filled.clone(), level.filled.clone()))
@@ -96,7 +96,7 @@ class TwoLevelQueue:
         return references
 
     def push_pseudo(self, keys: Tensor, labels: Tensor, confident: Tensor) -> References:
-        """The references of an unlabelled batch: its own keys and both levels before them."""
+        """Return the references of an unlabelled batch: its own keys and both levels before them."""
         references = _join(
             keys,
             labels,
@@ -108,11 +108,11 @@ class TwoLevelQueue:
         return references
 
     def mask_in_turn(self, owner: Tensor, batch: int) -> Tensor:
-        """For the references of the next `push_pseudo`; ``owner``: whose each row is, in turn."""
+        """Return a mask for the references of the next `push_pseudo`; ``owner``: the client of each row."""
         return _served_in_turn(self.pseudo, owner, batch, kept=len(self.labeled.keys))
 
     def end_round(self) -> None:
-        """Both levels are kept."""
+        """Keep both levels."""
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
@@ -133,7 +133,7 @@ class SingleQueue:
         self.ring.keys.copy_(F.normalize(random, dim=1))
 
     def push_labeled(self, keys: Tensor, labels: Tensor) -> References:
-        """Every slot is a reference, empty or not, and a positive if its label says so."""
+        """Return the masks: every slot is a reference, empty or not, and a positive if its label says so."""
         every = torch.ones_like(self.ring.filled)
         references = _join(
             keys, labels, torch.ones_like(labels, dtype=torch.bool), (self.ring, every, every)
@@ -142,7 +142,7 @@ class SingleQueue:
         return references
 
     def push_pseudo(self, keys: Tensor, labels: Tensor, confident: Tensor) -> References:
-        """Every slot is a reference; a positive only if it was pushed as confident."""
+        """Return the masks: every slot is a reference, and a positive only if it was pushed as confident."""
         every = torch.ones_like(self.ring.filled)
         references = _join(keys, labels, confident, (self.ring, self.ring.flags.clone(), every))
         self.ring.push(keys, labels, confident)

@@ -12,7 +12,7 @@ class Teacher(Generic[Module]):
     """Follows ``student``: starts as its copy, never receives gradients, is always in eval mode.
 
     With ``warmup`` the decay of the t-th update (t = 1, 2, ...) is min(1 - 1/(t+1), decay), as in
-    the published code; without, it is ``decay`` from the start, as in the paper. BatchNorm's
+    the published code. Without, it is ``decay`` from the start, as in the paper. BatchNorm's
     running statistics are averaged with the weights; its batch counter is copied.
     """
 

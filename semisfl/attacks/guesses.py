@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class ClassMix:
-    """How well the classes of clients' images are guessed, beside guesses without features."""
+    """The quality of guesses of clients' classes, beside guesses without features."""
 
     accuracy: float
     """Accuracy of the class guessed for each image."""

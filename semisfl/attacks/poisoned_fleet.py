@@ -55,7 +55,7 @@ class PoisonedBlock(ClientBlock):
     def __init__(
         self, setup: FleetSetup, attack: Attack, attackers: Container[int] | None = None
     ) -> None:
-        """``attackers``: the numbers of those that attack; None: all. A device does not know how many there are."""
+        """Take the numbers of the clients that attack; None: all. A device does not know how many there are."""
         super().__init__(setup)
         self.attack = attack
         self.attackers = range(len(self.shards)) if attackers is None else attackers

@@ -21,7 +21,7 @@ def tell(config: "Config", held: "AboutImages", world: "World", as_json: bool) -
     line = plan.of_method(config, held, world)
     if line is None or not line.total:
         raise ValueError(
-            f"method = {config.method!r} asks nothing of devices, or has no cost formula"
+            f"method = {config.method!r} asks nothing of devices, or has no cost formula; use another method"
         )
     work = Work(
         steps=config.clients.steps if line.split else 1,

@@ -21,7 +21,7 @@ _early = StopFlag()
 
 
 def note_early(words: Sequence[str]) -> None:
-    """Only note signals until `StopSignals` takes over.
+    """Note signals until `StopSignals` takes over.
 
     In the middle of an import an exception could be swallowed, or leave a module half imported.
     """

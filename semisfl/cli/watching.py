@@ -62,7 +62,9 @@ def write_html(runs: list[Path], place: Path) -> None:
         views = Runs(record.unpacked(runs, Path(temporary)))
         if not views.listing()["runs"]:
             folders = ", ".join(map(str, runs))
-            raise ValueError(f"{folders} holds no run (no config.toml in it or directly below it)")
+            raise ValueError(
+                f"{folders} holds no run (no config.toml in it or directly below it); name a run's folder"
+            )
         write_page(views, place)
     print(f"page: {place}")
 

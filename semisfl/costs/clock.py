@@ -123,7 +123,7 @@ class RoundWork:
 
 @dataclass
 class ClientTime:
-    """How a client spends a round, in seconds; the three add up to the round."""
+    """The seconds that a client spends in a round; the three add up to the round."""
 
     computing: float = 0.0
     sending: float = 0.0

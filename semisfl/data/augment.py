@@ -6,9 +6,9 @@ are grouped by operation there, each operation touches only its own images, and 
 the device.
 
 Weak: horizontal flip with p = 1/2, then a random crop after reflect padding by side // 8.
-Strong: weak, then `num_ops` draws with replacement from `OPERATIONS`, each applied with p = 1/2
-at a level uniform in 1..9 and, where the operation has a direction, a random sign; then always a
-grey square. Every operation gives the same result as Pillow.
+Strong: weak, then `num_ops` draws with replacement from `OPERATIONS`, then always a grey square. Each
+operation is applied with p = 1/2 at a level uniform in 1..9, with a random sign if it has a direction.
+Every operation gives the same result as Pillow.
 """
 
 from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class DrawnView:
-    """Which images a view shows at each step, and what was drawn for each of them."""
+    """The images of a view at each step, and what was drawn for each of them."""
 
     view: ViewKind
     indices: np.ndarray

@@ -191,7 +191,9 @@ class Dataset:
             return
         rows = np.concatenate([np.empty(0, np.int64), *self.clients.values()])
         if rows.size and not (rows.min() >= 0 and rows.max() < len(self.images)):
-            raise ValueError(f"clients names images outside 0..{len(self.images) - 1}")
+            raise ValueError(
+                f"clients names images outside 0..{len(self.images) - 1}; leave them out"
+            )
         if len(np.unique(rows)) < len(rows):
             raise ValueError("clients names an image twice; each may have one holder only")
         if empty := [name for name, held in self.clients.items() if not len(held)]:

@@ -65,7 +65,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Source:
-    """Where images are: the files whose change makes a cached copy stale, and how to list the images."""
+    """A place of images: the files whose change makes a cached copy stale, and how to list the images."""
 
     name: str
     files: tuple[Path, ...]  # none: reading them is as fast as reading a cache

@@ -2,11 +2,10 @@
 
 There are two forms. A root with a ``train`` or ``test`` folder has the first:
 
-- classes: ``train/<class>/*`` and ``test/<class>/*``, and beside them either ``unlabeled/*``
-  (images of unknown label, to be dealt to clients), or ``unlabeled/<client>/*`` or
-  ``clients/<client>/*`` (the folders say who holds what);
-- clients: ``<client>/*``, every label unknown, no test images; images straight in the root make
-  one client.
+- classes: ``train/<class>/*`` and ``test/<class>/*``. Images without a label may lie beside them: in
+  ``unlabeled/*``, to be dealt to clients, or in ``unlabeled/<client>/*`` or ``clients/<client>/*``,
+  where the folders say who holds what.
+- clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client.
 
 Class and client folders may hold folders of their own. Images are regular files with a known
 suffix; hidden files are skipped, other files are counted in a note. Links are followed. A device
@@ -34,7 +33,7 @@ def source(root: Path) -> Source:
         classes = ()
         _by_client(collected, root)
     if not collected.files:
-        raise ValueError(f"{root} holds no images ({_suffixes()})")
+        raise ValueError(f"{root} holds no images ({_suffixes()}); name another folder")
     return Source(root.name, tuple(collected.files), lambda: collected.listing(classes))
 
 

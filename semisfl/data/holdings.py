@@ -22,7 +22,7 @@ LONGEST_NAME = 32
 
 @dataclass(frozen=True)
 class Holdings:
-    """How many images of each class the server (first) and each client hold."""
+    """The number of images of each class that the server (first) and each client hold."""
 
     classes: list[str]
     counts: np.ndarray

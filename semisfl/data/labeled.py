@@ -36,7 +36,7 @@ class LabeledImages:
         config: Config,
         while_busy: Callable[[Callable[[], None]], None] = lambda task: None,
     ) -> None:
-        """``while_busy`` runs a task when the host would otherwise wait, or never."""
+        """Take ``while_busy``, which runs a task when the host would otherwise wait, or never."""
         self._batches = batches
         self._labels = labels
         self._config = config

@@ -62,7 +62,7 @@ def _arrays(file: Path, wanted: Sequence[str] = ()) -> dict[str, np.ndarray]:
     except Exception as error:  # damaged zip members raise from zlib, struct and numpy alike
         raise ValueError(f"{file} is not a readable .npz of plain arrays: {error}") from error
     if missing:
-        raise ValueError(f"{file} lacks the arrays {', '.join(missing)}")
+        raise ValueError(f"{file} lacks the arrays {', '.join(missing)}; add them")
     return present
 
 
@@ -96,7 +96,9 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
     classes = tuple(str(name) for name in shards[0]["classes"])
     for file, shard in zip(files, shards, strict=True):
         if tuple(str(name) for name in shard["classes"]) != classes:
-            raise ValueError(f"{file} and {files[0]} name different classes")
+            raise ValueError(
+                f"{file} and {files[0]} name different classes; give all shards one list"
+            )
     joined = {
         name: np.concatenate([shard[name] for shard in shards])
         for name in ("labels", "split", "index")

@@ -3,10 +3,10 @@
 The rule is that of the published code (per class, in seeded order: the server's share first, then
 the clients'), with two differences:
 
-- the published code rounds every share on its own and leaves the remainder unused; here cumulative
-  rounding assigns every image, so a partition is disjoint and complete, and the server gets
-  exactly `labeled` labels;
-- the published code may leave a client without images; here such a client gets one image of the
+- The published code rounds every share on its own and leaves the remainder unused. Here cumulative
+  rounding assigns every image: a partition is disjoint and complete, and the server gets exactly
+  `labeled` labels.
+- The published code may leave a client without images. Here such a client gets one image of the
   largest client.
 
 A share of the images can be set aside for validation before that: nobody trains on them.

@@ -1,4 +1,4 @@
-"""Which images each step of a round shows."""
+"""Draw the images of each step of a round."""
 
 import numpy as np
 

@@ -26,9 +26,8 @@ def load(
 
     1. A data set of the catalog. ``digits`` is in the package; the others are looked for in
        ``$SEMISFL_DATA`` and then fetched through Hugging Face ``datasets``.
-    2. A path (``~`` and variables are expanded, so ``"$SEMISFL_DATA"`` works): a ``.npz`` with its
-       other shards, their common prefix, a folder of images, a CSV file that lists images, or a
-       Hugging Face copy.
+    2. A path: a ``.npz`` with its other shards, their common prefix, a folder of images, a CSV file
+       that lists images, or a Hugging Face copy. ``~`` and variables are expanded.
     3. The name of a file or folder in ``$SEMISFL_DATA``, or of ``$SEMISFL_DATA`` itself.
 
     Images at a path are normalised by 0.5 and 0.5. Images of different sizes are resized to the most
@@ -36,7 +35,7 @@ def load(
     the size, channels and statistics of that set. Only sets that are ``tested`` need test images.
     """
     if size is not None and size < 1:
-        raise ValueError(f"size = {size} is below 1 pixel")
+        raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
     if entry := lookup.data_set(name):
         return _checked(_named(entry, size, like, cache), tested)
     path = Path(os.path.expandvars(name)).expanduser()
@@ -65,7 +64,9 @@ def _named(entry: NamedData, size: int | None, like: Dataset | None, cache: Path
 
 def _download(entry: NamedData) -> Source:
     if entry.repository is None:
-        raise ValueError(f"{entry.name} is not in SEMISFL_DATA, and no other place is known for it")
+        raise ValueError(
+            f"{entry.name} is not in SEMISFL_DATA, and no other place is known for it; put it there"
+        )
     return hub.download(entry)
 
 
@@ -109,7 +110,7 @@ def _checked(dataset: Dataset, tested: bool) -> Dataset:
     if untrained := sorted(set(dataset.test_labels.tolist()) - known):
         raise ValueError(
             f"{dataset.name} has test images of a class without training images: "
-            f"{dataset.classes[untrained[0]]}"
+            f"{dataset.classes[untrained[0]]}; add some, or leave out its test images"
         )
     return dataset
 

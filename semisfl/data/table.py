@@ -38,7 +38,7 @@ def _lines(file: Path) -> list[dict[str, str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{file} cannot be read as CSV: {error}") from error
     if not lines:
-        raise ValueError(f"{file} lists no image")
+        raise ValueError(f"{file} lists no image; add a line per image")
     return lines
 
 

@@ -144,8 +144,8 @@ class Streams:
     def before_waiting(self) -> None:
         """Run the waiting tasks; every caller that is about to wait for the device calls this first.
 
-        The tasks get a stream of their own: a copy from pageable host memory waits for all earlier
-        work of its stream, which on the main stream would be the rest of the round.
+        The tasks get a stream of their own. A copy from pageable host memory waits for all earlier
+        work of its stream; on the main stream that would be the rest of the round.
         """
         tasks, self._tasks = self._tasks, []
         if not tasks:

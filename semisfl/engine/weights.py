@@ -48,7 +48,7 @@ def _aligned(size: int) -> int:
 
 
 class Home(NamedTuple):
-    """Where a parameter's working copy is stored: ``rows`` of ``size`` values, one every ``stride`` values.
+    """The place of a parameter's working copy: ``rows`` of ``size`` values, one every ``stride`` values.
 
     A parameter of one module has one row; a parameter of a stack of clients has one per client.
     """
@@ -74,9 +74,9 @@ class Home(NamedTuple):
 class Weights:
     """Moves a module's floating-point parameters and buffers into ``master``.
 
-    With a ``dtype`` other than float32 the parameters of convolutions and linear layers become
-    views of ``work``, a copy of the first part of ``master`` in that type; everything else becomes
-    a view of ``master``. Code that writes to ``master`` calls `refresh` afterwards. ``copied``: the
+    With a ``dtype`` other than float32 the parameters of convolutions and linear layers become views
+    of ``work``, a copy of the first part of ``master`` in that type. Everything else becomes a view
+    of ``master``. Code that writes to ``master`` calls `refresh` afterwards. ``copied``: the
     parameters that become views of ``work`` for every ``dtype``.
     """
 

@@ -154,7 +154,7 @@ class ClientBlock:
 
     @property
     def _teachers_differ(self) -> bool:
-        """Whether clients' teachers can be anything but the one that was sent."""
+        """Return whether clients' teachers can be anything but the one that was sent."""
         return self._plan.teacher_decay is not None or self._plan.teacher_for is not None
 
     def forward(self) -> StepFeatures:
@@ -192,7 +192,7 @@ class ClientBlock:
 
     @property
     def _one_teacher(self) -> bool:
-        """Whether one large pass gives all clients' teacher features."""
+        """Return whether one large pass gives all clients' teacher features."""
         return not self._teacher_per_client and not self._teachers_differ
 
     def backward(self, gradients: Tensor) -> None:

@@ -49,9 +49,9 @@ class Answers:
 class ClientRuntime(Protocol):
     """Serve a method's client half; the same on a device and in a simulation.
 
-    ``step`` must be free of host decisions that change between rounds (it may be captured once
-    and replayed, for all clients together); anything it needs from ``start`` it gets through
-    ``set_buffer``, also for a client that turns out to contribute nothing.
+    ``step`` may be captured once and replayed, for all clients together: it must make no decision on
+    the host that changes between rounds. It gets what it needs from ``start`` through ``set_buffer``,
+    also for a client that contributes nothing.
     """
 
     client: int

@@ -21,7 +21,7 @@ class Simulation:
     """Base of the fleets whose clients live in the run's own processes."""
 
     def __init__(self, block: ClientBlock) -> None:
-        """``block`` is this process's; it knows the images of every client."""
+        """Take this process's ``block``; it knows the images of every client."""
         self.block = block
         self.config = block.config
         self.traffic = block.traffic

@@ -66,7 +66,7 @@ class TeacherRows:
     def __init__(
         self, seed: int, index: int, client: int, images: int, steps: int, batch: int
     ) -> None:
-        """The draws follow from the run's seed, so that no list of images has to cross."""
+        """Draw from the run's seed, so that no list of images has to cross."""
         if images >= steps * batch:
             # No image is shown twice, whichever are drawn: a large claim of images costs nothing.
             drawn = np.arange(steps * batch).reshape(steps, batch)

@@ -102,8 +102,8 @@ class FedSwitch:
 class FedSwitchWork:
     """The client's half: FixMatch steps with labels of a labeller that follows the student.
 
-    In teacher mode the labeller starts as the teacher and is averaged; in student mode it starts
-    as the student and follows with decay 0, so that it *is* the student: one step serves both.
+    In teacher mode the labeller starts as the teacher and is averaged. In student mode it starts as
+    the student and follows with decay 0, so that it *is* the student. One step serves both.
     """
 
     name = "fedswitch"

@@ -25,7 +25,7 @@ class FedSwitchSettings(Section):
 
 
 def cost(sizes: Sizes, settings: FedSwitchSettings, *, teacher: bool = True) -> Cost:
-    """``teacher``: whether the client downloads it."""
+    """Take ``teacher``: whether the client downloads it."""
     # Before its steps a client looks at all its images to see whether they look IID.
     down = (1 + teacher) * sizes.full
     return Cost(down, sizes.full, teacher=teacher * sizes.full, work=Work(look=1.0))

@@ -27,7 +27,7 @@ class SupervisedPhase:
         ema: Teacher[Any] | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        """``view``: how labelled images are shown; None: as the configuration says."""
+        """Take ``view``: how labelled images are shown; None: as the configuration says."""
         self.labeled, self.model, self.ema, self.clip_norm = setup.labeled, model, ema, clip_norm
         self.view = view or setup.config.labeled_view
         self.dropout = ServerDropout(setup)
@@ -78,7 +78,7 @@ def start_counter(client: ClientRuntime) -> None:
 
 
 def count_loss(client: ClientRuntime, loss: Tensor, consistency: Tensor) -> None:
-    """A step's loss, and the part of it that is cross-entropy with pseudo-labels."""
+    """Count a step's loss, and the part of it that is cross-entropy with pseudo-labels."""
     step = torch.stack([torch.ones_like(loss), loss, consistency])
     client.buffer("loss_sums").add_(step.detach().float())
 

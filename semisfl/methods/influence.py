@@ -1,11 +1,14 @@
-"""How much one client's features can do to the top, the queue and, through them, to everybody.
+"""Limit what one client's features can do to the top and the queue, and so to all clients.
 
-For every split method, wherever its clients live. Three limits, each relative to the fleet, as what is
-usual changes while a model learns (``robust.features``, ``robust.class_share``):
-how long a feature vector is; how often a client's student features are seen as the class that its
-teacher features give them, which is what presenting one class as another cannot hide; and how many
-of a class's positive keys are one client's. Shapes are fixed, and no value on
-the device decides what runs (`Engine.repeated`).
+Every split method uses it. There are three limits (``robust.features``, ``robust.class_share``), each
+relative to the fleet, because usual values change while a model learns:
+
+- the length of a feature vector;
+- how often the class of a client's student features differs from that of its teacher features: a
+  client that presents one class as another cannot hide this;
+- one client's share of a class's positive keys.
+
+Shapes are fixed, and no value on the device decides what runs (`Engine.repeated`).
 """
 
 from collections.abc import Sequence
@@ -42,7 +45,7 @@ class Influence:
             sums.zero_()
 
     def limited(self, features: Features, active: Sequence[int]) -> Features:
-        """The same with vectors shortened that are too long."""
+        """Return the features; vectors that are too long are shortened."""
         if not self.on:
             return features
         student, too_long = self._shortened(features.student.detach(), features)
@@ -89,7 +92,7 @@ class Influence:
 
     @torch.no_grad()
     def as_positives(self, features: Features, labels: Tensor, confident: Tensor) -> Tensor:
-        """Which keys may be positives, so that of no class too many are one client's."""
+        """Return which keys may be positives: of no class too many of one client."""
         share = self.settings.class_share
         if not self.on or share == 1:
             return confident

@@ -1,4 +1,4 @@
-"""How good a round's pseudo-labels were: what the paper calls mask rate and impurity, and coverage.
+"""Count how good a round's pseudo-labels were: the paper's mask rate and impurity, and coverage.
 
 Labels are counted in a table [3, 1 + classes]: images, those whose label is kept (confident), and
 the wrong ones among these, by true class. The first column is for images whose class is not known;
@@ -20,7 +20,7 @@ Table = Sequence[Sequence[float]]
 
 
 def table(labels: Tensor, kept: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """The counts of some images; ``truth`` is -1 where it is not known."""
+    """Return the counts of some images; ``truth`` is -1 where it is not known."""
     kept = kept.float()
     counted = torch.stack([torch.ones_like(kept), kept, kept * (labels != truth)])
     # No matrix product: that would count in the models' precision.

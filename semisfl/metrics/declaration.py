@@ -1,4 +1,4 @@
-"""How a metric is declared: its meaning, its unit, and the chart that shows it."""
+"""Declare a metric: its meaning, its unit, and the chart that shows it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields

@@ -115,7 +115,7 @@ def _conv(layer: Conv, takes: Sides) -> tuple[Sides, int]:
     for count, dimension in ((channels, "input channels"), (layer.channels, "channels")):
         if count % layer.groups:
             raise ValueError(
-                f"has groups = {layer.groups}, which does not divide its {count} {dimension}"
+                f"has groups = {layer.groups}, which does not divide its {count} {dimension}; choose a divisor"
             )
     sides = _window(height, width, layer.kernel, layer.stride, layer.padding)
     weights = layer.channels * (channels // layer.groups) * layer.kernel**2
@@ -130,7 +130,7 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
     channels, *_ = _picture(takes)
     if channels % layer.groups:
         raise ValueError(
-            f"has groups = {layer.groups}, which does not divide its {channels} channels"
+            f"has groups = {layer.groups}, which does not divide its {channels} channels; choose a divisor"
         )
     return takes, 2 * channels
 

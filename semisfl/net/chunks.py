@@ -49,9 +49,9 @@ class Violation(Exception):
 def options() -> list[tuple[str, int]]:
     """Return the channel arguments of both sides.
 
-    gRPC's own keepalive is off and its ping timeout long: a ping waits behind whatever a slow link
-    still has to carry, and a timeout of seconds then takes the link for dead (seen at 60 kB/s with
-    1.4 MB on the way). Heartbeats of our own count every chunk that arrives as a sign of life.
+    gRPC's own keepalive is off and its ping timeout long. A ping waits behind whatever a slow link
+    still has to carry, so a timeout of seconds takes the link for dead (seen at 60 kB/s with 1.4 MB
+    on the way). Our own heartbeats count every chunk that arrives as a sign of life.
     """
     return [
         ("grpc.keepalive_time_ms", 2**31 - 1),

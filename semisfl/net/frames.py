@@ -10,11 +10,9 @@ integers, padding and trailing bytes cannot hide anything. The receiver says bef
 expects; nothing about a tensor is believed from the frame.
 
 There is no checksum. TLS authenticates every record, so bytes that arrive are the bytes that were
-sent; and against a sender who lies none would help, since it would fit the lie. A CRC over the
-buffers was nearly half of what a frame cost the server. What it could still have caught, a sender
-that trains on a tensor while it is being sent, shows in the tests that hold a run over the network
-against the same run in one process; what broken memory makes of a value is caught, if it matters,
-where every value is checked (`semisfl.net.server.value_checks`).
+sent. A sender who lies would send a checksum that fits. A CRC over the buffers was nearly half of what
+a frame cost the server. Values that broken memory makes absurd are refused where every value is
+checked (`semisfl.net.server.value_checks`).
 """
 
 import math

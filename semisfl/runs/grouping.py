@@ -27,7 +27,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether all its rounds are done."""
+        """Return whether all its rounds are done."""
         return bool(self.rounds) and self.rounds[-1].round + 1 >= self.config["rounds"]
 
     @property
@@ -91,7 +91,8 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
         inside = [path] if holds_run(path) else runs_inside(path)
         if not inside:
             raise ValueError(
-                f"{path} holds no run (no config.toml or *{SUFFIX} in it or directly below it)"
+                f"{path} holds no run (no config.toml or *{SUFFIX} in it or directly below it); "
+                "name a run or a folder of runs"
             )
         for place in inside:
             runs.setdefault(place.resolve(), read_run(place))

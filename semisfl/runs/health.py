@@ -30,7 +30,7 @@ class Health:
     """Compare each round with what was usual in the good ones before it."""
 
     def __init__(self, method: Method, usual: Usual | None = None) -> None:
-        """``usual``: the `state_dict` in the checkpoint that the run continues from."""
+        """Take ``usual``: the `state_dict` in the checkpoint that the run continues from."""
         self._method = method
         self._norms = {**_norms(method), **(usual["norms"] if usual else {})}
         self._losses: dict[str, float] = dict(usual["losses"]) if usual else {}

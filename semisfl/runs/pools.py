@@ -25,7 +25,7 @@ ATTEMPTS = 3
 
 
 class Pool(Protocol):
-    """Where runs are executed."""
+    """A place that executes runs."""
 
     def has_room(self) -> bool: ...
 

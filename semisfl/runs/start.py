@@ -56,7 +56,7 @@ class Run:
         usual: health.Usual | None = None,
         named: Sequence[Sink] = (),
     ) -> None:
-        """``usual``: what was usual in the rounds before; ``named``: the sinks that the configuration names."""
+        """Take ``usual``: what was usual in the rounds before; ``named``: the sinks that the configuration names."""
         self.experiment = experiment
         self.directory = directory
         self.first = first

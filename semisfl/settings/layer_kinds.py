@@ -142,7 +142,7 @@ KINDS: dict[str, type[Layer]] = {**INNER_KINDS, "residual": ResidualBlock}
 
 
 def parse_layers(rows: Any) -> tuple[Layer, ...]:
-    """A checked table from plain values; a mistake is one line that names its place."""
+    """Return a checked table from plain values; a mistake is one line that names its place."""
     layers = _parse(rows, "model.layers", KINDS)
     if not layers:
         raise ValueError(
@@ -155,7 +155,7 @@ def parse_layers(rows: Any) -> tuple[Layer, ...]:
 
 
 def named(layers: Sequence[Layer]) -> list[tuple[str, Layer]]:
-    """Every layer with its name; one without is called after its kind and how many of that kind came."""
+    """Return every layer with a name; one without is named after its kind, with a number."""
     taken = {layer.name for layer in layers}
     counts: dict[str, int] = {}
     result = []

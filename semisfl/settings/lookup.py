@@ -1,8 +1,8 @@
 """Find the catalog entry of a name, and the code of an entry.
 
-A name is that of an entry in `semisfl.settings.catalog`, or of an entry point with which an installed package
-adds one (groups ``semisfl.methods``, ``semisfl.data``, ``semisfl.codecs``, ...); a method or a sink
-may also be ``package.module:Class``. Nothing is imported before it is needed, and nothing here loads torch.
+Entries are in `semisfl.settings.catalog`; an installed package adds others by entry points (groups
+``semisfl.methods``, ``semisfl.data``, ``semisfl.codecs``, ...). A method or a sink may also be named
+``package.module:Class``. Nothing is imported before it is needed, and nothing here loads torch.
 """
 
 import importlib

@@ -196,7 +196,7 @@ def merge(values: Values, changes: Values) -> Values:
 
 
 def values_of(name: str) -> Values:
-    """``cifar10``, or ``cifar10+as_published_code``; a variant alone applies to ``cifar10``."""
+    """Return the values of ``cifar10``, or ``cifar10+as_published_code``; a variant alone applies to ``cifar10``."""
     base, *variants = name.split("+")
     if base in VARIANTS:
         base, variants = "cifar10", [base, *variants]

@@ -122,7 +122,7 @@ def _on_test_set(model: Classifier, name: str) -> Evaluation:
     if unknown := sorted(set(data.classes) - set(model.classes)):
         raise ValueError(
             f"{data.name} has the class {unknown[0]!r}, which is none of the model's: "
-            f"{', '.join(model.classes[:20])}"
+            f"{', '.join(model.classes[:20])}; use data with these classes"
         )
     if data.shape != model.shape:
         raise ValueError(

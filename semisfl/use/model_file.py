@@ -85,7 +85,9 @@ def find(path: Path) -> Path:
         raise ValueError(
             f"{path} is a data set, no run; semisfl.load_data({str(path)!r}) loads its images"
         )
-    raise ValueError(f"{path} is neither a run's directory nor a {SUFFIX} file of a model")
+    raise ValueError(
+        f"{path} is neither a run's directory nor a {SUFFIX} file of a model; name one of them"
+    )
 
 
 def _model_in(file: Path, state: dict[str, Any]) -> tuple[Description, dict[str, Tensor], str]:

@@ -31,8 +31,8 @@ WORKERS = 4
 MOST_CALLS, CALLS_EACH = 64, 4
 """Under way in all, and of one device; further ones are told to come again."""
 KEEPALIVE_SECONDS, DEAD_SECONDS = 30, 60
-"""After so long without a byte from a device it is asked whether it is there, and then has so long
-to send anything at all; that includes whatever a slow link still has to carry before."""
+"""Seconds without a byte before a device is asked whether it is there, and seconds until its answer.
+A slow link may have to carry other bytes before it."""
 GOODBYE_SECONDS, BREAK_SECONDS = 2.0, 0.1
 
 

@@ -44,7 +44,9 @@ def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
             and not any(part.startswith(".") for part in file.relative_to(place).parts)
         ]
         if not inside:
-            raise ValueError(f"{place} holds no images (looked for {', '.join(sorted(SUFFIXES))})")
+            raise ValueError(
+                f"{place} holds no images ({', '.join(sorted(SUFFIXES))}); name another folder"
+            )
         files += inside
     return files
 

@@ -9,10 +9,9 @@
                        <-        answers
 
 Each is one gRPC call over the mutual TLS of training, its frames those of `semisfl.net.frames`. A
-request is split into messages of at most `chunks.CHUNK` bytes, so that its progress can be seen (one that
-comes as a single message is taken too); an answer is one message. How many rows a frame has and in
-which codec is in the call's metadata, since a frame is decoded only against the schema that its
-receiver expects.
+request is split into messages of at most `chunks.CHUNK` bytes, so that its progress can be seen; a
+single message is accepted too. An answer is one message. The call's metadata has the number of rows
+and the codec, since a frame is decoded only against the schema that its receiver expects.
 """
 
 import json

@@ -27,7 +27,7 @@ START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen, and what protects it. `parse` makes it and checks the rules."""
+    """The address to listen on, and what protects it. `parse` makes it and checks the rules."""
 
     host: str
     port: int

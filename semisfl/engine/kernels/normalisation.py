@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator, no-any-return"
 """BatchNorm, ReLU and 2 x 2 pooling of several clients, each with its own statistics.
 
-PyTorch needs one launch per client and layer, and more than twice as many passes over memory for
-bias, BatchNorm, ReLU and pooling: on an H200 that was more than half of VGG's time.
+PyTorch needs one launch per client and layer, and more than twice as many passes over memory. On an
+H200, bias, BatchNorm, ReLU and pooling took more than half of VGG's time.
 """
 
 from typing import Any, NamedTuple

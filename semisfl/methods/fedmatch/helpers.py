@@ -20,7 +20,7 @@ def noise_image(shape: tuple[int, int, int], rng: np.random.Generator) -> Tensor
 
 
 def nearest(embeddings: Mapping[int, Tensor], client: int, count: int) -> list[int]:
-    """The ``count`` other clients whose embeddings lie nearest; none if there are not so many.
+    """Return the ``count`` other clients whose embeddings lie nearest; none if there are not so many.
 
     Plain distances: a KD-tree gives the same answer and pays only for far more clients than these.
     """
@@ -51,7 +51,7 @@ class Helpers:
         self._shelf.keep(needed)
 
     def choose(self, clients: Collection[int], count: int) -> None:
-        """New helpers for those of ``clients`` that were seen before."""
+        """Choose new helpers for those of ``clients`` that were seen before."""
         for client in clients:
             if client in self._embeddings:
                 chosen = nearest(self._embeddings, client, count)
@@ -62,7 +62,7 @@ class Helpers:
         self._helpers.clear()
 
     def of(self, client: int) -> dict[str, State]:
-        """``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
+        """Return ``{"helper0": ..., "helper1": ...}``; empty if the client has none."""
         return {
             f"helper{place}": self._shelf.get(key)
             for place, key in enumerate(self._helpers.get(client, ()))

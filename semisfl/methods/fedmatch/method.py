@@ -1,10 +1,13 @@
 """FedMatch, labels at the server: theta = sigma + psi; the server learns sigma, the clients psi.
 
-The algorithm follows its authors' code. Ours, not theirs: biases are decomposed too, BatchNorm's affine
-weights belong to sigma and its buffers are averaged (the original network has neither); helpers
-stay with a client until it gets others (``keep_helpers = false``: for one round, as in the code); the
-weights of the losses, except in the variant ``fedmatch_original``; p(x) is read with dropout off; a
-learning rate by schedule, not by plateau.
+The algorithm follows its authors' code, with these differences:
+
+- Biases are decomposed too. BatchNorm's affine weights belong to sigma, and its buffers are averaged;
+  the original network has neither.
+- Helpers stay with a client until it gets others; with ``keep_helpers = false`` for one round, as in
+  the code.
+- The losses have other weights, except in the variant ``fedmatch_original``.
+- p(x) is read with dropout off. The learning rate follows a schedule, not a plateau.
 """
 
 import copy
@@ -61,7 +64,7 @@ def decomposed(model: nn.Module) -> list[str]:
 
 
 def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters theta = sigma + psi; BatchNorm's are sigma's alone."""
+    """Return the parameters theta = sigma + psi; BatchNorm's are sigma's alone."""
     sums = set(decomposed(sigma))
     return {
         name: value + psi[name] if name in sums else value
@@ -240,12 +243,12 @@ class FedMatchWork:
 
 
 def over_confident(losses: Tensor, confident: Tensor) -> Tensor:
-    """The mean over the confident rows; 0 if there are none."""
+    """Return the mean over the confident rows; 0 if there are none."""
     return (losses * confident).sum() / confident.sum().clamp(min=1)
 
 
 def agreement(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
-    """The majority of argmax votes of the model and its helpers [J, ...]; the lowest class of a tie."""
+    """Return the majority of argmax votes of the model and its helpers [J, ...]; the lowest class of a tie."""
     votes = F.one_hot(torch.cat([own[None], guesses]).argmax(2), own.shape[1])
     return (votes[0] + helped * votes[1:].sum(0)).argmax(1)
 

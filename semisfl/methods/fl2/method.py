@@ -1,9 +1,9 @@
 """(FL)² (Lee et al., NeurIPS 2024): SemiFL's round for few labels.
 
-Three things are new to SemiFL: a client's threshold follows its own confidences, and their classes;
-labels beyond doubt are also to hold at adversarial weights nearby (sharpness-aware consistency); and
-a client weighs the more in the mean the less sure it still is. No images are mixed.
-After its authors' code; what differs is said in docs/methods.md.
+It adds three things to SemiFL. A client's threshold follows its own confidences, class by class. Very
+confident labels must also hold at adversarial weights nearby (sharpness-aware consistency). A client
+that is less sure has more weight in the mean. No images are mixed. It follows its authors' code;
+docs/methods.md lists the differences.
 """
 
 from dataclasses import replace

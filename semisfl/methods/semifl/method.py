@@ -1,9 +1,9 @@
 """SemiFL: clients train on pseudo-labels that the received global model gives once per round.
 
-Follows its authors' code, but for two choices of ours: iterations in place of epochs, with momentum
-that restarts each round like every method's here; and static BatchNorm (sBN), whose statistics its
-authors recompute over the data of all clients, is here over the server's and those of the clients of
-the coming round, which is what can be had for the bytes counted. Models without BatchNorm skip it.
+It follows its authors' code, with two differences. Clients train for iterations, not epochs, and their
+momentum restarts each round, as in every method here. The authors recompute the statistics of static
+BatchNorm (sBN) over the data of all clients. Here the server and the clients of the coming round do,
+which costs only the bytes that are counted. Models without BatchNorm skip it.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class SemiFL:
     """The server's half."""
 
     def __init__(self, setup: Setup, settings: Any = None, work: ClientWork | None = None) -> None:
-        """``settings`` and ``work``: another method's whose server does the same."""
+        """Take ``settings`` and ``work`` of another method whose server does the same."""
         self.setup, self.settings = setup, settings or setup.config.settings(SemiFLSettings)
         self.model = setup.model.whole()
         self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
@@ -219,7 +219,7 @@ def mix(images: Tensor, others: Tensor, weight: Tensor) -> Tensor:
 def semifl_losses(
     strong: Tensor, mixed: Tensor, labels: Tensor, others: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The loss's two terms: CE(strong, y_fix), and l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
+    """Return the loss's two terms: CE(strong, y_fix), and l CE(mixed, y_fix) + (1 - l) CE(mixed, y_mix)."""
     return cross_entropy(strong, labels), torch.lerp(
         cross_entropy(mixed, others), cross_entropy(mixed, labels), weight
     )

@@ -11,7 +11,7 @@ SBN_BATCH = 250
 
 
 def statistics_of(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers of ``model``'s BatchNorm layers, by their name in its state."""
+    """Return the buffers of ``model``'s BatchNorm layers, by their name in its state."""
     layers = {id(layer) for layer in batchnorms(model)}
     return {
         f"{path}.{name}": buffer
@@ -22,12 +22,12 @@ def statistics_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_statistic(name: str) -> bool:
-    """Whether the tensor of this name in a model's state is one of `statistics_of` it."""
+    """Return whether the tensor of this name in a model's state is one of `statistics_of` it."""
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
 def _of_several(batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The same images, none alone: the deviation of a single value does not exist.
+    """Return the same images, none alone: the deviation of a single value does not exist.
 
     A batch of one image joins the one before; a holder's only image is shown twice.
     """
@@ -46,10 +46,10 @@ def _of_several(batches: Iterable[Tensor]) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
-    """Give ``model`` the cumulative averages of its BatchNorm inputs over ``batches``; how many there were.
+    """Give ``model`` the cumulative averages of its BatchNorm inputs; return the count of ``batches``.
 
-    Every layer normalises by the batch at hand meanwhile, so what one holder of data finds does
-    not depend on what another did, and averages combine with the numbers of batches as weights.
+    Every layer normalises by the current batch meanwhile, so the averages of one holder of data do
+    not depend on those of another. They combine with the numbers of batches as weights.
     """
     layers, mode = batchnorms(model), model.training
     momenta = [layer.momentum for layer in layers]

@@ -24,7 +24,7 @@ class Stream:
 
     @property
     def crowded(self) -> bool:
-        """Whether the server has not taken the last answers yet, while the stream lives."""
+        """Return whether the server has not taken the last answers yet, while the stream lives."""
         return self.outbox.qsize() >= CROWDED and not self.drained.is_set()
 
     def answer(self, ticket: int, parts: Parts) -> None:

@@ -1,8 +1,8 @@
 """Check the values that clients send, and find clients whose values stand out.
 
-Impossible values are refused frame by frame. Possible values are compared with those of the other
-clients: a *size* is the largest magnitude in a part of an answer (one kind of features, a state's
-weights, its statistics) or how far a client moved the weights that it was sent. The yardstick is the
+Impossible values are refused frame by frame. The sizes of possible values are compared with those of
+the other clients. A *size* is the largest magnitude in a part of an answer (one kind of features, a
+state's weights, its statistics), or how far a client moved the weights it received. The yardstick is the
 median over the clients that answered. With one or two clients the median says nothing, so the yardstick
 is what was usual in good rounds, which it follows slowly.
 """
@@ -90,7 +90,7 @@ class Screen:
     """Compare the clients of a round with each other, and the rounds of a run."""
 
     def __init__(self, *, updates_limited: bool = False) -> None:
-        """``updates_limited``: long updates are shortened later, so no client is left out for one."""
+        """Take ``updates_limited``: long updates are shortened later, so no client is left out for one."""
         self._updates_limited = updates_limited
         self._strained_by: set[int | None] = set()
         """The clients whose unusual values were sent or accepted in this round; None: the server's own."""

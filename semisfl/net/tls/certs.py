@@ -226,7 +226,9 @@ def _host(name: str) -> x509.GeneralName:
         pass
     # All digits and dots is a mistyped address, never a host.
     if not HOST_NAME.fullmatch(name) or re.fullmatch(r"[0-9.]+", name):
-        raise CertError(f"server name {name!r} is neither an IP address nor an ASCII host name")
+        raise CertError(
+            f"server name {name!r} is neither an IP address nor an ASCII host name; correct it"
+        )
     return x509.DNSName(name)
 
 
@@ -238,5 +240,7 @@ def _period(
         raise CertError("valid_from and valid_until need a time zone, e.g. datetime.now(UTC)")
     end = end or begin + life
     if begin >= end:
-        raise CertError(f"valid_until = {end} is not after valid_from = {begin}")
+        raise CertError(
+            f"valid_until = {end} is not after valid_from = {begin}; choose a later one"
+        )
     return begin.astimezone(UTC), end.astimezone(UTC)
