@@ -106,7 +106,8 @@ def test_a_committed_run_recoded_sends_what_the_run_with_that_codec_sent(
 
 
 def test_without_a_recorded_number_of_rows_only_models_are_recoded(tmp_path: Path) -> None:
-    settings = digits(rounds=1, wire={"teacher_once": True})
+    model = toy.values("semisfl", *toy.FLAT).model
+    settings = digits(rounds=1, wire={"teacher_once": True}, model=model.model_dump())
     train(settings, out=tmp_path / "run", device="cpu")
     run = read_run(tmp_path / "run")
     before, after = (replay(run, WORLD, codec).crossed[0] for codec in (None, "fp16"))

@@ -1,6 +1,7 @@
 """A run as one file: it means the same run as its directory, now and when presets have changed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from semisfl import train
 from semisfl.cli.main import main
 from semisfl.costs.replay import replay
+from semisfl.data import sources
 from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
 from semisfl.paper.run_index import RunIndex
@@ -32,7 +34,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run directory of two rounds, and its record."""
     folder = tmp_path_factory.mktemp("record")
     config = configs.parse(configs.override(presets.values_of("digits"), list(SHORT)))
-    train(config, out=folder / "run", device="cpu")
+    data = sources.load("digits")
+    few = replace(data, test_images=data.test_images[:100], test_labels=data.test_labels[:100])
+    train(config, out=folder / "run", data=few, device="cpu")
     return folder / "run", written(folder, folder / "run")
 
 
