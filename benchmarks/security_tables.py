@@ -7,21 +7,20 @@ Each table stands between ``<!-- security tradeoff -->`` and ``<!-- end of trade
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from semisfl.attacks.attack_grid import NOBODY, Outcome, losses, read
-from semisfl.attacks.poisoning import ATTACKS
+from benchmarks import poisoning_tables
+from benchmarks.poisoning_tables import spread
+from benchmarks.records import table
 from semisfl.fleet.caps import Held, Price
 from semisfl.paper.document import filled
-from semisfl.runs.report import Spread
-from semisfl.settings import config as configs
 from semisfl.settings.policy import read_policy
 
-LEAKAGE, POISONING = Path("results/leakage/leakage.json"), Path("results/poisoning")
+LEAKAGE = Path("results/leakage/leakage.json")
 POLICIES = Path("results/leakage/policies.json")
 DOCUMENTS = (Path("docs/leakage.md"), Path("docs/poisoning.md"))
 PICTURE = Path("docs/leakage-tradeoff.png")
@@ -41,15 +40,6 @@ POINTS = {
     "cut-relu_fc1": "cut at `relu_fc1`",
     "cut-relu_fc1-noise0.14": "cut at `relu_fc1`, `noise = 0.14`, threshold 0.9",
 }
-SERVED = "clipped_mean+limited"
-"""The default of `semisfl serve`, as `semisfl poisoning` names it."""
-FLEETS = {3: 1, 5: 1, 10: 2}
-"""How many attack of so many clients."""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def leaks(folder: str) -> dict[str, Any]:
@@ -62,11 +52,6 @@ def _all_leaks() -> dict[str, Any]:
     """Return what `semisfl leakage` wrote, by the name of its run."""
     measured: dict[str, Any] = json.loads(LEAKAGE.read_text(encoding="utf-8"))
     return measured
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    summary = Spread.of(values)
-    return f"{summary.mean:.{digits}f} ± {summary.stderr:.{digits}f}"
 
 
 def by_seed(point: str) -> list[dict[str, Any]]:
@@ -143,140 +128,6 @@ def updates(folder: str) -> str:
         for row in leaks(folder)["updates"]
     ]
     return table(("from the", "clients × images", "SSIM", "PSNR", "identified"), rows)
-
-
-def outcomes(clients: int) -> list[Outcome]:
-    """Return the runs with so many clients, in the order of seeds."""
-    return sorted(read(POISONING / f"digits-{clients}.jsonl"), key=lambda one: one.seed)
-
-
-def points_lost(clients: int) -> dict[str, dict[str, list[float]]]:
-    """Return by attack and rule the points lost with each seed."""
-    return {attack: by_rule for (attack, _), by_rule in losses(outcomes(clients)).items()}
-
-
-def fleets() -> str:
-    losses = {clients: points_lost(clients) for clients in FLEETS}
-    columns = [(rule, clients) for rule in (SERVED, "mean") for clients in FLEETS]
-    rows = [
-        (f"`{attack}`", *(spread(losses[clients][attack][rule]) for rule, clients in columns))
-        for attack in (NOBODY, *ATTACKS)
-    ]
-    words = {SERVED: "`serve`", "mean": "mean"}
-    head = [f"{words[rule]} {FLEETS[clients]} of {clients}" for rule, clients in columns]
-    return table(("attack", *head), rows)
-
-
-@cache
-def networked() -> list[dict[str, Any]]:
-    """Return the runs of `tests.net.poisoned_grid`."""
-    lines = (POISONING / "network.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-Case = tuple[str, int, int, int, str]
-"""Method, clients, attackers, rounds and attack of runs over the network."""
-
-
-def network_losses() -> dict[Case, dict[str, list[float]]]:
-    """Return by case and rule the points lost against the same rule and seed without attackers."""
-    names = ("rule", "method", "clients", "rounds", "seed")
-    honest = {
-        tuple(run[name] for name in names): run["accuracy"]
-        for run in networked()
-        if run["attack"] == NOBODY
-    }
-    cases: dict[Case, dict[str, list[float]]] = {}
-    for run in networked():
-        if run["attack"] == NOBODY:
-            continue
-        clients, attackers = run["clients"], len(run["attackers"])
-        case = (run["method"], clients, attackers, run["rounds"], run["attack"])
-        lost = honest[tuple(run[name] for name in names)] - run["accuracy"]
-        cases.setdefault(case, {}).setdefault(run["rule"], []).append(lost)
-    return cases
-
-
-def network_cell(by_rule: dict[str, list[float]], rule: str) -> str:
-    values = by_rule.get(rule, [])
-    return spread(values) if len(values) > 1 else "".join(f"{value:.1f}" for value in values) or "–"
-
-
-def is_usual(method: str, clients: int, attackers: int, rounds: int) -> bool:
-    length = configs.read(POISONING / "digits.toml")["rounds"]
-    return (method, attackers, rounds) == ("semisfl", FLEETS[clients], length)
-
-
-def usual_cases() -> dict[str, dict[int, dict[str, list[float]]]]:
-    """Return by attack and clients the losses of SemiSFL's runs of the usual length."""
-    usual: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for (method, clients, attackers, rounds, attack), by_rule in network_losses().items():
-        if is_usual(method, clients, attackers, rounds):
-            usual.setdefault(attack, {})[clients] = by_rule
-    return usual
-
-
-def network() -> str:
-    columns = [(rule, clients) for rule in ("serve", "mean") for clients in FLEETS]
-    rows = [
-        (f"`{attack}`", *(network_cell(cells.get(clients, {}), rule) for rule, clients in columns))
-        for attack, cells in sorted(
-            usual_cases().items(), key=lambda item: [*ATTACKS].index(item[0])
-        )
-    ]
-    words = {"serve": "`serve`", "mean": "mean"}
-    head = [f"{words[rule]} {FLEETS[clients]} of {clients}" for rule, clients in columns]
-    return table(("attack", *head), rows)
-
-
-def network_others() -> str:
-    """Return the runs over the network with other methods, more attackers or more rounds."""
-    rows = [
-        (
-            *(method, f"{attackers} of {clients}", str(rounds), f"`{attack}`"),
-            *(network_cell(by_rule, rule) for rule in ("serve", "mean")),
-        )
-        for (method, clients, attackers, rounds, attack), by_rule in network_losses().items()
-        if not is_usual(method, clients, attackers, rounds)
-    ]
-    return table(("method", "attackers", "rounds", "attack", "`serve`", "mean"), rows)
-
-
-def held_back() -> str:
-    """Return who was held back how often, and what a backdoor reached."""
-    config = configs.parse(configs.read(POISONING / "digits.toml"))
-    rounds = config.rounds - config.server.pretrain_rounds
-    every = {clients: outcomes(clients) for clients in FLEETS}
-    rows = []
-    for attack in (NOBODY, *ATTACKS):
-        guilty, honest = [], []
-        for clients, runs in every.items():
-            for run in (o for o in runs if (o.attack, o.rule) == (attack, SERVED)):
-                for client in range(clients):
-                    share = run.held_back.get(str(client), 0) / rounds
-                    (guilty if client in run.attackers else honest).append(share)
-        rows.append(
-            (f"`{attack}`", *(f"{mean(one):.0%}" if one else "–" for one in (guilty, honest)))
-        )
-    taken = [
-        (
-            rule,
-            mean(
-                o.backdoor for runs in every.values() for o in runs if (o.attack, o.rule) == which
-            ),
-        )
-        for rule, which in (
-            ("without attackers", (NOBODY, "mean")),
-            ("under the mean", ("backdoor", "mean")),
-            ("under the default of `serve`", ("backdoor", SERVED)),
-        )
-    ]
-    shares = ", ".join(f"{share:.1f} % {words}" for words, share in taken)
-    head = ("attack", "rounds in which an attacker was held back", "and an honest client")
-    return (
-        f"{table(head, rows)}\n\n"
-        f"Stamped test images of other classes taken for the backdoor's class: {shares}."
-    )
 
 
 def cifar10_noise() -> str:
@@ -359,10 +210,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "policies": policy_cost,
     "policy-attacks": policy_attacks,
     "uploads": solved_uploads,
-    "fleets": fleets,
-    "held-back": held_back,
-    "network": network,
-    "network-others": network_others,
+    **poisoning_tables.TABLES,
 }
 
 

@@ -1,5 +1,6 @@
 """The tables of docs/leakage.md and docs/poisoning.md match the committed runs."""
 
+from benchmarks import poisoning_tables as poisoning
 from benchmarks import security_tables as tables
 
 DIFFERENT = ("scaled_features", "swapped_classes")
@@ -17,12 +18,12 @@ def test_the_documents_hold_the_tables_of_the_committed_runs() -> None:
 def test_the_goals_that_the_documents_claim_are_met() -> None:
     noisy = [run["features"][-1]["decoder"]["ssim"] for run in tables.by_seed("noise0.14")]
     assert tables.mean(noisy) <= 0.44 and tables.mean(tables.lost("noise0.14")) <= 2
-    for clients in tables.FLEETS:
-        for attack, by_rule in tables.points_lost(clients).items():
-            assert tables.mean(by_rule[tables.SERVED]) <= 1, (attack, clients)
-    for case, lost in tables.network_losses().items():
+    for clients in poisoning.FLEETS:
+        for attack, by_rule in poisoning.points_lost(clients).items():
+            assert tables.mean(by_rule[poisoning.SERVED]) <= 1, (attack, clients)
+    for case, lost in poisoning.network_losses().items():
         assert tables.mean(lost["serve"]) <= 1, case
-    for run in tables.networked():
+    for run in poisoning.networked():
         assert not run["honest_struck"] and not run["honest_gone"], run
 
 
@@ -30,14 +31,16 @@ def test_under_the_default_the_network_gives_the_accuracies_of_the_simulation() 
     """Other than where the server refuses features, or the attack needs classes, which devices do not know."""
     simulated = {
         (clients, one.attack, one.seed): one.accuracy
-        for clients in tables.FLEETS
-        for one in tables.outcomes(clients)
-        if one.rule == tables.SERVED
+        for clients in poisoning.FLEETS
+        for one in poisoning.outcomes(clients)
+        if one.rule == poisoning.SERVED
     }
     compared = 0
-    for run in tables.networked():
+    for run in poisoning.networked():
         key = (run["clients"], run["attack"], run["seed"])
-        usual = tables.is_usual(run["method"], run["clients"], len(run["attackers"]), run["rounds"])
+        usual = poisoning.is_usual(
+            run["method"], run["clients"], len(run["attackers"]), run["rounds"]
+        )
         if usual and run["rule"] == "serve" and run["attack"] not in DIFFERENT and key in simulated:
             assert run["accuracy"] == simulated[key], key
             compared += 1
