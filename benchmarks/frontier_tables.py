@@ -1,9 +1,11 @@
 """The tables of docs/frontier.md; `python -m benchmarks.result_tables` writes them."""
 
-import re
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from benchmarks.records import (
     METHODS,
@@ -21,7 +23,6 @@ from benchmarks.records import (
     table,
 )
 from semisfl.runs.grouping import Run
-from semisfl.runs.reading import SUFFIX
 from semisfl.runs.report import Spread
 
 PLAIN, BOTH = ("",), ("", "-seed1")
@@ -160,26 +161,37 @@ def few_short() -> str:
     return table(head, lines)
 
 
+MIXED = '`server.labeled_view = "mixed"`'
 FEW_LONG = {
-    "SemiSFL, the preset": "h200/cifar10-250-semisfl",
-    "– with frozen teachers": "h200/frozen/cifar10-250-semisfl",
-    '`frontier` with `controller.kind = "fixed"`': "frontier/cifar10-250-fixed",
-    "both views, four bits, frozen teachers, `controller.min_steps_factor = 64`": (
+    "SemiSFL, the preset": ["h200/cifar10-250-semisfl"],
+    "– with frozen teachers": ["h200/frozen/cifar10-250-semisfl"],
+    '`frontier` with `controller.kind = "fixed"`': ["frontier/cifar10-250-fixed"],
+    "both views, four bits, frozen teachers, `controller.min_steps_factor = 64`": [
         "frontier/cifar10-250-both-views"
-    ),
-    'the preset with `controller.kind = "raw"`': "h200/cifar10-250-semisfl-raw",
+    ],
+    'the preset with `controller.kind = "raw"`': ["h200/cifar10-250-semisfl-raw"],
+    f"the preset with {MIXED}": [f"h200/cifar10-250-semisfl-mixed-seed{seed}" for seed in (0, 1)],
+    f'the preset with {MIXED} and `semisfl.align = "client"`': [
+        "h200/cifar10-250-semisfl-mixed-align-seed0"
+    ],
 }
 
 
 def few_long() -> str:
-    """Return what was tried with 250 labels over 1,000 rounds."""
+    """Return what was tried with 250 labels over 1,000 rounds, each seed by itself."""
     lines = []
-    for words, name in FEW_LONG.items():
-        one = run(name)
-        steps = ", ".join(str(one.rounds[place - 1].supervised_steps) for place in (300, 500, 1000))
-        lines.append((words, each(accuracies([one])), steps, sent([one])))
-    head = ("", "accuracy %", "supervised steps in round 300, 500, 1,000", "GB")
-    return table(head, lines)
+    for words, names in FEW_LONG.items():
+        members = [run(name) for name in names]
+        ends = [one.tested[-1] for one in members]
+        tests = each(
+            end.accuracy if end.test_accuracy is None else end.test_accuracy for end in ends
+        )
+        steps = [members[0].rounds[place - 1].supervised_steps for place in (300, 500, 1000)]
+        wrong = ", ".join(percent(end.impurity) for end in ends)
+        unlabelled = ", ".join(percent(end.mask_rate) for end in ends)
+        lines.append((words, tests, ", ".join(map(str, steps)), wrong, unlabelled))
+    head = ("", "test %", "supervised steps in round 300, 500, 1,000")
+    return table((*head, "labels wrong", "images without a label"), lines)
 
 
 def few_labels() -> str:
@@ -198,25 +210,25 @@ def few_labels() -> str:
 
 def tuning() -> str:
     """Return each method's best rate and threshold by validation accuracy."""
+    points: dict[str, dict[tuple[float, float], list[dict[str, Any]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for line in (RESULTS / "tuning.jsonl").read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        points[one["method"]][one["rate"], one["threshold"]].append(one)
     lines = []
     for name in ("frontier", *METHODS):
-        files = sorted((RESULTS / "tuning").glob(f"{name}-rate-*-seed0{SUFFIX}"))
-        points = {file.name.removesuffix(f"-seed0{SUFFIX}") for file in files}
-        by_point = {
-            tuple(re.findall(r"rate-(\d+)-threshold-(\d+)", point)[0]): numbered(
-                f"tuning/{point}", 2
-            )
-            for point in sorted(points)
+        reached = {
+            point: fmean(one["validation"][-1] for one in members)
+            for point, members in points[name].items()
         }
-        best = max(by_point, key=lambda point: fmean(accuracies(by_point[point])))
-        rates = sorted({point[0] for point in by_point})
+        best = max(reached, key=lambda point: reached[point])
+        rates = sorted(rate for rate, _ in reached)
+        tests = [each(one["test"] for one in points[name][point]) for point in (best, (0.02, 0.95))]
         title = "SemiSFL, `frontier`" if name == "frontier" else called(name)
-        line = (
-            *(title, f"0.{best[0]}", UNKNOWN if name == "supervised" else f"0.{best[1]}"),
-            *(f"{fmean(accuracies(by_point[best])):.1f}", each(_tested(by_point[best]))),
-            *(each(_tested(by_point["02", "95"])), f"0.{rates[0]} to 0.{rates[-1]}"),
-        )
-        lines.append((fmean(accuracies(by_point[best])), line))
+        threshold = UNKNOWN if name == "supervised" else str(best[1])
+        numbers = (str(best[0]), threshold, f"{reached[best]:.1f}", *tests)
+        lines.append((reached[best], (title, *numbers, f"{rates[0]} to {rates[-1]}")))
     head = ("", "learning rate", "threshold", "validation %", "test %, seeds 0 and 1")
     head = (*head, "test % as in the preset (0.02, 0.95)", "rates tried")
     return table(head, [line for _, line in sorted(lines, reverse=True)])

@@ -60,6 +60,7 @@ def make_sets(folder: Path) -> None:
         ("cifar", "cifar10_lossless", 12_000, 1_500, None),
         ("stl", "stl10_webp", 4_900, 1_000, None),
         ("mini", "miniimagenet_webp", 5_000, 700, tenth),
+        ("mini90", "miniimagenet_webp", 40_000, 6_300, [c for c in range(100) if c not in tenth]),
     ):
         shards = sorted(Path(os.environ["SEMISFL_DATA"]).glob(f"{source}*.npz"))
         if not shards:

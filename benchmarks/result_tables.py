@@ -30,10 +30,11 @@ from benchmarks.records import (
 )
 from semisfl.paper.document import filled
 from semisfl.runs.grouping import Run
+from semisfl.runs.report import Spread
 
 PAGES = (
     *("results.md", "results-more.md", "paper-choices.md", "frontier.md"),
-    *("performance.md", "performance-cpu.md", "own-images.md"),
+    *("performance.md", "performance-cpu.md", "own-images.md", "models.md"),
 )
 
 
@@ -161,6 +162,18 @@ def codecs() -> str:
     return table(("codec", "accuracy %", "sent"), lines)
 
 
+def weights() -> str:
+    """Return what starting from weights is worth, over three seeds."""
+    lines = []
+    for method in ("semisfl", "supervised"):
+        for start, words in (("weights", "90 other classes"), ("nothing", "random weights")):
+            members = numbered(f"h200/weights/{method}-{start}", 3)
+            tests = [one.tested[-1].test_accuracy or 0.0 for one in members]
+            spreads = (str(Spread.of(values)) for values in (accuracies(members), tests))
+            lines.append((called(method), words, *spreads))
+    return table(("", "starts from", "validation %", "test %"), lines)
+
+
 # --- performance.md --------------------------------------------------------------------------------------
 
 ROUNDS = {
@@ -207,6 +220,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pairs": pairs,
     "ablation": ablation,
     "codecs": codecs,
+    "weights": weights,
     "gpu-rounds": gpu_rounds,
 }
 

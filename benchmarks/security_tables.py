@@ -1,4 +1,4 @@
-"""Write the tables of docs/leakage.md and docs/poisoning.md, and a picture, from results/leakage and results/poisoning.
+"""Write the tables of docs/leakage.md, poisoning.md and security.md, and a picture, from results/leakage and results/poisoning.
 
     python -m benchmarks.security_tables
 
@@ -13,16 +13,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks import poisoning_tables
+from benchmarks import poisoning_tables, records
 from benchmarks.poisoning_tables import spread
-from benchmarks.records import table
+from benchmarks.records import accuracies, each, table
 from semisfl.fleet.caps import Held, Price
 from semisfl.paper.document import filled
-from semisfl.settings.policy import read_policy
+from semisfl.settings.bits import upload_bits
+from semisfl.settings.policy import Policy, read_policy
 
 LEAKAGE = Path("results/leakage/leakage.json")
 POLICIES = Path("results/leakage/policies.json")
-DOCUMENTS = (Path("docs/leakage.md"), Path("docs/poisoning.md"))
+DOCUMENTS = tuple(Path("docs") / name for name in ("leakage.md", "poisoning.md", "security.md"))
 PICTURE = Path("docs/leakage-tradeoff.png")
 POINTS = {
     "plain": "nothing",
@@ -171,6 +172,21 @@ def policy_cost() -> str:
     return table(("with", "accuracy", "bits per image and round"), rows)
 
 
+def cifar10_update_noise() -> str:
+    """Return what noise on the bottoms costs on CIFAR-10, and the bits of an upload."""
+    from semisfl.models.split import build
+
+    bottom = build("alexnet", (3, 32, 32), 10).bottom.state_dict().values()
+    weights = sum(tensor.numel() for tensor in bottom if tensor.is_floating_point())
+    rows = [("nothing", each(accuracies([records.run("h200/short/cifar10-semisfl")])), "no bound")]
+    for noise in ("0.0003", "0.003", "0.03"):
+        one = records.run(f"leakage/cifar10/update-noise-{noise}")
+        held = (50_000 - one.config["data"]["labeled"]) / one.config["clients"]["total"]
+        bits = upload_bits(Policy(**one.config["policy"]), weights) / held
+        rows.append((f"`update_noise = {noise}`", each(accuracies([one])), f"{bits:,.1f}"))
+    return table(("with", "accuracy", "bits per image and round, of the upload"), rows)
+
+
 def policy_attacks() -> str:
     rows = [
         (
@@ -208,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10-updates": lambda: updates("cifar10-h200"),
     "cifar10-noise": cifar10_noise,
     "policies": policy_cost,
+    "cifar10-update-noise": cifar10_update_noise,
     "policy-attacks": policy_attacks,
     "uploads": solved_uploads,
     **poisoning_tables.TABLES,
