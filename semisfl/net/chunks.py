@@ -58,6 +58,8 @@ def options() -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", 600_000),
         ("grpc.max_receive_message_length", LARGEST_MESSAGE),
         ("grpc.max_metadata_size", 8 * 1024),
+        # No message is compressed: a short one could become a long one. 1: as it is, and no other way.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         # Every client has its own connection and back-off, also where many share a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]

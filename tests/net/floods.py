@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from semisfl.net import chunks, messages
 from semisfl.net.chunks import METHOD
+from semisfl.net.frames import encode
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
@@ -29,21 +31,29 @@ def _header(name: bytes, value: bytes) -> bytes:
     return b"\x00" + _text(name) + _text(value)
 
 
-CALL = b"".join(
-    _header(name, value)
-    for name, value in {
+def opened(stream: int, method: str = METHOD) -> bytes:
+    fields = {
         b":method": b"POST",
         b":scheme": b"https",
-        b":path": METHOD.encode(),
+        b":path": method.encode(),
         b":authority": b"localhost",
         b"te": b"trailers",
         b"content-type": b"application/grpc",
-    }.items()
-)
+    }
+    call = b"".join(_header(name, value) for name, value in fields.items())
+    return frame(HEADERS, 4, stream, call)
 
 
-def opened(stream: int) -> bytes:
-    return frame(HEADERS, 4, stream, CALL)
+def no_room() -> bytes:
+    """Return settings by which the server may not send a byte of any answer."""
+    return frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
+
+
+def hello() -> bytes:
+    """Return a stream with a valid hello."""
+    parts = encode("hello", messages.hello(["semisfl"]), {})
+    (message,) = chunks.cut([b"".join(parts)], 0, 0)
+    return opened(1) + frame(DATA, 0, 1, b"\0" + struct.pack(">I", len(message)) + message)
 
 
 def resets(number: int) -> bytes:

@@ -1,16 +1,24 @@
 """Masses of HTTP/2 frames that cost a client nothing: it is disconnected, and the run goes on."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
+from semisfl.net import chunks
 from semisfl.net.server import cheap_frames, endpoint
+from semisfl.net.server.admission import Refused
 from semisfl.net.server.cheap_frames import MOST_STREAMS, where
 from semisfl.net.server.penalties import STRIKES
+from semisfl.net.server.session_table import MOST_ARRIVALS
 from semisfl.runs.loop import run_rounds
-from tests.net.floods import FLOODS, connect, flood
+from tests.net.floods import FLOODS, connect, flood, hello, no_room, opened
 from tests.net.harness import Network, network, tiny, until
 from tests.net.poisoned_grid import certificates
 
@@ -101,6 +109,83 @@ def test_a_connection_without_a_stream_is_closed(
         link.settimeout(20)
         while link.recv(1000):
             pass  # raises TimeoutError if the server keeps the connection
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_neither_side_inflates_a_compressed_message(side: str) -> None:
+    """A short one could become a very long one. ``side`` is ours; the other one compresses."""
+    zeros = bytes(4 * 2**20)
+    received: list[int] = []
+
+    async def answer(_: Any, context: Any) -> None:
+        if side == "client":
+            await context.write(zeros)
+        else:
+            received.append(_length(await context.read()))
+
+    async def exchange() -> None:
+        ours, gzip = chunks.options(), grpc.Compression.Gzip
+        theirs = [("grpc.max_send_message_length", -1)]
+        how = {"options": theirs, "compression": gzip} if side == "client" else {"options": ours}
+        server = grpc.aio.server(**how)
+        handler = {"Call": grpc.stream_stream_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Any", handler),))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        how = {"options": theirs, "compression": gzip} if side == "server" else {"options": ours}
+        await server.start()
+        try:
+            async with asyncio.timeout(10), grpc.aio.insecure_channel(address, **how) as channel:
+                call = channel.stream_stream("/Any/Call")()
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    if side == "server":
+                        await call.write(zeros)
+                        await call.done_writing()
+                    received.append(_length(await call.read()))
+        finally:
+            await server.stop(None)
+
+    asyncio.run(exchange())
+    assert not any(received)
+
+
+def _length(message: Any) -> int:
+    return len(message) if isinstance(message, bytes) else 0
+
+
+@pytest.mark.parametrize("call", [opened(1, chunks.TERMS), hello()], ids=["terms", "session"])
+def test_a_device_that_takes_no_answer_does_not_hold_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: bytes
+) -> None:
+    """The end of a stream waits behind bytes that the device does not take."""
+    monkeypatch.setattr(cheap_frames, "UNSERVED_SECONDS", 1.0)
+    certificates(tmp_path, 2)
+    with (
+        network(tiny(2), certificates=tmp_path, handshake_seconds=1.0) as net,
+        contextlib.ExitStack() as stack,
+    ):
+        links = [
+            stack.enter_context(connect(tmp_path, "client-1", net.port, first=no_room() + call))
+            for _ in range(3)
+        ]
+        for link in links[:2]:  # the latest session of a device stays while it shows life
+            link.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                while link.recv(1000):
+                    pass  # raises TimeoutError if the server keeps the connection
+
+
+def test_a_device_that_joins_again_and_again_is_told_to_wait(net: Network) -> None:
+    """Each arrival is a line of the log and wakes the run."""
+    table = net.fleet._listener.table
+    for _ in range(MOST_ARRIVALS):
+        table.arrives("client-1")
+    with pytest.raises(Refused, match="client-1 connected 120 times within 60 s; come again later"):
+        table.arrives("client-1")
+    net.join(0)
+    net.join(1)
+    assert net.fleet.wait_for(1, 10)
+    until(lambda: net.fleet.device_log.events["refused"] > 0)
+    assert net.fleet.present() == [0] and not net.fleet._listener.penalties.strikes
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ BESIDE_RATE = 16 * 1024
 """The same per second, for as long as it lasts: attempts that are refused, and answers to pings."""
 BESIDE_SHARE = 0.1
 """The same for each byte of our messages in either direction: records, frame heads, flow control."""
+UNSERVED_SECONDS = 60.0
+"""A connection without a stream that is served ends after this. gRPC ends idle ones sooner; these have
+streams whose end waits behind bytes that the client does not take."""
 FORGET_SECONDS = 60.0
 """A connection that was not seen for so long has ended."""
 TCP_INFO_RECEIVED = 128
@@ -48,6 +51,9 @@ class Connection:
     received: int = 0
     sent: int = 0
     """Bytes of our messages."""
+    serving: int = 0
+    served: float = field(default_factory=time.monotonic)
+    """How many streams are served, and when the last one ended."""
 
 
 class CheapFrames:
@@ -69,14 +75,21 @@ class CheapFrames:
 
     def stream_opened(self, peer: str) -> bool:
         """Note a stream; return whether the connection may have it, and disconnect it if not."""
-        opened, now = self.of(peer).streams, time.monotonic()
+        connection, now = self.of(peer), time.monotonic()
+        opened = connection.streams
         opened.append(now)
         if len(opened) <= MOST_STREAMS or now - opened[0] > STREAMS_SECONDS:
+            connection.serving += 1
             return True
         self._offend(
             where(peer), f"over {MOST_STREAMS} streams within {STREAMS_SECONDS:g} s on a connection"
         )
         return False
+
+    def stream_closed(self, peer: str) -> None:
+        """Note that a stream is served no longer."""
+        connection = self.of(peer)
+        connection.serving, connection.served = max(0, connection.serving - 1), time.monotonic()
 
     def of(self, peer: str) -> Connection:
         """Return the connection of a peer as gRPC names it."""
@@ -86,7 +99,7 @@ class CheapFrames:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            for number, (place, received) in enumerate(_accepted(port), 1):
+            for number, (place, received, link) in enumerate(_accepted(port), 1):
                 if number % CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(CHECK_SECONDS)
                 connection = self._connections.setdefault(place, Connection())
@@ -95,6 +108,9 @@ class CheapFrames:
                 allowed = BESIDE_BYTES + BESIDE_SHARE * (connection.received + connection.sent)
                 if beside > allowed + BESIDE_RATE * (now - connection.since):
                     self._offend(place, f"{beside} bytes of frames that are no messages")
+                elif not connection.serving and now - connection.served > UNSERVED_SECONDS:
+                    with contextlib.suppress(OSError):
+                        link.shutdown(socket.SHUT_RDWR)
             self._connections = {
                 place: connection
                 for place, connection in self._connections.items()
@@ -123,15 +139,15 @@ def _plain(host: str) -> str:
     return str(mapped or address)
 
 
-def _accepted(port: int) -> Iterator[tuple[Where, int]]:
-    """Yield the other end of each connection to ``port``, and how many bytes came from it."""
+def _accepted(port: int) -> Iterator[tuple[Where, int, socket.socket]]:
+    """Yield the other end of each connection to ``port``, how many bytes came from it, and its socket."""
     for place, link in _sockets():
         with contextlib.suppress(OSError):
             if link.getsockname()[1] == port:
                 info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RECEIVED + 8)
                 # Elsewhere than on Linux it is shorter: then only streams are counted.
                 received = info[TCP_INFO_RECEIVED:] or bytes(8)
-                yield place, int.from_bytes(received, sys.byteorder)
+                yield place, int.from_bytes(received, sys.byteorder), link
 
 
 def _disconnect(place: Where) -> None:

@@ -91,12 +91,17 @@ class Listener:
                 certificate = self._trust.certificate_of(context)
                 identity = self._cheap_frames.of(peer).identity = certificate.name
                 self._trust.admit(certificate)
-            await context.write(self.table.terms.encode())
+            async with asyncio.timeout(self._handshake_seconds):
+                await context.write(self.table.terms.encode())
+        except TimeoutError:
+            seconds = self._handshake_seconds
+            self._device_log.refused(peer, identity, f"it did not take the terms in {seconds:g} s")
         except Refused as refusal:
             self._device_log.refused(peer, identity, refusal.reason)
             await context.abort(refusal.code, refusal.reason)
         finally:
             self._handshakes.stream_closed(peer)
+            self._cheap_frames.stream_closed(peer)
 
     # --- one stream ------------------------------------------------------------------------------
 
@@ -121,6 +126,7 @@ class Listener:
             if self._finished:
                 self.table.lost.pop(identity, None)
                 return  # the stream's status tells the client that the run is finished
+            self.table.arrives(identity)
             connection = self._cheap_frames.of(peer)
             session = self.table.open(context, identity, hello, certificate, connection)
             ending = await session.run()
@@ -145,6 +151,7 @@ class Listener:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._handshakes.stream_closed(peer)
+            self._cheap_frames.stream_closed(peer)
             if session is not None:
                 self.table.close(session)
 

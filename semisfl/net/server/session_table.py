@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 
 import grpc
 import grpc.aio
@@ -26,6 +26,10 @@ from semisfl.settings.policy import DevicePolicy
 
 log = logging.getLogger(__name__)
 
+MOST_ARRIVALS, ARRIVALS_SECONDS = 120, 60.0
+"""How often an identity may connect in so many seconds. A client whose connection breaks at once comes
+less often; each arrival is written down and wakes the run."""
+
 
 class SessionTable:
     """Hold one session per identity. Lives on the loop; others read `enrolled` under `changed`."""
@@ -45,8 +49,22 @@ class SessionTable:
         self.terms = context.terms.to_json()
         """The run's terms as clients receive them."""
         self._context = context
+        self._arrivals: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=MOST_ARRIVALS)
+        )
         self._sent = self._received = 0
         """Bytes of all streams that have ended."""
+
+    def arrives(self, identity: str) -> None:
+        """Note that a client connects; raise `Refused` if it does so too often."""
+        times, now = self._arrivals[identity], time.monotonic()
+        if len(times) == MOST_ARRIVALS and now - times[0] < ARRIVALS_SECONDS:
+            raise Refused(
+                grpc.StatusCode.UNAVAILABLE,
+                f"{identity} connected {MOST_ARRIVALS} times within {ARRIVALS_SECONDS:g} s; "
+                "come again later",
+            )
+        times.append(now)
 
     def open(
         self,
