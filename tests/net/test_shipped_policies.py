@@ -11,6 +11,7 @@ import pytest
 from semisfl.fleet.base import RoundAborted
 from semisfl.fleet.caps import Held, Price
 from semisfl.net.tls import certs
+from semisfl.runs.loop import run_rounds
 from semisfl.settings.policy import read_policy
 from tests.net.harness import network, tiny
 from tests.net.rogue_server import folder_of_images
@@ -20,6 +21,19 @@ POLICIES = Path(__file__).parents[2] / "policies"
 IMAGES, STEPS = 12, 8
 POLICY = 6
 """Exit status of a device whose policy ends its part (docs/deploy.md)."""
+
+
+def test_a_strict_device_beside_open_ones_is_not_shut_out() -> None:
+    """Its noise is far larger than their features, which no fault of its own explains."""
+    strict = read_policy(POLICIES / "strict.toml").of_device()
+    with network(tiny(3, rounds=2, robust={"aggregate": "clipped_mean"})) as net:
+        net.join(0, policy=strict)
+        net.join(1)
+        net.join(2)
+        assert net.fleet.wait_for(3, 20)
+        run_rounds(net.experiment)
+        assert not net.fleet._listener.penalties.strikes
+        assert net.fleet.device_log.events["left_out"] == 0
 
 
 def test_strict_takes_part_spends_bits_and_ends_by_its_cap(tmp_path: Path) -> None:

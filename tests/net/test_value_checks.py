@@ -131,3 +131,12 @@ def test_an_update_is_too_long_only_if_it_changes_the_weights_much(
         assert size == pytest.approx(far, rel=1e-3)
         judge.takes(client, {"bottom update": size})
     assert list(judge.outliers()) == out
+
+
+def test_announced_noise_explains_features_up_to_a_limit_and_no_weights() -> None:
+    extremes = {"student": (-20.0, 5.0), "bottom/conv.weight": (-1.0, 2.0)}
+    assert value_checks.sizes(extremes) == {"student": 20.0, "bottom weights": 2.0}
+    assert value_checks.sizes(extremes, 1.0) == pytest.approx(
+        {"student": 13.3, "bottom weights": 2.0}
+    )
+    assert value_checks.sizes(extremes, 1e9) == {"student": 2.0, "bottom weights": 2.0}

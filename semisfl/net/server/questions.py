@@ -182,7 +182,8 @@ class Questions:
                 self._not_believed(client, fault)
                 return
             take(client, frame)
-            self.screen.takes(client, sizes(extremes))
+            policy = item.session.policy
+            self.screen.takes(client, sizes(extremes, policy.noise * (policy.clip or 0.0)))
         except WireError as error:
             self._leave_out(client, str(error))
             self._listener.penalties.offend(item.session, str(error))

@@ -29,6 +29,8 @@ SMALLEST = {"weights": 0.01, "update": 0.05}
 """Yardsticks are at least this, those of other parts 1: where all features (or gradients, or
 statistics) are nearly zero, one that is not does no harm. Weights never are. An update that changes
 the weights by less than half does no harm either."""
+REACH = 6.7
+"""Deviations of noise that a device adds at most (`semisfl.fleet.noise`)."""
 FIRST_UPDATE = 0.5
 """Yardstick of updates in the first round of one or two clients: no training moves weights by five
 times their own norm."""
@@ -59,8 +61,12 @@ def unbelievable(tensors: Mapping[str, Tensor], extremes: Ranges) -> str | None:
     return None
 
 
-def sizes(extremes: Ranges) -> Sizes:
-    """Return the size of every part: each kind of features; each state's weights and statistics."""
+def sizes(extremes: Ranges, noise: float = 0.0) -> Sizes:
+    """Return the size of every part: each kind of features; each state's weights and statistics.
+
+    ``noise`` is the deviation of noise on features that the client announced. It may explain nine tenths
+    of a size and no more: an attacker could announce any.
+    """
     parts: Sizes = {}
     for name, (low, high) in extremes.items():
         if name.endswith("num_batches_tracked"):
@@ -69,6 +75,7 @@ def sizes(extremes: Ranges) -> Sizes:
         if slash:
             part += " statistics" if name.endswith(("running_mean", "running_var")) else " weights"
         size = max(-low, high)
+        size = size if slash else max(size - REACH * noise, size / OUTLIER)
         parts[part] = max(parts.get(part, 0.0), size if size == size else math.inf)
     return parts
 
