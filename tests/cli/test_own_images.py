@@ -14,6 +14,7 @@ from tests.cli.test_cli import images as images
 from tests.cli.test_cli import inside_tmp as inside_tmp
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_path_without_a_preset_gets_the_preset_for_own_images(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -30,8 +31,9 @@ def test_a_path_without_a_preset_gets_the_preset_for_own_images(
     assert main(["run", "images", "--out", "named", "--quiet", *words]) == 0
     assert capsys.readouterr().err == ""
     assert Path("named/config.toml").read_text() == Path("r/config.toml").read_text()
+    compare = ["compare", "--methods", "supervised", "--seeds", "1"]
     for quiet in (["--quiet"], []):
-        assert main(["compare", "--seeds", "1", "--out", f"table{quiet}", *quiet, *words]) == 0
+        assert main([*compare, "--out", f"table{quiet}", *quiet, *words]) == 0
         assert capsys.readouterr().err.startswith(line) is not bool(quiet)
 
 
