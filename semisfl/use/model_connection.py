@@ -1,13 +1,11 @@
 """A device's calls to a server of split inference."""
 
-import asyncio
 from typing import Any
 
 import grpc
 
 from semisfl.net import chunks
-from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
-from semisfl.net.client.lines import plain
+from semisfl.net.client.diagnosis import explained
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
 from semisfl.net.tls.credentials import Credentials
@@ -67,15 +65,9 @@ class ModelConnection:
             self._channel.close()
 
     def _reason(self, error: Any) -> Exception:
-        code, details = error.code(), plain(error.details() or "")
-        if code is grpc.StatusCode.UNIMPLEMENTED:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return ValueError(f"{self.address} serves no model; is it `semisfl serve-model`?")
-        if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return ValueError(f"{self.address} refuses: {details}")
-        finding = None
-        if self._certificate is not None and NOT_CONNECTED in details:
-            finding = asyncio.run(diagnose(self.address, self._certificate))
-        return OSError(finding.reason if finding else f"no answer from {self.address}: {details}")
+        return explained(error, self.address, self._certificate)
 
 
 def described(connection: ModelConnection) -> tuple[ServedModel, bool]:

@@ -10,10 +10,13 @@ import contextlib
 import ssl
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 from cryptography import x509
 
 from semisfl.net.chunks import split_address
+from semisfl.net.client.lines import plain
 from semisfl.net.tls import credentials as own
 from semisfl.net.tls.credentials import Credentials
 
@@ -43,6 +46,17 @@ async def diagnose(address: str, credentials: Credentials) -> Finding | None:
         async with asyncio.timeout(SECONDS):
             return await _handshake(address, credentials)
     return None
+
+
+def explained(error: Any, address: str, credentials: Credentials | None) -> Exception:
+    """Return the failed call ``error`` as a `ValueError` if the server refused, else as an `OSError`."""
+    code, details = error.code(), plain(error.details() or "")
+    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return ValueError(f"{address} refuses: {details}")
+    finding = None
+    if credentials is not None and NOT_CONNECTED in details:
+        finding = asyncio.run(diagnose(address, credentials))
+    return OSError(finding.reason if finding else f"no answer from {address}: {details}")
 
 
 async def _handshake(address: str, credentials: Credentials) -> Finding | None:

@@ -1,14 +1,12 @@
 """Read a server's terms without joining its run."""
 
-import asyncio
 from collections.abc import Collection
 from typing import Any
 
 import grpc
 
 from semisfl.net import chunks, messages
-from semisfl.net.client.diagnosis import NOT_CONNECTED, diagnose
-from semisfl.net.client.lines import plain
+from semisfl.net.client.diagnosis import explained
 from semisfl.net.terms import Terms
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import lookup
@@ -47,12 +45,6 @@ def read_terms(
 
 
 def _reason(error: Any, address: str, credentials: Credentials | None) -> Exception:
-    code, details = error.code(), plain(error.details() or "")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return NoTerms(f"{address} has no terms; is it `semisfl serve` of this version?")
-    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return ValueError(f"{address} refuses: {details}")
-    finding = None
-    if credentials is not None and NOT_CONNECTED in details:
-        finding = asyncio.run(diagnose(address, credentials))
-    return OSError(finding.reason if finding else f"no answer from {address}: {details}")
+    return explained(error, address, credentials)
