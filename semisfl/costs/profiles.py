@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from semisfl.settings.plain_values import read
 from semisfl.settings.sections import ConfigError, Section
 
 GIGA = 1e9
@@ -57,12 +58,9 @@ def load(name: str) -> Profile:
     """Return a profile of the package by name, or one from a file: FILE.toml, or FILE.toml:NAME."""
     path, _, section = name.partition(".toml")
     if path == name:
-        return _profile(_read(_own_file().read_text(encoding="utf-8"), "profiles.toml"), name, "")
+        return _profile(_own(), name, "")
     place, section = Path(f"{path}.toml"), section.removeprefix(":")
-    try:
-        profiles = _read(place.read_text(encoding="utf-8"), str(place))
-    except OSError as error:
-        raise ConfigError(f"cannot read {place}: {error.strerror or error}") from error
+    profiles = read(place)
     if not section and len(profiles) == 1:
         section = next(iter(profiles))
     return _profile(profiles, section, f"{place}:")
@@ -70,18 +68,12 @@ def load(name: str) -> Profile:
 
 def names() -> list[str]:
     """Return the names of the package's profiles."""
-    return list(tomllib.loads(_own_file().read_text(encoding="utf-8")))
+    return list(_own())
 
 
-def _own_file() -> Any:
-    return resources.files("semisfl.costs") / "profiles.toml"
-
-
-def _read(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is not TOML: {error}") from error
+def _own() -> dict[str, Any]:
+    file = resources.files("semisfl.costs") / "profiles.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _profile(profiles: dict[str, Any], name: str, where: str) -> Profile:

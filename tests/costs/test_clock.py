@@ -150,3 +150,6 @@ def test_a_profile_of_ones_own(tmp_path) -> None:
         profiles.load(str(file))
     for name in profiles.names():
         assert profiles.load(name).about
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        profiles.load(str(file))
