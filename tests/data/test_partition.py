@@ -36,7 +36,7 @@ def same(one: Partition, other: Partition) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=2, max_size=8),
     unknown=st.integers(0, 30),

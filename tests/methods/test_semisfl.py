@@ -150,7 +150,8 @@ def test_equals_the_plain_twin(case: str) -> None:
 @pytest.mark.parametrize(
     ("codec", "own"),
     [
-        *(("fp16", False), ("int8", False), ("int8", True), ("int4", False)),
+        *(("int8", False), ("int8", True), ("int4", False)),
+        pytest.param("fp16", False, marks=pytest.mark.slow),
         pytest.param("fp16", True, marks=pytest.mark.slow),
         pytest.param("int4", True, marks=pytest.mark.slow),
     ],

@@ -135,7 +135,11 @@ def test_residual_models_together(name: str, cut: str) -> None:
     alike(model.bottom, (2, 8, 8), training=True)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize(
+    # VGG-16 has the layers of VGG-13, and three more of them.
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg16")) for name in models.MODELS],
+)
 def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
     known = models.MODELS[name]
     whole = models.build(name, known.shape, known.classes, projector="none").whole()
