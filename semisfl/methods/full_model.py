@@ -59,7 +59,10 @@ class SupervisedPhase:
 def required_state(client: ClientRuntime, name: str) -> State:
     """Return a state that this round sends to every client."""
     state = client.received(name)
-    assert state is not None, f"the server half sends no {name!r}"
+    if state is None:
+        raise ValueError(
+            f"the server sends no {name!r} for a round; install the same semisfl on both sides"
+        )
     return state
 
 

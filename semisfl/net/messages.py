@@ -194,7 +194,7 @@ class Schemas:
             if not name.isidentifier() or type(keys) is not list:
                 raise WireError(f"state {name[:40]!r} is not announced as a name and a list")
             for key in keys:
-                if key not in self.full:
+                if not isinstance(key, str) or key not in self.full:
                     raise WireError(
                         f"state {name[:40]!r} is to hold {str(key)[:40]!r}, which no model has"
                     )

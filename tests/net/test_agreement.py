@@ -92,6 +92,23 @@ def test_a_full_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -
         assert f"the server sends {reason}" in refusal(net)
 
 
+@pytest.mark.parametrize("key", [["bottom.0.weight"], {"bottom.0.weight": 1}, 3, None])
+def test_states_that_are_no_names_are_refused(key: Any) -> None:
+    with network(tiny(1)) as net, pytest.raises(WireError, match="'student' is to hold"):
+        net.fleet._shapes.states({"student": [key]})
+
+
+def test_a_full_round_without_the_model_ends_with_a_reason() -> None:
+    with network(tiny(1, method="fedswitch")) as net:
+        client = net.join(0)
+        assert net.fleet.wait_for(1, 10)
+        method: Any = net.experiment.method
+        with pytest.raises(RoundAborted):
+            net.fleet.train(method.work, FullRound(0, (0,), 2, 0.02, send={}))
+        until(lambda: client.error is not None)
+        assert "the server sends no 'student' for a round" in str(client.error)
+
+
 def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Roster, "enrol", lambda *_: 10**8)
     with network(tiny(1)) as net:
