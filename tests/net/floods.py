@@ -95,7 +95,7 @@ def connect(folder: Path, name: str, port: int, first: bytes | None = None) -> s
     own = folder / "clients" / name
     context.load_cert_chain(own / "client.crt", own / "client.key")
     context.set_alpn_protocols(["h2"])
-    link = socket.create_connection(("localhost", port), timeout=10)
+    link = socket.create_connection(("127.0.0.1", port), timeout=10)
     secured = context.wrap_socket(link, server_hostname="localhost")
     secured.sendall(PREFACE + frame(SETTINGS, 0, 0) + (opened(1) if first is None else first))
     return secured

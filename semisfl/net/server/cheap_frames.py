@@ -32,6 +32,8 @@ BESIDE_SHARE = 0.1
 UNSERVED_SECONDS = 60.0
 """A connection without a stream that is served ends after this. gRPC ends idle ones sooner; these have
 streams whose end waits behind bytes that the client does not take."""
+UNSERVED_SENDER_SECONDS = 10.0
+"""The same for one that goes on sending: gRPC gives up on a flood of pings, but may stay to read it."""
 FORGET_SECONDS = 60.0
 """A connection that was not seen for so long has ended."""
 TCP_INFO_RECEIVED = 128
@@ -51,6 +53,8 @@ class Connection:
     received: int = 0
     sent: int = 0
     """Bytes of our messages."""
+    reached: int = 0
+    """Bytes that had reached the socket when it was last looked at."""
     serving: int = 0
     served: float = field(default_factory=time.monotonic)
     """How many streams are served, and when the last one ended."""
@@ -104,11 +108,13 @@ class CheapFrames:
                     await asyncio.sleep(CHECK_SECONDS)
                 connection = self._connections.setdefault(place, Connection())
                 connection.seen = now
+                sends, connection.reached = received > connection.reached, received
+                unserved = UNSERVED_SENDER_SECONDS if sends else UNSERVED_SECONDS
                 beside = received - connection.received
                 allowed = BESIDE_BYTES + BESIDE_SHARE * (connection.received + connection.sent)
                 if beside > allowed + BESIDE_RATE * (now - connection.since):
                     self._offend(place, f"{beside} bytes of frames that are no messages")
-                elif not connection.serving and now - connection.served > UNSERVED_SECONDS:
+                elif not connection.serving and now - connection.served > unserved:
                     with contextlib.suppress(OSError):
                         link.shutdown(socket.SHUT_RDWR)
             self._connections = {
