@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -15,6 +14,7 @@ from benchmarks.records import (
     called,
     each,
     numbered,
+    on_test,
     percent,
     run,
     runs,
@@ -22,7 +22,6 @@ from benchmarks.records import (
     summed,
     table,
 )
-from semisfl.runs.grouping import Run
 from semisfl.runs.report import Spread
 
 PLAIN, BOTH = ("",), ("", "-seed1")
@@ -125,17 +124,12 @@ PARTS = {
 }
 
 
-def _tested(runs: Sequence[Run]) -> list[float]:
-    """Return the accuracy on the test set of runs that are judged on validation images."""
-    return [one.tested[-1].test_accuracy or 0.0 for one in runs]
-
-
 def frontier_parts() -> str:
     """Return what each part of the variant is worth on the digits."""
     lines = []
     for name, words in PARTS.items():
         members = numbered(f"frontier/digits/{name}", 3)
-        numbers = (str(Spread.of(accuracies(members))), str(Spread.of(_tested(members))))
+        numbers = (str(Spread.of(accuracies(members))), str(Spread.of(on_test(members))))
         lines.append((words, *numbers, sent(members, 1e6)))
     return table(("", "validation %", "test %", "MB sent"), lines)
 
@@ -155,7 +149,7 @@ def few_short() -> str:
     for name, words in FEW.items():
         one = run(f"frontier/250-labels/{name}")
         end = one.rounds[-1]
-        numbers = (each(accuracies([one])), each(_tested([one])))
+        numbers = (each(accuracies([one])), each(on_test([one])))
         lines.append((words, *numbers, percent(end.impurity), percent(end.mask_rate)))
     head = ("", "validation %", "test %", "labels wrong", "images without a label")
     return table(head, lines)

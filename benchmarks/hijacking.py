@@ -95,11 +95,11 @@ def hijacked(steps: int) -> dict[str, Any]:
     attacker.practise(WARMUP, 64)
     aligned: list[float] = []
     last: tuple[Features, torch.Tensor] | None = None
-    features_seen: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
     forward = fleet.forward
 
     def watched() -> Features:
-        features_seen[:] = [fleet.block.batches.get("strong")]
+        views[:] = [fleet.block.batches.get("strong")]
         return forward()
 
     fleet.forward = watched  # type: ignore[method-assign]
@@ -116,7 +116,7 @@ def hijacked(steps: int) -> dict[str, Any]:
         aligned.append(alignment(last[1]) or 0.0)
     assert last is not None
     scale, offset = (p.view(-1, 1, 1) for p in vars(experiment.normalizer).values())
-    pixels = (features_seen[0] - offset) / scale / 255
+    pixels = (views[0] - offset) / scale / 255
     mean = public.pixels.mean(0, keepdim=True).expand_as(pixels)
     return {
         "attack": "feature-space hijacking",

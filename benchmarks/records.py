@@ -49,6 +49,11 @@ def accuracies(members: Iterable[Run]) -> list[float]:
     return [one.tested[-1].accuracy or 0.0 for one in members]
 
 
+def on_test(members: Iterable[Run]) -> list[float]:
+    """Return the accuracy on the test set of runs that are judged on validation images."""
+    return [one.tested[-1].test_accuracy or 0.0 for one in members]
+
+
 def each(values: Iterable[float | None], digits: int = 1) -> str:
     """Return one number per seed."""
     return ", ".join(UNKNOWN if value is None else f"{value:,.{digits}f}" for value in values)

@@ -22,6 +22,7 @@ from benchmarks.records import (
     called,
     each,
     numbered,
+    on_test,
     run,
     runs,
     sent,
@@ -168,8 +169,8 @@ def weights() -> str:
     for method in ("semisfl", "supervised"):
         for start, words in (("weights", "90 other classes"), ("nothing", "random weights")):
             members = numbered(f"h200/weights/{method}-{start}", 3)
-            tests = [one.tested[-1].test_accuracy or 0.0 for one in members]
-            spreads = (str(Spread.of(values)) for values in (accuracies(members), tests))
+            both = (accuracies(members), on_test(members))
+            spreads = (str(Spread.of(values)) for values in both)
             lines.append((called(method), words, *spreads))
     return table(("", "starts from", "validation %", "test %"), lines)
 

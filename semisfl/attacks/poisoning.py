@@ -68,7 +68,7 @@ class Weights(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What an attacker knows when it sends a state."""
+    """Hold what an attacker knows when it sends a state."""
 
     received: State
     first: State

@@ -59,7 +59,7 @@ class Followed:
         self.standing = Standing()
         self.coverage = Coverage()
         self.warnings: list[str] = []
-        """What showed that the run cannot work as it is."""
+        """Reasons why the run cannot work as it is."""
 
     def look(self) -> None:
         """Read what is new."""

@@ -17,7 +17,7 @@ from semisfl.net import chunks
 from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
 from semisfl.net.tls import certs
-from semisfl.use import split_inference as said
+from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_calls import Places, request
 from semisfl.use.model_client import ModelClient
@@ -41,7 +41,7 @@ def silent() -> Iterator[Silent]:
         over.wait()
 
     def calls(client: ModelClient, count: int, first: bytes = b"") -> list[Any]:
-        stub = client.connection.channel().stream_unary(said.method("Describe"))
+        stub = client.connection.channel().stream_unary(split_inference.method("Describe"))
         return [stub.future(never(first)) for _ in range(count)]
 
     yield calls
@@ -204,7 +204,7 @@ def test_silence_and_drops_are_not_waited_for(sends: list[tuple[float, int]]) ->
 
 
 def test_a_request_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(said, "LARGEST_CALL", 100)
+    monkeypatch.setattr(split_inference, "LARGEST_CALL", 100)
     assert received([(0.0, 60), (0.0, 40)]) == 100
     with pytest.raises(Refused, match="a call of over 100 bytes") as refusal:
         received([(0.0, 60), (0.0, 41)])

@@ -21,7 +21,7 @@ from semisfl.net.client.identity import Target
 from semisfl.net.frames import encode
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint
-from semisfl.use import split_inference as said
+from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
 from semisfl.use.model_client import ModelClient
@@ -109,7 +109,9 @@ def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
 ) -> None:
     honest = {k: v.clone() for k, v in model.network.bottom.state_dict().items()}
     digest = checkpoint.digest(honest)
-    about = said.describe(model.description, model.identity, model.network.features, digest)
+    about = split_inference.describe(
+        model.description, model.identity, model.network.features, digest
+    )
     try:
         model.network.bottom.load_state_dict({k: v * 0 for k, v in honest.items()})
         with served(model, authority) as liar:
@@ -149,15 +151,15 @@ def test_images_go_only_to_a_server_that_takes_them(
 def test_more_images_than_a_call_takes(
     model: Classifier, address: str, authority: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(said, "rows_at_a_time", lambda *_: 7)
+    monkeypatch.setattr(split_inference, "rows_at_a_time", lambda *_: 7)
     with connect(address, authority) as client:
         predictions = client.predict(PIXELS)
     torch.testing.assert_close(
         predictions.probabilities, model.probabilities(PIXELS), rtol=0, atol=1e-6
     )
     monkeypatch.undo()
-    assert said.rows_at_a_time(100, "fp32") == said.MOST_ROWS
-    assert said.rows_at_a_time(10**7, "fp32") == 1
+    assert split_inference.rows_at_a_time(100, "fp32") == split_inference.MOST_ROWS
+    assert split_inference.rows_at_a_time(10**7, "fp32") == 1
 
 
 def test_a_request_crosses_in_many_messages(
@@ -221,8 +223,12 @@ def test_invalid_requests_are_refused_and_the_server_continues(
         not_finite = b"".join(encode("features", named, {"features": features * float("nan")}))
 
         def call(data: bytes, rows: str = "30", codec: str = "fp32") -> None:
-            stub = client.connection.channel().unary_unary(said.method("Features"))
-            stub(data, metadata=((said.ROWS, rows), (said.CODEC, codec)), timeout=20)
+            stub = client.connection.channel().unary_unary(split_inference.method("Features"))
+            stub(
+                data,
+                metadata=((split_inference.ROWS, rows), (split_inference.CODEC, codec)),
+                timeout=20,
+            )
 
         for arguments, reason in (
             ((b"",), "shorter than its prefix"),
@@ -242,7 +248,7 @@ def test_invalid_requests_are_refused_and_the_server_continues(
             assert reason in error.value.details(), error.value.details()  # type: ignore[attr-defined]
         call(honest)
         with pytest.raises(grpc.RpcError) as error:
-            call(bytes(said.LARGEST_CALL + 1))
+            call(bytes(split_inference.LARGEST_CALL + 1))
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
         call(honest)
 
