@@ -3,8 +3,10 @@
 With q the teacher's prediction, pi_s the class mix of the labelled images and pi_i the estimated mix of
 client i:
 
-- ``client``: q was learnt with pi_s, so q' ~ q pi_i / pi_s. The estimate pi_i is the moving mean of q'
-  itself, one step of expectation maximisation per batch (Saerens et al., 2002).
+- ``client``: q' ~ q pi_i / pi, with pi the mean of pi_i over all clients seen so far. The estimate pi_i
+  is the moving mean of q' itself, one step of expectation maximisation per batch (Saerens et al., 2002).
+  They divide by pi_s; but a class that the teacher sees too often in every client is its own mistake,
+  and each step would enlarge it. Where clients are alike, nothing is corrected.
 - ``global``: q' ~ q pi_s / p, with p the moving mean of q over all clients.
 
 Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
@@ -24,7 +26,7 @@ CLIENT_DECAY = 0.98
 WARMUP_ROUNDS = 10
 """First rounds in which labels are not corrected: the first predictions say little about a client."""
 SMOOTHING = 0.1
-"""Share of pi_s in a client's estimated mix, so that no class is ever ruled out."""
+"""Share of pi in a client's estimated mix, so that no class is ever ruled out."""
 
 
 class Labelling:
@@ -80,9 +82,9 @@ class Labelling:
             weight = _weight(means["steps"].add_(1), DECAY)
             means["classes"].lerp_(raw.mean(0), weight)
             return corrected
-        mix = means["client_mix"].index_select(0, places)
-        smoothed = mix.lerp(self.prior.expand_as(mix), SMOOTHING)
-        ratio = (smoothed / self.prior).repeat_interleave(len(raw) // len(places), 0)
+        mix, usual = means["client_mix"].index_select(0, places), self._usual_mix()
+        smoothed = mix.lerp(usual.expand_as(mix), SMOOTHING)
+        ratio = (smoothed / usual).repeat_interleave(len(raw) // len(places), 0)
         corrected = self._reweighted(raw, ratio)
         steps = means["client_steps"].index_select(0, places) + 1
         means["client_steps"].index_copy_(0, places, steps)
@@ -90,6 +92,12 @@ class Labelling:
         moved = mix.lerp(seen_mix, _weight(steps, CLIENT_DECAY).unsqueeze(1).expand_as(seen_mix))
         means["client_mix"].index_copy_(0, places, moved)
         return corrected
+
+    def _usual_mix(self) -> Tensor:
+        """Return the mean mix of the clients seen so far; pi_s before the first."""
+        seen = self._means["client_steps"] > 0
+        total = (self._means["client_mix"] * seen.unsqueeze(1)).sum(0)
+        return torch.where(seen.any(), total / seen.sum().clamp(min=1), self.prior)
 
     def _reweighted(self, probabilities: Tensor, ratio: Tensor) -> Tensor:
         """Return predictions times ``ratio``, normalised; unchanged before the warm-up is over."""

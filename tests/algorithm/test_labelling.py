@@ -37,10 +37,10 @@ def normalised(rows: Tensor) -> Tensor:
     return rows / rows.sum(1, keepdim=True)
 
 
-def corrected_for(client: int, mix: Tensor, rows: list[list[float]]) -> Tensor:
-    """q' of a client's two rows, with a tenth of the labelled images' mix in its own."""
+def corrected_for(client: int, mix: Tensor, usual: Tensor, rows: list[list[float]]) -> Tensor:
+    """q' of a client's two rows, with a tenth of the usual mix in its own."""
     place = 2 * ACTIVE.index(client)
-    return normalised(torch.tensor(rows)[place : place + 2] * (0.9 * mix + 0.1 * PRIOR) / PRIOR)
+    return normalised(torch.tensor(rows)[place : place + 2] * (0.9 * mix + 0.1 * usual) / usual)
 
 
 def test_the_default_labelling_is_the_papers_rule() -> None:
@@ -52,14 +52,14 @@ def test_the_default_labelling_is_the_papers_rule() -> None:
 
 
 def test_predictions_are_corrected_by_the_clients_class_mix() -> None:
-    """q' ~ q pi_i / pi_s; pi_i is the moving mean of q', and starts as pi_s."""
+    """q' ~ q pi_i / pi; pi_i is the moving mean of q', pi the mean of both clients seen: not of the third."""
     by = labelling(0.7, align="client")
     first, _ = label(by, SURE)
     assert first.tolist() == [0, 0, 2, 1]
     labels, confident = label(by, ROWS)
     for client, rows in ((0, slice(0, 2)), (2, slice(2, 4))):
         seen = torch.tensor(SURE)[rows].mean(0)
-        expected = corrected_for(client, seen, ROWS)
+        expected = corrected_for(client, seen, torch.tensor(SURE).mean(0), ROWS)
         assert torch.equal(labels[rows], expected.argmax(1)), client
         assert torch.equal(confident[rows], expected.amax(1) >= 0.7), client
         # Its second step weighs a half.
@@ -83,10 +83,23 @@ def test_the_mean_of_a_client_moves_only_by_its_own_steps() -> None:
 def test_after_fifty_steps_a_mean_moves_by_its_decay() -> None:
     by = labelling(align="client")
     by.load_state_dict({**by.state_dict(), "client_steps": torch.full((3,), 1000.0)})
-    mix = by.state_dict()["client_mix"][0].clone()
+    mixes = by.state_dict()["client_mix"].copy_(normalised(torch.eye(3) + 0.5)).clone()
+    mix = mixes[0]
     label(by, SURE)
-    mean = corrected_for(0, mix, SURE).mean(0)
+    mean = corrected_for(0, mix, mixes.mean(0), SURE).mean(0)
     assert torch.allclose(by.state_dict()["client_mix"][0], mix + 0.02 * (mean - mix), atol=1e-6)
+
+
+def test_a_class_that_is_seen_too_often_in_every_client_does_not_grow() -> None:
+    """Soft predictions that lean to class 0 everywhere are left as they are, step after step."""
+    by = labelling(0.4, prior=torch.full((3,), 1 / 3), align="client")
+    soft = [[0.4, 0.32, 0.28], [0.34, 0.33, 0.33]] * 2
+    for _ in range(300):
+        labels, confident = label(by, soft)
+    assert labels.tolist() == [0, 0, 0, 0] and confident.tolist() == [True, False, True, False]
+    expected = torch.tensor(soft).mean(0)
+    for client in ACTIVE:
+        assert torch.allclose(by.state_dict()["client_mix"][client], expected, atol=1e-4)
 
 
 def test_predictions_are_aligned_with_the_labelled_images() -> None:
