@@ -1,12 +1,14 @@
-"""The runs that chose the preset ``images``, and the tables of docs/own-images.md.
+"""The runs that chose the preset ``images``, runs on sets that had no part in it, and the tables of docs/own-images.md.
 
     python -m benchmarks.own_images sets FOLDER      the images, from the sets in SEMISFL_DATA
+    python -m benchmarks.own_images untuned FROM TO  other images, from the sets that docs/own-images.md names
     python -m benchmarks.own_images commands TABLE   the commands behind a table
     python -m benchmarks.own_images collect RUNS     what these runs measured, one line per run
 
 `python -m benchmarks.result_tables` writes the tables.
 """
 
+import gzip
 import io
 import json
 import os
@@ -43,11 +45,20 @@ TASKS: dict[str, tuple[str, ...]] = {
     "m200": (*MANY, "data.name=mini.npz", "data.validation=0.2", "data.labeled=200"),
     "m200i": (*MANY, "data.name=mini.npz", "data.validation=0.2", "data.labeled=200", IID),
 }
+UPRIGHT = "data.augment.flip=false"
+UNTUNED: dict[str, tuple[str, ...]] = {
+    "letters": (*MANY, "data.name=letters.npz", "data.labeled=100", UPRIGHT),
+    "smile": (*MANY, "data.name=smile.npz", "data.labeled=50"),
+    "fruit": (*MANY, "data.name=fruit.npz", "data.labeled=74"),
+    "deva": (*MANY, "data.name=deva.npz", "data.labeled=180", UPRIGHT),
+    "sign": ("data.name=sign.npz", "data.validation=0.2", "data.labeled=50"),
+}
+ALL_TASKS = {**TASKS, **UNTUNED}
 TITLES = {"semisfl": "SemiSFL", "fedswitch-sl": "FedSwitch-SL", "fedswitch": "FedSwitch"}
 TITLES["supervised"] = "Supervised-only"
 
 
-# --- the development sets ----------------------------------------------------------------------------
+# --- the sets ----------------------------------------------------------------------------------------
 
 
 def make_sets(folder: Path) -> None:
@@ -94,13 +105,66 @@ def _part(
     chosen = labels[np.concatenate(halves)]
     if classes is not None:
         chosen, names = np.searchsorted(classes, chosen), names[list(classes)]
+    return _packed(encoded, chosen, np.repeat([0, 1], [len(half) for half in halves]), names)
+
+
+def make_untuned(source: Path, folder: Path) -> None:
+    """Write the sets that had no part in the choice; ``source`` has a folder with the files of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, place, begins, test, most in (
+        ("sign", 1, "", 412, 2_062),
+        ("smile", 1, "", 1_500, 9_500),
+        ("fruit", 1, ("Apple", "Pear", "Peach", "Tomato", "Plum"), 1_500, 10_000),
+        ("deva", 2, "character", 1_500, 10_000),
+    ):
+        files = [
+            (file, parts[place])
+            for file in sorted((source / name).rglob("*.*"), key=lambda file: file.as_posix())
+            if file.suffix.lower() in (".jpg", ".png")
+            and len(parts := file.relative_to(source / name).parts) > place + 1
+            and parts[place].startswith(begins)
+        ]
+        labels = [label for _, label in files]
+        images = [file.read_bytes() for file, _ in files]
+        np.savez(folder / f"{name}.npz", **_drawn(images, labels, test, most))
+    pixels, labels = (
+        np.frombuffer(
+            gzip.decompress((source / "letters" / file).read_bytes()), np.uint8, offset=skip
+        )
+        for file, skip in (("t10k-images-idx3-ubyte.gz", 16), ("t10k-labels-idx1-ubyte.gz", 8))
+    )
+    images = [_as_png(one) for one in pixels.reshape(-1, 28, 28)]
+    letters = ["ABCDEFGHIJ"[label] for label in labels]
+    np.savez(folder / "letters.npz", **_drawn(images, letters, 1_500, 10_000))
+
+
+def _drawn(images: Sequence[bytes], labels: Sequence[str], test: int, most: int) -> dict[str, Any]:
+    """Return ``most`` images drawn at random; the first ``test`` of them are for testing."""
+    order = np.random.default_rng(11).permutation(len(images))[:most]
+    names = sorted(set(labels), key=lambda label: f"{label}/")  # as their folders are listed
+    numbers = np.array([names.index(labels[row]) for row in order])
+    split = (np.arange(len(order)) < test).astype(np.uint8)
+    return _packed([_small(images[row]) for row in order], numbers, split, np.array(names))
+
+
+def _packed(
+    encoded: Sequence[bytes], labels: np.ndarray, split: np.ndarray, names: np.ndarray
+) -> dict[str, Any]:
     return {
         "bytes": np.frombuffer(b"".join(encoded), np.uint8),
         "offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
-        "labels": chosen.astype(np.int16),
-        "split": np.repeat([0, 1], [len(half) for half in halves]).astype(np.uint8),
+        "labels": labels.astype(np.int16),
+        "split": split.astype(np.uint8),
         "classes": names,
     }
+
+
+def _as_png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def _small(encoded: bytes) -> bytes:
@@ -122,7 +186,7 @@ def commands(name: str) -> Iterator[str]:
     """Return the commands that train the runs of a table, one per task, method and variant."""
     for (method, variant), by_task in read(name).items():
         for task, runs in by_task.items():
-            settings = " ".join((*TASKS[task], *runs[0]["set"]))
+            settings = " ".join((*ALL_TASKS[task], *runs[0]["set"]))
             yield (
                 f"semisfl compare images --methods {method} --seeds {len(runs)} "
                 f"--out runs/{task}-{variant} --set runtime.evaluate_every=25 {settings}"
@@ -154,7 +218,7 @@ def collect(runs: Path) -> Iterator[dict[str, Any]]:
 def _changes(task: str, config: dict[str, Any]) -> Iterator[str]:
     """Return the settings in which a run differs from the preset and its task, as ``--set`` takes them."""
     config["server"].setdefault("labeled_view", lookup.method(config["method"]).labeled_view)
-    usual = override(presets.values_of("images"), list(TASKS[task]))
+    usual = override(presets.values_of("images"), list(ALL_TASKS[task]))
     usual = presets.completed("images", usual)
     preset = presets.parse({**usual, "method": config["method"]}).model_dump()
     before, after = flat(preset), flat(config)
@@ -189,9 +253,8 @@ def averaged(by_task: dict[str, list[dict[str, Any]]]) -> float:
     return fmean(fmean(validation(runs)) for runs in by_task.values())
 
 
-def by_task(name: str, value: Callable[[Sequence[dict[str, Any]]], list[float]]) -> str:
-    cells = read(name)
-    tasks = [task for task in TASKS if any(task in one for one in cells.values())]
+def by_task(cells: Cells, value: Callable[[Sequence[dict[str, Any]]], list[float]]) -> str:
+    tasks = [task for task in ALL_TASKS if any(task in one for one in cells.values())]
     rows = []
     for (method, variant), each in sorted(cells.items(), key=lambda item: -averaged(item[1])):
         spreads = [Spread.of(value(each[task])) for task in tasks]
@@ -204,12 +267,15 @@ def by_task(name: str, value: Callable[[Sequence[dict[str, Any]]], list[float]])
     return table(("", "variant", *tasks, "mean"), rows)
 
 
-def choice() -> str:
-    return by_task("choice", validation)
+def test(runs: Sequence[dict[str, Any]]) -> list[float]:
+    return [run["test"] for run in runs]
 
 
-def choice_test() -> str:
-    return by_task("choice", lambda runs: [run["test"] for run in runs])
+def correction() -> str:
+    """Return SemiSFL with labels corrected relative to the labelled images' mix, as it was, and to the clients'."""
+    cells = read("correction")
+    cells["semisfl", "clients"] = read("choice")["semisfl", "mixed"]
+    return by_task(cells, validation)
 
 
 def tried(name: str) -> str:
@@ -228,10 +294,12 @@ def tried(name: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "images-choice": choice,
-    "images-test": choice_test,
-    "images-longer": lambda: by_task("longer", validation),
-    "images-parts": lambda: by_task("parts", validation),
+    "images-choice": lambda: by_task(read("choice"), validation),
+    "images-test": lambda: by_task(read("choice"), test),
+    "images-correction": correction,
+    "images-untuned": lambda: by_task(read("untuned"), test),
+    "images-longer": lambda: by_task(read("longer"), validation),
+    "images-parts": lambda: by_task(read("parts"), validation),
     "images-strong": lambda: tried("strong"),
     "images-mixed": lambda: tried("mixed"),
 }
@@ -241,6 +309,8 @@ def main(words: Sequence[str]) -> None:
     match list(words):
         case ["sets", folder]:
             make_sets(Path(folder))
+        case ["untuned", source, folder]:
+            make_untuned(Path(source), Path(folder))
         case ["commands", name]:
             print("\n".join(commands(name)))
         case ["collect", runs]:

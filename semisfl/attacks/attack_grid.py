@@ -77,9 +77,14 @@ def rules() -> list[str]:
 def listed(
     attacks: Sequence[str], chosen: Sequence[str], shares: Sequence[float], seeds: Sequence[int]
 ) -> list[AttackRun]:
-    """Return the runs of a grid; with a share of 0 there is one run for all attacks."""
-    grid = []
+    """Return the runs of a grid; with a share of 0 there is one run for all attacks.
+
+    The plain mean without attackers, from which losses count, is there in any case.
+    """
+    grid: list[AttackRun] = []
     for seed in seeds:
+        if 0 not in shares or "mean" not in chosen:
+            grid.append(AttackRun(NOBODY, "mean", 0.0, seed))
         for share in shares:
             for attack in attacks if share else [NOBODY]:
                 grid += [AttackRun(attack, rule, share, seed) for rule in chosen]

@@ -248,6 +248,17 @@ def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
     assert list(attack_grid.lost(outcomes))[1] == ("backdoor", 0.2, {"krum": 7.0})
 
 
+@pytest.mark.parametrize(("rules", "shares"), [(["median"], [0.0, 0.2]), (["mean"], [0.2])])
+def test_what_losses_count_from_runs_whatever_was_chosen(
+    rules: list[str], shares: list[float]
+) -> None:
+    """Otherwise the table is empty."""
+    jobs = attack_grid.listed(["drift"], rules, shares, [4, 5])
+    assert len(set(jobs)) == len(jobs)
+    for seed in (4, 5):
+        assert attack_grid.AttackRun(attack_grid.NOBODY, "mean", 0.0, seed) in jobs
+
+
 def test_each_mistake_gives_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="attack 'shouting' is not known; use one of absent"):
         attack_named("shouting")
