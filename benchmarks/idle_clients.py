@@ -1,6 +1,7 @@
 """Measure what many idle clients cost their server, and how soon they return after it is killed."""
 
 import multiprocessing
+import queue
 import signal
 import tempfile
 import time
@@ -27,13 +28,14 @@ from semisfl.net.messages import Schemas
 from semisfl.net.tls import certs
 
 
-class Responder:
-    """Stand in for a connection in the inbox: report that it is ready, on the loop, and nothing else."""
+class Responder(queue.Queue[object]):
+    """Take the inbox's place, always empty: report on the loop that the client is ready, and nothing else."""
 
     def __init__(self, digest: str) -> None:
+        super().__init__()
         self._ready = encode("ready", {"model": digest, "images": 1, "skipped": 0}, {})
 
-    def put(self, item: object) -> None:
+    def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
         if isinstance(item, Received) and item.ticket == 1:
             item.stream.answer(item.ticket, self._ready)
 
