@@ -5,7 +5,7 @@ relative to the fleet, because usual values change while a model learns:
 
 - the length of a feature vector;
 - how often the class of a client's student features differs from that of its teacher features: a
-  client that presents one class as another cannot hide this;
+  client that presents one class as another cannot hide this for more than a few images;
 - one client's share of a class's positive keys.
 
 Shapes are fixed, and no value on the device decides what runs (`Engine.repeated`).
@@ -26,6 +26,8 @@ LONGEST = 2.0
 """Longest feature vector that is used, in median lengths: honest clients differ by less than that."""
 LEAST_AGREEMENT = 0.5
 """A client is ignored if its features agree on the class less often than this times the median client's."""
+DOUBT = 2.0
+"""Standard deviations by which they must: of a few confident labels, an honest client's may all differ."""
 NO_LABEL = -1
 """The label of rows that are not used: no confident key has it, so such an anchor has no positives."""
 
@@ -80,11 +82,13 @@ class Influence:
         agreed = (logits.argmax(1) == labels) & confident
         self._agreed.index_add_(0, places, agreed.view(clients, -1).sum(1).float())
         self._kept.index_add_(0, places, confident.view(clients, -1).sum(1).float())
-        rates = (self._agreed / self._kept.clamp(min=1)).index_select(0, places)
-        seen = self._kept.index_select(0, places) > 0
+        labelled = self._kept.index_select(0, places)
+        rates = self._agreed.index_select(0, places) / labelled.clamp(min=1)
+        seen = labelled > 0
         # Who had no confident label yet has no rate; the fleet's is that of those who had.
-        usual = _median(rates, seen)
-        unused = seen & (rates < LEAST_AGREEMENT * usual)
+        least = LEAST_AGREEMENT * _median(rates, seen)
+        chance = (least * (1 - least) / labelled.clamp(min=1)).sqrt()
+        unused = seen & (rates < least - DOUBT * chance)
         self._unused.index_add_(0, places, unused.float())
         self._steps.add_(1)
         rows = unused.repeat_interleave(features.batch)

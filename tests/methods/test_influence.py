@@ -52,14 +52,15 @@ def test_long_vectors_are_shortened_to_the_limit_and_others_unchanged() -> None:
 
 def test_a_client_that_swaps_classes_is_excluded_and_named() -> None:
     limit, held = limited(), HeldBack()
-    inputs = features(torch.ones(12, 4))
-    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0])
-    seen = torch.tensor([0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3])  # three of four, all, none
-    confident = torch.ones(12, dtype=torch.bool)
+    inputs = features(torch.ones(24, 4))
+    labels = torch.tensor([0, 1, 2, 3] * 4 + [1, 2, 3, 0] * 2)
+    # Three of four, all, none.
+    seen = torch.tensor([0, 1, 2, 0] * 2 + [0, 1, 2, 3] * 4)
+    confident = torch.ones(24, dtype=torch.bool)
     limit.start_round()
     used, kept = limit.believed(inputs, ACTIVE, logits_of(seen), labels, confident)
-    assert kept.tolist() == [True] * 8 + [False] * 4
-    assert used.tolist() == [*labels[:8].tolist(), *[NO_LABEL] * 4]
+    assert kept.tolist() == [True] * 16 + [False] * 8
+    assert used.tolist() == [*labels[:16].tolist(), *[NO_LABEL] * 8]
     limit.tell(ACTIVE, held)
     message = held.take()
     assert message is not None and list(message) == ["9"]
@@ -75,22 +76,34 @@ def test_agreement_is_that_of_the_round_so_far_and_of_confident_labels() -> None
     # Nobody is confident: nothing is known of anybody.
     assert not limit.believed(inputs, ACTIVE, wrong, labels, none)[1].any()
     assert limit.believed(inputs, ACTIVE, right, labels, all_)[1].all()
-    # Two right and two wrong so far is half of what the others have, and not less.
-    assert limit.believed(inputs, ACTIVE, wrong, labels, all_)[1].all()
-    assert (
-        limit.believed(inputs, ACTIVE, wrong, labels, all_)[1].tolist() == [True] * 4 + [False] * 2
-    )
+    # Of n labels two are right: half is as much as the others have, less two deviations of chance.
+    for labelled in range(4, 30, 2):
+        ignored = 2 / labelled < 0.5 - 2 * 0.5 / labelled**0.5
+        result = limit.believed(inputs, ACTIVE, wrong, labels, all_)[1].tolist()
+        assert result == [True] * 4 + [not ignored] * 2, labelled
+    assert ignored
     limit.start_round()
     assert limit.believed(inputs, ACTIVE, right, labels, all_)[1].all(), "a new round, a new slate"
 
 
+def test_a_few_labels_that_differ_are_no_reason_to_ignore_a_client() -> None:
+    """Four labels may differ by chance; five of a client that agrees on none are enough."""
+    limit = limited()
+    labels = torch.tensor([0, 1] * 3)
+    wrong = logits_of(torch.tensor([0, 1, 0, 1, 1, 0]))
+    inputs, all_ = features(torch.ones(6, 4)), torch.ones(6, dtype=torch.bool)
+    limit.start_round()
+    used = [limit.believed(inputs, ACTIVE, wrong, labels, all_)[1][4:].all() for _ in range(3)]
+    assert used == [True, True, False]
+
+
 def test_a_client_that_left_is_not_mistaken_for_another() -> None:
     limit, held = limited(), HeldBack()
-    inputs = features(torch.ones(4, 4), clients=(4, 9))
-    labels = torch.tensor([0, 1, 0, 1])
+    inputs = features(torch.ones(32, 4), clients=(4, 9))
+    labels = torch.tensor([0, 1] * 16)
     limit.start_round()
-    seen = logits_of(torch.tensor([0, 1, 1, 0]))
-    limit.believed(inputs, ACTIVE, seen, labels, torch.ones(4, dtype=torch.bool))
+    seen = logits_of(torch.tensor([0, 1] * 8 + [1, 0] * 8))
+    limit.believed(inputs, ACTIVE, seen, labels, torch.ones(32, dtype=torch.bool))
     limit.tell(ACTIVE, held)
     assert list(held.take() or {}) == ["9"]
 
