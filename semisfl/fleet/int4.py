@@ -57,6 +57,8 @@ class GroupScaled(Codec):
         grouped = self._grouped(rows)
         maximum = grouped.abs().amax(dim=2, keepdim=True)
         scale = scale_of(maximum).clamp(max=LARGEST_SCALE).to(torch.bfloat16)
+        # Some processors make a negative NaN of one here, which `canonical` refuses.
+        scale = scale.masked_fill(scale.isnan(), torch.nan)
         # bf16 may round the maximum down: up to 7.03 sevenths of it, which are 7 all the same.
         return quantised(grouped, scale.to(torch.float32), 7), scale
 

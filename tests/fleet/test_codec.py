@@ -125,6 +125,16 @@ def test_non_finite_values_arrive_non_finite_in_their_own_row_only(name: str, ba
     assert arrived[[0, 2, 3]].isfinite().all()
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_nan_of_either_sign_crosses_in_one_form(sign: int) -> None:
+    """Processors differ in the sign of the NaN that they make; the server takes one only."""
+    tensor = draw(2, 64).copysign(torch.tensor(float(sign)))
+    tensor[0, 5] = torch.tensor(float("nan")).copysign(torch.tensor(float(sign)))
+    for name in ("int8", "int4"):
+        scale = CODECS[name].encode(tensor)[1].flatten()
+        assert scale.isnan()[0] and not scale.signbit().any()
+
+
 def test_fp16_overflow_can_be_seen() -> None:
     assert CODECS["fp16"].roundtrip(torch.tensor([7e4])).isinf().all()
 
