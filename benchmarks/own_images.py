@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.records import RESULTS, table
 from semisfl.runs.preset_changes import flat
@@ -124,27 +125,31 @@ def make_untuned(source: Path, folder: Path) -> None:
             and len(parts := file.relative_to(source / name).parts) > place + 1
             and parts[place].startswith(begins)
         ]
-        labels = [label for _, label in files]
-        images = [file.read_bytes() for file, _ in files]
-        np.savez(folder / f"{name}.npz", **_drawn(images, labels, test, most))
+        drawn = _drawn(files, lambda file: _small(file.read_bytes()), test, most)
+        np.savez(folder / f"{name}.npz", **drawn)
     pixels, labels = (
         np.frombuffer(
             gzip.decompress((source / "letters" / file).read_bytes()), np.uint8, offset=skip
         )
         for file, skip in (("t10k-images-idx3-ubyte.gz", 16), ("t10k-labels-idx1-ubyte.gz", 8))
     )
-    images = [_as_png(one) for one in pixels.reshape(-1, 28, 28)]
-    letters = ["ABCDEFGHIJ"[label] for label in labels]
-    np.savez(folder / "letters.npz", **_drawn(images, letters, 1_500, 10_000))
+    letters = [
+        (image, "ABCDEFGHIJ"[label])
+        for image, label in zip(pixels.reshape(-1, 28, 28), labels, strict=True)
+    ]
+    drawn = _drawn(letters, lambda image: _resized(Image.fromarray(image)), 1_500, 10_000)
+    np.savez(folder / "letters.npz", **drawn)
 
 
-def _drawn(images: Sequence[bytes], labels: Sequence[str], test: int, most: int) -> dict[str, Any]:
-    """Return ``most`` images drawn at random; the first ``test`` of them are for testing."""
+def _drawn(
+    images: Sequence[tuple[Any, str]], encoded: Callable[[Any], bytes], test: int, most: int
+) -> dict[str, Any]:
+    """Return ``most`` of the labelled images, drawn at random; the first ``test`` of them are for testing."""
     order = np.random.default_rng(11).permutation(len(images))[:most]
-    names = sorted(set(labels), key=lambda label: f"{label}/")  # as their folders are listed
-    numbers = np.array([names.index(labels[row]) for row in order])
-    split = (np.arange(len(order)) < test).astype(np.uint8)
-    return _packed([_small(images[row]) for row in order], numbers, split, np.array(names))
+    names = sorted({label for _, label in images}, key=lambda label: f"{label}/")  # as folders are
+    numbers = np.array([names.index(images[row][1]) for row in order])
+    split = np.arange(len(order)) < test
+    return _packed([encoded(images[row][0]) for row in order], numbers, split, np.array(names))
 
 
 def _packed(
@@ -159,23 +164,16 @@ def _packed(
     }
 
 
-def _as_png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 def _small(encoded: bytes) -> bytes:
     """Return the image at 32 x 32 pixels; one that is as small already stays as it is."""
-    from PIL import Image
+    image = Image.open(io.BytesIO(encoded))
+    return encoded if image.size == (SIDE, SIDE) else _resized(image)
 
-    image = Image.open(io.BytesIO(encoded)).convert("RGB")
-    if image.size == (SIDE, SIDE):
-        return encoded
+
+def _resized(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).save(file, "WEBP", lossless=True)
+    small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    small.save(file, "WEBP", lossless=True)
     return file.getvalue()
 
 

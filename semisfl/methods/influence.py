@@ -83,11 +83,11 @@ class Influence:
         self._agreed.index_add_(0, places, agreed.view(clients, -1).sum(1).float())
         self._kept.index_add_(0, places, confident.view(clients, -1).sum(1).float())
         labelled = self._kept.index_select(0, places)
-        rates = self._agreed.index_select(0, places) / labelled.clamp(min=1)
-        seen = labelled > 0
+        seen, labelled = labelled > 0, labelled.clamp(min=1)
+        rates = self._agreed.index_select(0, places) / labelled
         # Who had no confident label yet has no rate; the fleet's is that of those who had.
         least = LEAST_AGREEMENT * _median(rates, seen)
-        chance = (least * (1 - least) / labelled.clamp(min=1)).sqrt()
+        chance = (least * (1 - least) / labelled).sqrt()
         unused = seen & (rates < least - DOUBT * chance)
         self._unused.index_add_(0, places, unused.float())
         self._steps.add_(1)

@@ -1,8 +1,10 @@
 """The runs that chose the preset ``images``: their commands are accepted, and their sets can be made again."""
 
+import io
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +26,20 @@ def test_every_run_has_settings_that_the_preset_takes() -> None:
         parse(presets.completed("images", override(presets.values_of("images"), words)))
 
 
-def test_the_runs_of_the_choice_are_the_preset_and_the_baselines_of_three_seeds() -> None:
-    chosen = [one for one in RUNS if one["table"] == "choice"]
+@pytest.mark.parametrize(
+    ("name", "tasks"), [("choice", own_images.TASKS), ("untuned", own_images.UNTUNED)]
+)
+def test_runs_are_the_preset_and_the_baselines_of_three_seeds(
+    name: str, tasks: dict[str, tuple[str, ...]]
+) -> None:
+    chosen = [one for one in RUNS if one["table"] == name]
+    assert {one["task"] for one in chosen} == set(tasks)
     assert {one["variant"] for one in chosen if one["method"] == "semisfl"} == {"mixed"}
     for one in chosen:
         expected = ["server.labeled_view=strong"] if one["variant"] == "strong" else []
         assert one["set"] == expected
     cells = {(one["task"], one["method"], one["variant"]) for one in chosen}
-    assert len(chosen) == 3 * len(cells) == 3 * 4 * len(own_images.TASKS)
-
-
-def test_runs_on_other_sets_are_the_preset_of_three_seeds() -> None:
-    untuned = [one for one in RUNS if one["table"] == "untuned"]
-    assert {one["task"] for one in untuned} == set(own_images.UNTUNED)
-    for one in untuned:
-        expected = ["server.labeled_view=strong"] if one["variant"] == "strong" else []
-        assert one["set"] == expected
-    cells = {(one["task"], one["method"], one["variant"]) for one in untuned}
-    assert len(untuned) == 3 * len(cells) == 3 * 4 * len(own_images.UNTUNED)
+    assert len(chosen) == 3 * len(cells) == 3 * 4 * len(tasks)
 
 
 def test_on_images_that_nobody_tuned_for_semisfl_is_two_points_ahead_as_the_docs_say() -> None:
@@ -57,24 +55,24 @@ def test_on_images_that_nobody_tuned_for_semisfl_is_two_points_ahead_as_the_docs
     assert f"by {', '.join(most)} and {last} points" in words
 
 
-def test_other_sets_are_drawn_from_folders_of_classes(tmp_path: Path) -> None:
-    images, labels = [], ["b"] * 4 + ["b 2"] * 4 + ["a"] * 4
-    for number in range(12):
-        file = tmp_path / "one.png"
-        Image.new("L", (40, 40), number * 20).save(file)
-        images.append(file.read_bytes())
-    made = own_images._drawn(images, labels, 3, 10)
+def test_other_sets_are_drawn_from_folders_of_classes() -> None:
+    labels = ["b"] * 4 + ["b 2"] * 4 + ["a"] * 4
+    images = [(Image.new("L", (40, 40), number * 20), labels[number]) for number in range(12)]
+    made = own_images._drawn(images, own_images._resized, 3, 10)
     assert made["classes"].tolist() == ["a", "b 2", "b"]
     assert made["split"].tolist() == [1] * 3 + [0] * 7
     numbers = []
     for row, label in enumerate(made["labels"]):
-        start, end = made["offsets"][row : row + 2]
-        file.write_bytes(made["bytes"][start:end].tobytes())
-        image = Image.open(file)
+        image = encoded_in(made, row)
         assert image.size == (32, 32)
         numbers.append(image.getpixel((5, 5))[0] // 20)  # type: ignore[index]
         assert labels[numbers[-1]] == made["classes"][label]
     assert len(set(numbers)) == 10
+
+
+def encoded_in(made: dict[str, Any], row: int) -> Image.Image:
+    start, end = made["offsets"][row : row + 2]
+    return Image.open(io.BytesIO(made["bytes"][start:end].tobytes()))
 
 
 def test_a_part_of_a_set_is_small_and_keeps_labels(tmp_path: Path) -> None:
@@ -95,9 +93,7 @@ def test_a_part_of_a_set_is_small_and_keeps_labels(tmp_path: Path) -> None:
     made = own_images._part([shard], np.random.default_rng(0), 3, 2, [1, 3])
     assert made["classes"].tolist() == ["b", "d"] and made["split"].tolist() == [0, 0, 0, 1, 1]
     for row, label in enumerate(made["labels"]):
-        start, end = made["offsets"][row : row + 2]
-        file.write_bytes(made["bytes"][start:end].tobytes())
-        image = Image.open(file)
+        image = encoded_in(made, row)
         assert image.size == (32, 32)
         red = image.getpixel((5, 5))[0] // 20  # type: ignore[index]
         assert red % 4 == (1, 3)[label]
