@@ -1,8 +1,9 @@
 """``semisfl serve``, ``join`` and ``demo-network``: training with real devices."""
 
+import logging
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +27,11 @@ from semisfl.cli.options import (
     show_log,
     values_of,
 )
+
+if TYPE_CHECKING:
+    from semisfl.runs.portable import Description
+
+log = logging.getLogger(__name__)
 
 
 def serve(
@@ -65,7 +71,7 @@ def serve(
     from semisfl.fleet.setup import NetworkOptions
     from semisfl.runs import start
     from semisfl.runs.directory import RunDirectory
-    from semisfl.runs.run_data import load_images
+    from semisfl.runs.run_data import check_classes, load_images
     from semisfl.settings import config, presets
 
     if resume is not None:
@@ -87,6 +93,7 @@ def serve(
     ):
         network = NetworkOptions(listen, identity, insecure_loopback)
         data = load_images(str(labeled), options)
+        check_classes(data)
         if not resume:
             needs.check_server(options, data, place, device)
         means: start.Means = {
@@ -103,6 +110,7 @@ def serve(
         with begun as run:
             fleet = run.experiment.fleet
             assert isinstance(fleet, NetworkFleet)
+            log.info("%s", _labels_used(run.experiment.description))
             console.say(f"devices accept this run with --accept {fleet.terms.digest}")
             console.say(f"listening on port {fleet.port}; waiting for clients")
             assert run.directory is not None
@@ -121,10 +129,16 @@ def serve(
         print(ending)
     if not result.stopped:
         print(
-            f"{one_run.judged(options)} {result.accuracy:.1f} % after {len(result.rounds)} rounds"
+            f"{one_run.judged(options)} {result.accuracy:.1f} % after the last round ({len(result.rounds)} rounds)"
             f"{one_run.at_the_end(result)}; saved in {place}"
         )
     one_run.leave_if_diverged(result)
+
+
+def _labels_used(about: "Description") -> str:
+    aside = about.tested_on if about.judged_on == "validation" else 0
+    apart = f", {aside} of them for validation" if aside else ""
+    return f"all {about.labeled + aside} labelled images are used{apart}; data.labeled is for simulations"
 
 
 def join(

@@ -23,7 +23,7 @@ DONE = {
     Action.remove: "{name} is removed and its place is free; revoke its certificate to keep it out for good",
     Action.pause: "no further round begins until `semisfl fleet {run} resume`",
     Action.resume: "rounds go on",
-    Action.drain: "the server stops after this round; `semisfl serve --resume {run}` goes on",
+    Action.drain: "the server stops after this round; `semisfl serve --resume {run} --labeled DIR` goes on",
 }
 
 

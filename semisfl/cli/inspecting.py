@@ -111,12 +111,13 @@ def planned_terms(preset: str, settings: list[str] | None, labeled: Path | None)
     """
     from semisfl.costs.about_images import planned
     from semisfl.net.terms import Terms
-    from semisfl.runs.run_data import load_images
+    from semisfl.runs.run_data import check_classes, load_images
     from semisfl.settings import config
 
     options = config.parse(values_of(preset, settings))
     if labeled is not None:
         data = load_images(str(labeled), options)
+        check_classes(data)
         return Terms(options, data.shape, len(data.classes), data.mean, data.std)
     images = planned(options)
     halves = (0.5,) * images.shape[0]  # as images of a folder are normalised

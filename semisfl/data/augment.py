@@ -127,9 +127,10 @@ class Augmentation:
         self, rng: np.random.Generator, shape: tuple[int, ...], height: int, width: int
     ) -> np.ndarray:
         sides = np.array([height, width])
-        start = np.maximum(0, rng.random((*shape, 2)) * sides - self.cutout / 2).astype(np.int16)
-        end = np.minimum(sides, start + (self.cutout + 1 if self.cutout else 0))
-        return np.concatenate([start, end.astype(np.int16)], axis=-1)
+        cutout = min(self.cutout, 2 * max(height, width))  # covers any image, from any centre
+        start = np.maximum(0, rng.random((*shape, 2)) * sides - cutout / 2).astype(np.int64)
+        end = np.minimum(sides, start + (cutout + 1 if cutout else 0))
+        return np.concatenate([start, end], axis=-1).astype(np.int16)
 
 
 # --- apply the draws ------------------------------------------------------------------------------

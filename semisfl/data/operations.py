@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 MAX_LEVEL = 9
+LEVELS = 2 * MAX_LEVEL + 1
+AFFINE = 5
+"""Operations that move pixels; each keeps a table of all its levels for one size of images."""
+TABLE_PIXELS = 2**16
+"""Most pixels of an image for which tables are kept."""
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -143,36 +148,68 @@ Matrix = Callable[[int, int, int], tuple[float, ...]]
 """(level, height, width) -> the six coefficients that map an output pixel to its source."""
 
 
-@lru_cache(maxsize=64)
-def _sources(
-    matrix: Matrix, height: int, width: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return, for every level -9..9, each output pixel's flat source pixel, and 0 where it lies outside.
+def _source(
+    matrix: Matrix, level: int, height: int, width: int, rows: slice
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the flat source pixel of each pixel of some output rows, and 0 where it lies outside.
 
     This is Pillow's nearest-neighbour affine transform: 16.16 fixed point, from pixel centres.
     """
-    y, x = np.mgrid[:height, :width]
-    index, inside = [], []
-    for level in range(-MAX_LEVEL, MAX_LEVEL + 1):
-        a, b, c, d, e, f = matrix(level, height, width)
-        c, f = c + (a + b) / 2, f + (d + e) / 2
-        a, b, c, d, e, f = (math.floor(value * 65536 + 0.5) for value in (a, b, c, d, e, f))
-        column, row = (c + a * x + b * y) >> 16, (f + d * x + e * y) >> 16
-        valid = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        index.append(np.where(valid, row * width + column, 0).ravel())
-        inside.append(valid.astype(np.uint8).ravel())
-    return to_device(np.stack(index), device), to_device(np.stack(inside), device)
+    y, x = np.arange(height)[rows, None], np.arange(width)
+    a, b, c, d, e, f = matrix(level, height, width)
+    c, f = c + (a + b) / 2, f + (d + e) / 2
+    a, b, c, d, e, f = (math.floor(value * 65536 + 0.5) for value in (a, b, c, d, e, f))
+    column, row = (c + a * x + b * y) >> 16, (f + d * x + e * y) >> 16
+    valid = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    return np.where(valid, row * width + column, 0).ravel(), valid.astype(np.uint8).ravel()
+
+
+@lru_cache(maxsize=AFFINE)
+def _sources(
+    matrix: Matrix, height: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return `_source` of the whole image for every level -9..9."""
+    index = np.empty((LEVELS, height * width), np.int64)
+    inside = np.empty((LEVELS, height * width), np.uint8)
+    for place in range(LEVELS):
+        source = _source(matrix, place - MAX_LEVEL, height, width, slice(None))
+        index[place], inside[place] = source
+    return to_device(index, device), to_device(inside, device)
+
+
+def table_bytes(height: int, width: int) -> int:
+    """Return the bytes of the tables that are kept for images of this size."""
+    return AFFINE * LEVELS * 9 * height * width if height * width <= TABLE_PIXELS else 0
 
 
 def _affine(matrix: Matrix) -> "Operation":
     def apply(images: Tensor, levels: np.ndarray) -> Tensor:
-        index, inside = _sources(matrix, images.shape[2], images.shape[3], images.device)
+        height, width = images.shape[2:]
+        if height * width > TABLE_PIXELS:
+            return _moved_by_rows(matrix, images, levels)
+        index, inside = _sources(matrix, height, width, images.device)
         choice = to_device(levels.astype(np.int64) + MAX_LEVEL, images.device)
         source = index.index_select(0, choice)[:, None].expand(-1, images.shape[1], -1)
         moved = images.flatten(2).gather(2, source)
         return moved.mul_(inside.index_select(0, choice)[:, None]).view_as(images)
 
     return apply
+
+
+def _moved_by_rows(matrix: Matrix, images: Tensor, levels: np.ndarray) -> Tensor:
+    """Move large images a few rows at a time: tables of them would take too much memory."""
+    height, width = images.shape[2:]
+    pixels, out = images.flatten(2), torch.empty_like(images).flatten(2)
+    step = max(1, TABLE_PIXELS // width)
+    for level in np.unique(levels):
+        places = to_device(np.flatnonzero(levels == level), images.device)
+        chosen = pixels.index_select(0, places)
+        for first in range(0, height, step):
+            source = _source(matrix, int(level), height, width, slice(first, first + step))
+            index, inside = (to_device(one, images.device) for one in source)
+            moved = chosen.gather(2, index.expand(*chosen.shape[:2], -1)).mul_(inside)
+            out[places, :, first * width : first * width + len(index)] = moved
+    return out.view_as(images)
 
 
 Operation = Callable[[Tensor, np.ndarray], Tensor]

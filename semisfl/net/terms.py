@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from semisfl.models.shapes import Shape
+from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.zoo import MODELS
 from semisfl.net.headers import WireError
 from semisfl.net.ranges import check_terms
@@ -132,3 +132,15 @@ def layers_of(model: ModelConfig) -> tuple[list[tuple[str, Layer]], int | str | 
     if model.cut is None and flat:
         return layers, flat[0] + 1
     return layers, model.cut
+
+
+def placed_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[list[Placed], int]:
+    """Return every layer with its shapes, and how many a device holds; raise `WireError` if it cannot be."""
+    layers, held = layers_of(model)
+    try:
+        placed = place([layer for _, layer in layers], shape, classes)
+    except ValueError as error:
+        raise WireError(f"the model of these terms cannot be built: {error}") from error
+    if not isinstance(held, int) or not 1 <= held < len(placed):
+        raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
+    return placed, held

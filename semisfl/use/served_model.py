@@ -14,9 +14,10 @@ from semisfl.models.memory import FP32, footprint
 from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import plain
-from semisfl.net.client.shown_terms import layer_lines, number_list, placed_model, printable
+from semisfl.net.client.shown_terms import layer_lines, number_list, printable
 from semisfl.net.headers import WireError
 from semisfl.net.ranges import TERMS, Range, check
+from semisfl.net.terms import placed_model
 from semisfl.settings.layer_kinds import Layer, named, parse_layers
 from semisfl.settings.run import ModelConfig
 from semisfl.use import split_inference as protocol

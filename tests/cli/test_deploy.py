@@ -118,6 +118,8 @@ def served(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], int
         while not (match := re.match(r"listening on port (\d+)", line := server.stderr.readline())):
             lines.append(line)
             assert line, (server.wait(), lines)
+        used = r"info: all 16 labelled images are used.*; data.labeled is for simulations\n"
+        assert any(re.fullmatch(used, one) for one in lines), lines
         yield server, int(match[1])
     finally:
         server.kill()
@@ -164,7 +166,10 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     assert (device.returncode, server.returncode) == (0, 0), (device.stderr, err)
     ours = re.compile(r"(info|warning): |semisfl: round \d")
     assert not [line for line in err.splitlines() if line and not ours.match(line)], err
-    assert "ended as stop.gigabytes = 1e-09 is met" in out and "after 1 rounds; saved in out" in out
+    assert (
+        "ended as stop.gigabytes = 1e-09 is met" in out
+        and "% after the last round (1 rounds)" in out
+    )
     assert "ended after round 0: stop.gigabytes = 1e-09 is met" in err
     words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")
     more = ["--watch", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
@@ -191,7 +196,7 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
         assert "semisfl_clients_enrolled 1.0" in metrics and "semisfl_refusals_total 0.0" in metrics
         assert joined(port, labeled).returncode == 0
         out, err = server.communicate(timeout=300)
-    assert "after 2 rounds; saved in out" in out and "is met" not in out, err
+    assert "% after the last round (2 rounds)" in out and "is met" not in out, err
     rows = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [row.get("stopped_by") for row in rows] == ["gigabytes", None]
     assert checkpoint.read(Path("out/latest.safetensors"))["round"] == 2

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from semisfl.data import augment
+from semisfl.data import augment, operations
 from semisfl.data.augment import Augmentation, Normalizer, StrongDraws, WeakDraws
-from semisfl.data.operations import OPERATIONS
+from semisfl.data.operations import OPERATIONS, TABLE_PIXELS, table_bytes
 from semisfl.seeds import generator
 
 SIZES = [(32, 32), (28, 28), (23, 40)]  # height, width
@@ -92,6 +92,19 @@ def test_operation_equals_pillow(name: str, size: tuple[int, int], mode: str) ->
     assert (difference > 0).float().mean() < 0.005
     if name != "identity" and not (name == "color" and mode == "L"):
         assert (ours != batch.repeat(len(LEVELS), 1, 1, 1)).any()
+
+
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
+def test_large_images_are_moved_as_pillow_does_and_no_table_is_kept(name: str) -> None:
+    height, width = 290, 230
+    assert table_bytes(height, width) == 0 and height * width > TABLE_PIXELS
+    before = operations._sources.cache_info().misses
+    levels = [9, -4, 9, 1]
+    images = pictures("RGB", height, width)[: len(levels)]
+    ours = OPERATIONS[name](to_tensor(images).byte(), np.array(levels, dtype=np.int8))
+    theirs = [pillow(name, image, level) for image, level in zip(images, levels, strict=True)]
+    assert torch.equal(ours.short(), to_tensor(theirs).short())
+    assert operations._sources.cache_info().misses == before
 
 
 def test_operations_are_the_fourteen_in_order() -> None:
@@ -295,3 +308,9 @@ def test_gpu_equals_cpu_and_never_waits(mode: str) -> None:
     expected = augment.strong(images, draws)
     assert torch.equal(strong.cpu(), expected)
     assert torch.allclose(floats.cpu(), normalize(expected), atol=1e-6)
+
+
+def test_a_square_larger_than_any_image_covers_it() -> None:
+    for cutout in (64, 32768, 2**70):
+        draws = Augmentation(cutout=cutout).draw_strong(np.random.default_rng(0), (50,), 20, 32)
+        assert (draws.box == [0, 0, 20, 32]).all() and draws.box.dtype == np.int16

@@ -23,6 +23,7 @@ REFUSALS = (2, 4, 6)
 """Exit codes of a device that does not take part, as docs/deploy.md lists them."""
 IMAGES = ("features", "bottom", "states")
 """Frames that say something about images."""
+WIDE = [{"kind": "conv", "channels": 64, "kernel": 1}, {"kind": "flatten"}, {"kind": "linear"}]
 
 
 def greeting(text: str) -> Script:
@@ -136,6 +137,17 @@ ROGUES = {
         lambda: greeting(terms(config__clients__batch=65_536)), "of memory, of 300.0 MB: "
     ),
     "many draws": Rogue(lambda: greeting(terms(config__clients__steps=1_000_000)), "draws 1.0 GB"),
+    "kept features": Rogue(
+        lambda: greeting(
+            terms(
+                config__model__layers=WIDE,
+                config__model__cut=2,
+                config__clients__steps=8000,
+                config__wire__teacher_once=True,
+            )
+        ),
+        "kept features 2.1 GB",
+    ),
     "huge steps": Rogue(lambda: asking(terms(), steps=20_000_000), "steps = 2e+07"),
     "negative steps": Rogue(lambda: asking(terms(), steps=-1000), "steps = -1000"),
     "huge index": Rogue(

@@ -16,6 +16,7 @@ from semisfl.cli.main import main
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.server.administration import SOCKET, ask
 from semisfl.net.server.roster import Roster
+from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
@@ -80,6 +81,37 @@ def test_a_removed_device_leaves_its_place_to_another(
     assert restarted.index == {"plaintext:third": place, "plaintext:client-1": 1 - place}
 
 
+def test_a_device_is_not_shown_with_the_bytes_of_the_one_that_it_replaced(tmp_path: Path) -> None:
+    def shown(net: Network) -> dict[str, int]:
+        listed = net.fleet.devices()
+        return {device.name: device.bytes_up + device.bytes_down for device in listed}
+
+    with administered(tmp_path / "run", config={"rounds": 4}) as (net, directory):
+        net.join_all()
+        net.experiment.method.round(0)
+        net.fleet.settle(good=True)
+        first = shown(net)
+        assert all(first.values()) and sum(first.values()) == net.fleet.traffic.total()
+        ask(directory.path, "remove", "plaintext:client-0")
+        net.clients[0].join(10)
+        net.clients[0] = Client(net.address, net.data.images[:12], "third")
+        assert net.fleet.wait_for(2, 10)
+        assert shown(net) == {
+            "plaintext:client-1": first["plaintext:client-1"],
+            "plaintext:third": 0,
+        }
+        net.experiment.method.round(1)
+        net.fleet.settle(good=True)
+        now = shown(net)
+        assert 0 < now["plaintext:third"] <= now["plaintext:client-1"] / 2
+        port, before = net.port, net.experiment.state_dict()
+        net.fleet.close(finished=False)
+        net.start_server(port)
+        net.experiment.load_state_dict(before)
+        net.fleet.open(directory.path)
+        assert shown(net) == now, "also after a restart of the server"
+
+
 def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> None:
     """Whoever takes its place meanwhile is not asked for the answers of the other."""
     with administered(tmp_path / "run") as (net, directory):
@@ -100,7 +132,7 @@ def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> Non
         assert replaced and [metrics["contributing"] for metrics in rounds] == [1, 2]
 
 
-def test_pause_resume_and_drain(tmp_path: Path) -> None:
+def test_pause_resume_and_drain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with administered(tmp_path / "run", config={"rounds": 1000}) as (net, directory):
         net.join_all()
         results: list[Result] = []
@@ -114,7 +146,9 @@ def test_pause_resume_and_drain(tmp_path: Path) -> None:
         assert len(directory.metrics()) == done
         ask(directory.path, "resume")
         until(lambda: len(directory.metrics()) > done)
-        ask(directory.path, "drain")
+        assert main(["fleet", str(directory.path), "drain"]) == 0
+        again = f"`semisfl serve --resume {directory.path} --labeled DIR` goes on"
+        assert again in capsys.readouterr().out
         training.join(30)
         (result,) = results
         assert result.stopped and len(result.rounds) < 1000
@@ -258,6 +292,34 @@ def test_a_fleet_may_grow_at_a_resume(tmp_path: Path) -> None:
     simulated = RunDirectory.create(tmp_path / "simulated", config)
     with pytest.raises(ValueError, match="--resume continues a run as it was set up"):
         simulated.changed(["clients.total=4"])
+
+
+def test_a_fleet_that_grows_may_get_limits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They stay on the server, so devices go on with the terms that they accepted."""
+    config = tiny(2)
+    config = config.model_copy(
+        update={"fleet": config.fleet.model_copy(update={"kind": "network"})}
+    )
+    directory = RunDirectory.create(tmp_path / "run", config)
+    grown = ["clients.total=3", "clients.active=3"]
+    directory.keep_config(directory.changed(grown))
+    (warning,) = caplog.messages
+    assert "resume with --set robust.aggregate=clipped_mean robust.features=limited" in warning
+    caplog.clear()
+    limits = ["robust.aggregate=clipped_mean", "robust.clipped_mean.limit=2"]
+    now = directory.changed(limits)
+    assert now.robust.of_rule.limit == 2  # type: ignore[attr-defined]
+    about: tuple[Any, ...] = ((1, 28, 28), 10, (0.5,), (0.5,))
+    assert Terms(now, *about).digest == Terms(config, *about).digest
+    directory.keep_config(now)
+    assert ("changed", "robust.aggregate") in events(directory)
+    directory.keep_config(directory.changed(["robust.aggregate=median"]))
+    assert directory.config().robust.aggregate == "median" and not caplog.messages
+    simulated = RunDirectory.create(tmp_path / "simulated", tiny(2))
+    with pytest.raises(ValueError, match="--resume continues a run as it was set up"):
+        simulated.changed(limits)
 
 
 def test_devices_go_on_with_a_server_that_has_more_places(tmp_path: Path) -> None:

@@ -1,22 +1,30 @@
 """Servers that ask for something else than their terms say: a device refuses and ends its part."""
 
+import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
 from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
 from semisfl.methods.semisfl import SemiSFL
+from semisfl.net.client.agreement import most_begun
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.rejection import Rejected
+from semisfl.net.client.shown_terms import text_of_terms
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server.roster import Roster
 from semisfl.settings.policy import DevicePolicy
-from tests.net.harness import CLASSES, SIDE, Network, network, tiny, until
+from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until
+from tests.net.rogue_server import Peer, RogueServer, Script, rogue, terms
+from tests.net.rogues import enrolled
 
 
 def refusal(net: Network) -> str:
@@ -71,14 +79,18 @@ def test_a_teacher_that_follows_has_the_agreed_decay() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"steps": 10_000}, "steps = 10000 for a round; the agreed terms allow 0 to 2"),
+        ({"steps": 10_000}, "steps = 10000 for a round; the agreed terms allow 1 to 2"),
+        ({"steps": 0}, "steps = 0 for a round; the agreed terms allow 1 to 2"),
         ({"lr": 50.0}, "lr = 50"),
+        ({"lr": 0.0}, "lr = 0 "),
         ({"index": 7}, "round = 7"),
         (
             {"settings": {"confidence_threshold": 0.0, "iid_threshold": 9.0, "ema_decay": 0.99}},
             "confidence_threshold = 0.0 for a round; the agreed terms have 0.95",
         ),
         ({"settings": {"save_to": "x"}}, "settings.save_to for a round, which the agreed terms"),
+        ({"send": {"student": {}}}, "student without any tensor for a round"),
+        ({"on_request": {"teacher": {}}}, "teacher without any tensor for a round"),
     ],
 )
 def test_a_full_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -> None:
@@ -90,6 +102,28 @@ def test_a_full_round_keeps_to_the_terms(changes: dict[str, Any], reason: str) -
         with pytest.raises(RoundAborted):
             net.fleet.train(method.work, replace(plan, **changes))
         assert f"the server sends {reason}" in refusal(net)
+        assert net.clients[0].link.owner.allowance.spent == Spent()
+
+
+def test_statistics_of_a_model_without_batchnorm_are_refused() -> None:
+    with network(tiny(1, method="semifl")) as net:
+        net.join_all()
+        method: Any = net.experiment.method
+        plan = FullRound(0, (0,), 0, 0.0, send={"model": method.model.state_dict()})
+        with pytest.raises(RoundAborted):
+            net.fleet.train(method.statistics_work, plan)
+        assert "which answers statistics; this model has no tensor of it" in refusal(net)
+        assert net.clients[0].link.owner.allowance.spent == Spent()
+
+
+def test_settings_that_a_full_round_leaves_out_are_those_of_the_terms() -> None:
+    with network(tiny(1, method="fedswitch")) as net:
+        net.join_all()
+        method: Any = net.experiment.method
+        state = method.student.state_dict()
+        plan = FullRound(0, (0,), 2, 0.02, {"student": state}, on_request={"teacher": state})
+        assert len(net.fleet.train(method.work, plan)) == 1
+        assert net.clients[0].error is None
 
 
 @pytest.mark.parametrize("key", [["bottom.0.weight"], {"bottom.0.weight": 1}, 3, None])
@@ -100,13 +134,21 @@ def test_states_that_are_no_names_are_refused(key: Any) -> None:
 
 def test_a_full_round_without_the_model_ends_with_a_reason() -> None:
     with network(tiny(1, method="fedswitch")) as net:
-        client = net.join(0)
-        assert net.fleet.wait_for(1, 10)
+        net.join_all()
         method: Any = net.experiment.method
         with pytest.raises(RoundAborted):
             net.fleet.train(method.work, FullRound(0, (0,), 2, 0.02, send={}))
-        until(lambda: client.error is not None)
-        assert "the server sends no 'student' for a round" in str(client.error)
+        assert "the server sends no 'student' for a round" in refusal(net)
+
+
+def test_a_full_round_with_part_of_the_model_ends_with_a_reason() -> None:
+    with network(tiny(1, method="fedswitch")) as net:
+        net.join_all()
+        method: Any = net.experiment.method
+        state = dict(list(method.student.state_dict().items())[:1])
+        with pytest.raises(RoundAborted):
+            net.fleet.train(method.work, FullRound(0, (0,), 2, 0.02, send={"student": state}))
+        assert "the server's round cannot be done: RuntimeError: " in refusal(net)
 
 
 def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +202,64 @@ def test_an_honest_run_is_within_its_terms_to_its_last_round() -> None:
                 for x in net.experiment.method.state_dict().values()
                 if torch.is_tensor(x)
             )
+
+
+@contextmanager
+def meeting(script: Script, **owner: Any) -> Iterator[tuple[Client, RogueServer]]:
+    """Let a device meet a server that runs ``script``, to its end."""
+    data, partition = toy_data(1)
+    with rogue(script) as server:
+        images = data.images[partition.clients[0]]
+        client = Client(f"127.0.0.1:{server.port}", images, "one", **owner)
+        assert server.ended.wait(30)
+        yield client, server
+        client.device.stop()
+        client.join(10)
+
+
+def test_a_split_round_is_no_part_of_terms_that_send_whole_models() -> None:
+    text = terms(tiny(1, method="fedswitch"))
+
+    async def script(peer: Peer) -> None:
+        await enrolled(peer, text)
+        await peer.split(text)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(peer.hears(), 2)
+
+    with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
+        assert [item.kind for item in server.received] == ["hello", "ready"]
+        assert client.link.owner.allowance.spent == Spent()
+
+
+def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:
+    with network(tiny(1)) as net:
+        net.join_all()
+        assert set(net.clients[0].device._beginnings()) == {"split", "split_alone"}
+
+
+def test_the_same_round_is_not_repeated_without_end() -> None:
+    text = terms(tiny(1))
+    plain = Terms.from_json(text, ["semisfl"])
+    most = most_begun(plain.config)
+    assert f"at most {most} until" in text_of_terms(plain) and most < 60
+    other = terms(tiny(1, seed=6))
+
+    async def script(peer: Peer) -> None:
+        await enrolled(peer, text if len(calls) != 1 else other)
+        calls.append(1)
+        for _ in range(most if len(calls) == 3 else most // 2):
+            await peer.split(text)
+            await peer.hears()
+        if len(calls) < 3:  # neither a new connection nor other terms in between lift the bound
+            await peer.context.abort(grpc.StatusCode.UNAVAILABLE, "back soon")
+
+    calls: list[int] = []
+    data, partition = toy_data(1)
+    with rogue(script) as server:
+        client = Client(f"127.0.0.1:{server.port}", data.images[partition.clients[0]], "one")
+        until(lambda: client.error is not None)
+        assert f"the server began {most} rounds of a run of 2, repeats included" in str(
+            client.error
+        )
+        begun = [item.kind for item in server.received].count("features")
+        assert begun == most + most // 2

@@ -5,15 +5,21 @@ It was 1.4 times the memory taken for the cnn, and 2.1 and 2.5 times for alexnet
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from semisfl.models.split import build
+from semisfl.engine.hardware import Hardware
+from semisfl.models.split import build, build_model
 from semisfl.models.zoo import MODELS
-from tests.net.harness import tiny
+from semisfl.net.client.budget import Budget
+from semisfl.net.messages import Terms
+from semisfl.settings.policy import PolicyBreach
+from tests.net.harness import SIDE, tiny
 from tests.net.rogue_server import Peer, attacked, folder_of_images, terms
+from tests.net.rogues import BUDGET, MOST, enrolled
 
 STEPS = 3
 
@@ -42,6 +48,47 @@ def device_memory(name: str, batch: int, folder: Path) -> tuple[int, float]:
     assert "bottom" in [item.kind for item in server.received], ended
     ((number, unit),) = re.findall(r"needs up to ([\d.]+) (MB|GB) of memory", ended.output)
     return ended.peak, float(number) * {"MB": 1e6, "GB": 1e9}[unit]
+
+
+def test_predictions_of_all_images_are_counted_if_whole_models_are_trained() -> None:
+    config = tiny(1, method="fl2")
+    run = Terms(config, (1, SIDE, SIDE), 65_536, (0.5,), (0.5,))
+    hardware = Hardware("cpu", config.runtime)
+    budget = Budget(4 * 10**9)
+    budget.begin(run, hardware, full_model=True)
+    with pytest.raises(PolicyBreach, match=r"predictions 4\.2 GB"):
+        budget.images(4000 * SIDE * SIDE)
+    budget.begin(replace(run, classes=10), hardware, full_model=True)
+    budget.images(4000 * SIDE * SIDE)
+
+
+def test_large_images_are_augmented_within_the_memory(tmp_path: Path) -> None:
+    """Tables of the operations that move pixels took 1.1 GB for images of this size."""
+    layers = [
+        {"kind": "conv", "channels": 4, "kernel": 8, "stride": 64},
+        *({"kind": "flatten"}, {"kind": "linear"}),
+    ]
+    side, steps = 1150, 8
+    text = terms(
+        tiny(1, clients={"steps": steps}),
+        shape=[1, side, side],
+        config__model={"layers": layers, "cut": 2},
+    )
+    run = Terms.from_json(text, ["semisfl"])
+    features = build_model(run.config, run.shape, run.classes, projector="none").features
+
+    async def script(peer: Peer) -> None:
+        await enrolled(peer, text)
+        await peer.split(text)
+        for step in range(steps):
+            assert (await peer.hears()).kind == "features"
+            tensors = {"gradients": torch.zeros(4, features)}
+            await peer.say("gradients", {"round": 0, "step": step}, tensors=tensors)
+        assert (await peer.hears()).kind == "bottom"
+
+    ended, server = attacked(script, folder_of_images(tmp_path), "--memory", BUDGET, most=MOST)
+    assert "bottom" in [item.kind for item in server.received], ended
+    assert ended.peak < MOST
 
 
 @pytest.mark.slow

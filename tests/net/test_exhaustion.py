@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import logging
+import weakref
 from pathlib import Path
 
 import grpc
 import pytest
+import torch
 
-from tests.net.harness import Client, network, tiny
-from tests.net.rogue_server import Peer, attacked, folder_of_images, split_frame, terms
-from tests.net.rogues import BUDGET, MB, MOST
+from tests.net.harness import Client, network, tiny, until
+from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms
+from tests.net.rogues import BUDGET, MB, MOST, enrolled
 
 REFUSED = 4
 """Exit status of a device that its server refuses."""
@@ -24,7 +26,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:
     """The device computes while its server sends; what it has not looked at must not pile up."""
     wide = [{"kind": "flatten"}, {"kind": "linear", "features": 4096}, {"kind": "linear"}]
-    text = terms(config__model__layers=wide, config__model__cut=2)
+    text = terms(config__model__layers=wide, config__model__cut=2, config__rounds=60)
     frame = split_frame(text)
     assert len(frame) > 8 * MB
 
@@ -47,6 +49,32 @@ def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB)
     assert ended.status == REFUSED and ended.peak < 300 * MB, ended
     assert "refuses this client: enough" in ended.output.splitlines()[-1]
+
+
+def test_images_of_earlier_terms_are_gone_before_those_of_new_terms_come() -> None:
+    loaded: list[weakref.ref[torch.Tensor]] = []
+    left: list[bool] = []
+
+    def load(shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+        left.extend(one() is not None for one in loaded)
+        images = torch.zeros((12, *shape), dtype=torch.uint8)
+        loaded.append(weakref.ref(images))
+        return images, 0
+
+    async def script(peer: Peer) -> None:
+        text = terms(tiny(1, seed=len(loaded)))
+        await enrolled(peer, text)
+        await peer.split(text)
+        await peer.hears()
+        if len(loaded) < 3:
+            await peer.context.abort(grpc.StatusCode.UNAVAILABLE, "back soon")
+
+    with rogue(script) as server:
+        client = Client(f"127.0.0.1:{server.port}", torch.zeros(0), "one", load=load)
+        until(lambda: len(loaded) == 3)
+        client.device.stop()
+        client.join(10)
+    assert not any(left)
 
 
 def test_the_name_of_a_device_does_not_fill_the_log_or_reach_the_terminal(

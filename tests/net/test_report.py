@@ -10,9 +10,10 @@ from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.cli.signals import StopSignals
+from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Network, network, tiny, until
+from tests.net.harness import Client, Network, network, tiny, until
 
 
 @pytest.fixture
@@ -119,10 +120,19 @@ def test_a_signal_is_answered_by_what_the_device_does(
     assert ("stopping; once more to stop at once" in output) is not in_round
 
 
-def test_the_last_line_says_what_the_signal_ended(images: Path) -> None:
+def test_the_last_line_says_what_the_signal_ended() -> None:
+    """A device that has a connection and no terms yet does not wait for a round."""
+    first_frame, go_on = threading.Event(), threading.Event()
+
+    def hold(_client: Client, _frame: Frame) -> None:
+        first_frame.set()
+        assert go_on.wait(20)
+
     with network(tiny(2, network={"quorum": 2})) as net:
-        client = net.join(0)
-        assert client.device.doing in ("connecting", "loading its images", "waiting for a round")
+        client = net.join(0, break_at=hold)
+        assert first_frame.wait(20)
+        assert client.device.doing == "connecting"
+        go_on.set()
         until(lambda: client.device.doing == "waiting for a round")
         client.device.stop()
         client.join(10)

@@ -253,6 +253,17 @@ def test_invalid_requests_are_refused_and_the_server_continues(
         call(honest)
 
 
+def test_a_device_that_joins_is_told_that_nothing_is_trained_there(
+    address: str, images: Path, authority: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    camera = ["--certs", str(authority / "clients" / "camera")]
+    assert main(["join", address, "--data", str(images), *camera]) == 4
+    assert (
+        f"{address} trains nothing; is it `semisfl serve` of this version? For a trained model use "
+        "`semisfl classify`"
+    ) in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_one_line(
     trained: Trained, address: str, authority: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

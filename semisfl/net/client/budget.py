@@ -1,10 +1,13 @@
 """Hold a device to the memory that its owner allows: large things are reserved before they are allocated."""
 
 import re
+from math import prod
 
+from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
-from semisfl.models.memory import of_model
+from semisfl.models.memory import FP32, of_model
 from semisfl.net.messages import Terms
+from semisfl.net.terms import placed_model
 from semisfl.settings.policy import PolicyBreach
 from semisfl.settings.sections import ConfigError
 
@@ -17,6 +20,10 @@ KEPT = 3
 """Batches of activations: the student's with their gradients, and the teacher's."""
 BYTES_PER_USE = 256
 """Most bytes that are drawn for one image of one step: positions, and both views' augmentation."""
+PREDICTIONS = 4
+"""Copies of the predictions of all images: as computed, together, and as they are counted by class."""
+OPERATION = 8
+"""Most bytes that an operation of augmentation takes for each byte of a step's views."""
 VIEWS_SHARE = 8
 """One in so many bytes of the budget is for augmented images made ahead."""
 FIX = "join with a larger --memory, or ask for less (clients.batch, clients.steps, data.size, model.cut)"
@@ -33,6 +40,7 @@ class Budget:
         self.total = (UNKNOWN if free is None else free) // 2 if total is None else total
         self._fix = fix
         self._reserved: dict[str, int] = {}
+        self._pixels, self._predictions = 1, 0
 
     def reserve(self, use: str, size: int) -> None:
         """Set what ``use`` takes; raise `PolicyBreach` if everything together exceeds the total."""
@@ -55,8 +63,13 @@ class Budget:
         step = 2 * clients.batch * channels * height * width
         rest = 1 if hardware.capture else self.views // max(1, step)
         steps = clients.steps if hardware.capture else min(clients.steps, max(1, rest))
-        # In bytes as they are made, and normalised for one step.
-        self.reserve("views", step * (steps + 4))
+        # In bytes as they are made, normalised for one step, and what the operations need meanwhile.
+        self.reserve("views", step * (steps + 4 + OPERATION) + table_bytes(height, width))
+        if terms.config.wire.teacher_once and not full_model:
+            rows = clients.steps * clients.batch + 1
+            self.reserve("kept features", FP32 * rows * _features(terms))
+        self._pixels = channels * height * width
+        self._predictions = FP32 * PREDICTIONS * terms.classes if full_model else 0
 
     @property
     def views(self) -> int:
@@ -69,8 +82,10 @@ class Budget:
         return self.total - sum(self._reserved.values())
 
     def images(self, size: int) -> None:
-        """Reserve all images as they are trained on."""
+        """Reserve all images as they are trained on, and what a full-model method predicts for them."""
         self.reserve("images", size)
+        if self._predictions:
+            self.reserve("predictions", size // self._pixels * self._predictions)
 
     def frames(self, size: int) -> None:
         """Reserve the frames that may be here at a time, of ``size`` bytes each at most."""
@@ -81,6 +96,12 @@ class Budget:
         parts = ", ".join(f"{use} {amount(size)}" for use, size in self._reserved.items())
         needed = amount(sum(self._reserved.values()))
         return f"needs up to {needed} of memory, of {amount(self.total)}: {parts}"
+
+
+def _features(terms: Terms) -> int:
+    """Return the values of one image's features."""
+    placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
+    return prod(placed[held - 1].gives)
 
 
 def amount(size: float) -> str:

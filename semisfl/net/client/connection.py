@@ -134,7 +134,7 @@ class Connection:
             if code is grpc.StatusCode.OK:
                 return
             if code in FINAL and not self._identity.renew():
-                raise Rejected.by_server(self._address, reason)
+                raise Rejected.by_server(self._address, code, reason)
             if not welcomed:
                 reason = await self._identity.look_into(reason)
             self.losses += welcomed

@@ -32,6 +32,7 @@ log = brief_logger(__name__)
 WAIT_SECONDS = 0.02
 """Between two looks at whether the server has taken the last answers."""
 
+CONNECTING = "connecting"
 WAITING = "waiting for a round"
 
 
@@ -47,7 +48,7 @@ class Device:
     ) -> None:
         self.rounds = 0
         """Rounds this client did its part of to the end."""
-        self._doing = WAITING
+        self._doing = CONNECTING
         self._stopped_while: str | None = None
         self._connection = connection
         self._allowance, self._budget = connection.owner.allowance, connection.owner.budget
@@ -57,6 +58,7 @@ class Device:
         self._stop = stop or StopFlag()
         self._member: Member | None = None
         self._split_rounds = ClientSplitRounds(self)
+        self._begun = agreement.BegunRounds()
         self._stream: Stream | None = None
         self._expected: Mapping[str, Schema] = {}
         self._steps: Mapping[str, Callable[[Received, Frame], None]] = {
@@ -80,7 +82,7 @@ class Device:
     @property
     def doing(self) -> str:
         """Return what the device does now: connecting, loading its images, waiting or training."""
-        now = self._doing if self._connection.connected else "connecting"
+        now = self._doing if self._connection.connected else CONNECTING
         return self._stopped_while or now
 
     @property
@@ -165,9 +167,14 @@ class Device:
 
     def expect_round(self, **more: Schema) -> None:
         """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""
+        self._expect({**self._beginnings(), **more})
+
+    def _beginnings(self) -> dict[str, Schema]:
+        """Return the frames that begin a round of the accepted method: no other may be asked for."""
+        if self._works:
+            return {"full": messages.FULL}
         schemas = self.member.schemas
-        split = {"split": schemas.split, "split_alone": schemas.split_alone}
-        self._expect({**split, "full": messages.FULL, **more})
+        return {"split": schemas.split, "split_alone": schemas.split_alone}
 
     def answer(
         self,
@@ -193,6 +200,8 @@ class Device:
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
         if self._member is None or self._member.terms != terms:
             self._connection.owner.approval.check(terms)
+            # Its images and model leave the memory before those of the new terms come.
+            self._member = None
             self.outgoing.agree(terms.config)
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)
@@ -203,7 +212,7 @@ class Device:
         self._allowance.check(self.outgoing.policy, self._price(member.config.clients.steps))
         self._expect({"enrolled": messages.ENROLLED})
         # A round may begin before this thread has looked at "enrolled": leave room for it now.
-        received.stream.assembler.limit = member.schemas.split.limit
+        received.stream.assembler.limit = max(one.limit for one in self._beginnings().values())
         ready = {"images": len(member.images), "skipped": member.skipped}
         self.answer(received, "ready", {"model": member.schemas.digest, **ready})
 
@@ -226,6 +235,7 @@ class Device:
 
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
         """Spend a round of the caps before anything of it is sent, and log what is spent."""
+        self._begun.add(self.member)
         self._doing = f"training in round {fields['round']}"
         price = self._price(fields["steps"])
         self._allowance.take(self.outgoing.policy, price)
@@ -257,7 +267,7 @@ class Device:
             known = ", ".join(self._works)
             log.error("the server asks for work %r; known here: %s", fields["work"], known)
             return
-        agreement.check_full(self.member.config, fields)
+        agreement.check_full(self.member, work, fields)
         self._begin_round(fields)
         ClientFullRound(self, received, fields["round"]).train(work, fields)
         self._end_round()

@@ -1,16 +1,26 @@
 """Run a client's side of a full-model round: one question to the server after another."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
+
+import torch
 
 from semisfl.fleet.base import ClientWork, FullRound, State
 from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
-from semisfl.net.client.agreement import check_weights
+from semisfl.net.client.agreement import check_weights, full_settings
 from semisfl.net.client.connection import Received
 from semisfl.net.client.member import Member
 from semisfl.net.frames import Frame, Schema
+from semisfl.settings.policy import PolicyBreach
+
+OWN_FAULTS = (
+    *(OSError, MemoryError, torch.OutOfMemoryError),
+    getattr(torch, "AcceleratorError", MemoryError),  # torch 2.7 has none
+)
+"""Failures of the device itself, not of what a server sent."""
 
 
 class Interrupted(Exception):
@@ -69,10 +79,11 @@ class ClientFullRound:
             fields["lr"],
             send=states,
             on_request=OnRequest(self, fields["on_request"]),
-            settings=fields["settings"],
+            settings=full_settings(member.config),
         )
         member.hold_whole_model()
-        (result,) = member.block.train(work, plan, between=self.beat)
+        with _refusing():
+            (result,) = member.block.train(work, plan, between=self.beat)
         # Frames carry finite numbers only: a NaN loss is sent as the largest allowed value, so that
         # the server notices it.
         numbers = {name: work.answers.within(name, value) for name, value in result.numbers.items()}
@@ -119,6 +130,20 @@ class ClientFullRound:
     def beat(self) -> None:
         """Report progress to the server between two steps."""
         self._last.stream.beat(self._last.ticket)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise `PolicyBreach` if the block fails on what the server sent: after a restart it would again."""
+    try:
+        yield
+    except (Interrupted, PolicyBreach, *OWN_FAULTS):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise PolicyBreach(
+            f"the server's round cannot be done: {type(error).__name__}: {reason:.200}"
+        ) from error
 
 
 class OnRequest(Mapping[str, State]):

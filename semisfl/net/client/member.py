@@ -37,7 +37,7 @@ class Member:
         self.hardware = hardware
         self.step = 0
         self.client = -1
-        self.terms = terms
+        self.terms, self.digest = terms, terms.digest
         built = build_model(terms.config, terms.shape, terms.classes, projector="none")
         self.model = built.to(hardware.device)
         self.schemas = Schemas.of(terms.config, self.model)

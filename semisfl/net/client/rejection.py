@@ -26,8 +26,14 @@ class Rejected(Exception):
         self.kind = kind
 
     @classmethod
-    def by_server(cls, address: str, reason: str) -> "Rejected":
+    def by_server(cls, address: str, code: grpc.StatusCode, reason: str) -> "Rejected":
         """Return the error for a server's refusal; its reason tells the kind."""
+        if code is grpc.StatusCode.UNIMPLEMENTED:  # a server of another kind
+            return cls(
+                f"{address} trains nothing; is it `semisfl serve` of this version? For a trained model use "
+                "`semisfl classify`",
+                "refused",
+            )
         kind = "policy" if reason.startswith(messages.BY_POLICY) else "refused"
         kind = "revoked" if reason.endswith(messages.REVOKED) else kind
         return cls(f"{address} refuses this client: {reason}", kind)

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from semisfl.fleet.codec import codec_named
-from semisfl.models.shapes import Placed, Shape, place
-from semisfl.net.headers import WireError
-from semisfl.net.terms import Terms, layers_of
+from semisfl.models.shapes import Placed
+from semisfl.net.client.agreement import most_begun
+from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
-from semisfl.settings.run import ModelConfig
 
 UNNAMED = {"kind", "name", "body", "shortcut"}
 
@@ -32,8 +31,9 @@ def _about_run(terms: Terms) -> Iterator[str]:
     yield f"terms       {terms.digest}"
     yield f"method      {config.method}{settings}"
     yield (
-        f"rounds      at most {config.rounds} of at most {config.clients.steps} steps with "
-        f"{config.clients.batch} images each; seed {config.seed}"
+        f"rounds      {config.rounds} of at most {config.clients.steps} steps with "
+        f"{config.clients.batch} images each; with repeats at most {most_begun(config)} until the "
+        f"device is started again; seed {config.seed}"
     )
     yield (
         f"optimizer   lr {rate.lr:g} to {rate.lr_min:g}, momentum {rate.momentum:g}, weight decay "
@@ -95,18 +95,6 @@ def layer_lines(placed: Sequence[Placed], first: int = 1) -> Iterator[str]:
 
 def _placed(terms: Terms) -> tuple[list[Placed], int]:
     return placed_model(terms.config.model, terms.shape, terms.classes)
-
-
-def placed_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[list[Placed], int]:
-    """Return every layer with its shapes, and how many a device holds; raise `WireError` if it cannot be."""
-    layers, held = layers_of(model)
-    try:
-        placed = place([layer for _, layer in layers], shape, classes)
-    except ValueError as error:
-        raise WireError(f"the model of these terms cannot be built: {error}") from error
-    if not isinstance(held, int) or not 1 <= held < len(placed):
-        raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
-    return placed, held
 
 
 def _layer(placed: Placed) -> str:

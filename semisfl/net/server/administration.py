@@ -92,7 +92,8 @@ def ask(directory: Path, action: str, name: str = "") -> dict[str, Any]:
             link.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             raise ValueError(
-                f"no server runs in {directory}; start it with `semisfl serve --resume {directory}`"
+                f"no server runs in {directory}; start it with "
+                f"`semisfl serve --resume {directory} --labeled DIR`"
             ) from None
         except PermissionError:
             raise ValueError(

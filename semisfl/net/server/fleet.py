@@ -190,7 +190,7 @@ class NetworkFleet:
             for client in sorted(answers)
         }
         before = self._split_round.plan.bottom
-        uploads = {client: {"bottom": state} for client, state in states.items()}
+        uploads = [ClientResult(client, {"bottom": state}, {}) for client, state in states.items()]
         for client in self._questions.refuse_far(uploads, lambda _: {"bottom": before}):
             del states[client]
         self._check_quorum(len(states))
@@ -210,8 +210,7 @@ class NetworkFleet:
         for client in self._questions.collect("model", full_round.go_on):
             full_round.results.pop(client, None)
         results = full_round.results
-        uploads = {client: result.states for client, result in results.items()}
-        for client in self._questions.refuse_far(uploads, plan.known_to):
+        for client in self._questions.refuse_far(results.values(), plan.known_to):
             del results[client]
         self._check_quorum(len(results))
         return [results[client] for client in sorted(results)]
@@ -234,6 +233,7 @@ class NetworkFleet:
         quorum = self.config.network.quorum
         if answered < quorum:
             self._questions.give_up()
+            self._trials.pass_over(self._questions.left_out)
             raise RoundAborted(
                 f"{answered} clients answered, network.quorum = {quorum} are needed; missing: {self.waiting.missing()}"
             )

@@ -19,6 +19,7 @@ class FleetStatus:
         self._certificates: dict[int, str] = {}
         """When the certificate that each client showed last expires."""
         self._moved: Mapping[int, tuple[int, int]] = {}
+        roster.moved = lambda: self._moved
 
     def resume(self, directory: Path) -> None:
         """Read what an earlier process of this run wrote about the devices."""
@@ -38,7 +39,14 @@ class FleetStatus:
         for name, client in list(self._roster.index.items()):
             session = sessions.get(client)
             at = session.heard_at if session else last_heard.get(client)
-            up, down = self._moved.get(client, (0, 0))
+            # A place keeps its counts when another device takes it. They may be those of a checkpoint that is
+            # older than the roster.
+            moved = zip(
+                self._moved.get(client, (0, 0)),
+                self._roster.before.get(client, (0, 0)),
+                strict=True,
+            )
+            up, down = (max(0, total - earlier) for total, earlier in moved)
             if session and session.certificate:
                 until = session.certificate.valid_until.timestamp()
                 self._certificates[client] = timestamp(until)

@@ -27,6 +27,7 @@ class Penalties:
         self._roster, self._device_log = context.roster, context.device_log
         self._table, self._trust = table, trust
         self._removed: set[str] = set()
+        self._dismissed: set[str] = set()
 
     def check(self, identity: str) -> None:
         """Raise `Refused` for a client in quarantine, or one that the operator removed."""
@@ -70,8 +71,12 @@ class Penalties:
         self._device_log.held_back(session.peer if session else "?", identity, reason)
 
     def dismiss(self, session: Session, reason: str) -> None:
-        """Log that a client's own policy ended its part, which is not an offence."""
+        """Disconnect a client whose own policy ended its part; to come back and do so again is an offence."""
         self._device_log.refused(session.peer, session.identity, reason)
+        self.strikes[session.identity] += session.identity in self._dismissed
+        self._dismissed.add(session.identity)
+        self._table.forget(session)
+        session.close(grpc.StatusCode.FAILED_PRECONDITION, reason)
 
     def remove(self, identity: str) -> None:
         """Free the place of a device, disconnect it and keep it out until the server restarts."""

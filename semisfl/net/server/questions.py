@@ -4,10 +4,10 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from semisfl.fleet.base import State
+from semisfl.fleet.base import ClientResult, State
 from semisfl.fleet.byte_counts import Kind
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
@@ -55,6 +55,8 @@ class Questions:
         self._context, self._listener = context, listener
         self._crossed: deque[Parcel] = deque()
         self._awaited: dict[int, Awaited] = {}
+        self.left_out: set[int] = set()
+        """The clients that were asked in this round and are left out of it."""
         self._began_with: dict[int, Session | None] = {}
 
     def __len__(self) -> int:
@@ -62,6 +64,7 @@ class Questions:
 
     def start_round(self) -> None:
         self._awaited.clear()
+        self.left_out.clear()
         self._began_with.clear()
         self.screen.start_round()
 
@@ -126,18 +129,22 @@ class Questions:
         return set(outliers)
 
     def refuse_far(
-        self,
-        uploads: Mapping[int, Mapping[str, State]],
-        sent_to: Callable[[int], Mapping[str, State]],
+        self, results: Iterable[ClientResult], sent_to: Callable[[int], Mapping[str, State]]
     ) -> set[int]:
-        """Leave out the clients whose states are too far from what they were sent, and return them."""
-        for client, states in uploads.items():
-            sent = sent_to(client)
+        """Leave out the clients whose states are too far from what they were sent, or whose losses are
+        from those of the others, and return them."""
+        for result in results:
+            states, sent = result.states, sent_to(result.client)
             moved = {
                 f"{name} update": update_size(states[name], sent[name])
                 for name in states.keys() & sent.keys()
             }
-            self.screen.takes(client, moved)
+            losses = {
+                name: abs(value)
+                for name, value in result.numbers.items()
+                if name.startswith("loss")
+            }
+            self.screen.takes(result.client, moved | losses)
         return self.refuse_outliers()
 
     def give_up(self) -> None:
@@ -155,6 +162,7 @@ class Questions:
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
+        self.left_out.add(client)
         name = self._context.roster.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
         self._context.device_log.left_out(name, client, reason)

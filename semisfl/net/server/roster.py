@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from semisfl.files import write_whole
 from semisfl.settings.sections import ConfigError
 
 log = logging.getLogger(__name__)
+
+Bytes = tuple[int, int]
+"""Up and down."""
 
 
 class Roster:
@@ -27,6 +30,10 @@ class Roster:
         """How many images each client reported last; the sum is the unlabelled part of |D|."""
         self.serials: dict[str, int] = {}
         """The certificate that each client showed last."""
+        self.before: dict[int, Bytes] = {}
+        """Bytes up and down of each place before its client came: those of clients that had it earlier."""
+        self.moved: Callable[[], Mapping[int, Bytes]] = dict
+        """Returns the bytes up and down of each place so far."""
         self._path: Path | None = None
         self._changing = threading.Lock()
 
@@ -66,7 +73,10 @@ class Roster:
             client = self.index.get(identity, free)
             index, held = {**self.index, identity: client}, {**self.images, client: images}
             serials = self.serials if serial is None else {**self.serials, identity: serial}
-            self._change(index, held, serials)
+            before = self.before
+            if identity not in self.index:
+                before = {**before, client: self.moved().get(client, (0, 0))}
+            self._change(index, held, serials, before)
             return client
 
     def remove(self, identity: str) -> int:
@@ -79,17 +89,23 @@ class Roster:
             index = {name: place for name, place in self.index.items() if name != identity}
             held = {place: count for place, count in self.images.items() if place != client}
             serials = {name: one for name, one in self.serials.items() if name != identity}
-            self._change(index, held, serials)
+            before = {place: moved for place, moved in self.before.items() if place != client}
+            self._change(index, held, serials, before)
             return client
 
     def _change(
-        self, index: dict[str, int], images: dict[int, int], serials: dict[str, int]
+        self,
+        index: dict[str, int],
+        images: dict[int, int],
+        serials: dict[str, int],
+        before: dict[int, Bytes],
     ) -> None:
-        if (index, images, serials) != (self.index, self.images, self.serials):
+        now = (index, images, serials, before)
+        if now != (self.index, self.images, self.serials, self.before):
             if self._path is not None:
-                write_whole(self._path, json.dumps(_plain(index, images, serials)).encode())
+                write_whole(self._path, json.dumps(_plain(*now)).encode())
             # Only now: a change that the disk refused is none.
-            self.index, self.images, self.serials = index, images, serials
+            self.index, self.images, self.serials, self.before = now
 
     def name(self, client: int) -> str:
         return next(
@@ -97,7 +113,7 @@ class Roster:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return _plain(self.index, self.images, self.serials)
+        return _plain(self.index, self.images, self.serials, self.before)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over ``state`` in place of what is known."""
@@ -115,6 +131,9 @@ class Roster:
         self.index = dict(sorted(index.items(), key=lambda item: item[1]))
         self.images = {int(place): int(count) for place, count in state["images"].items()}
         self.serials = {name: int(text, 16) for name, text in state.get("serials", {}).items()}
+        # Files of earlier versions have none.
+        before = state.get("before", {}).items()
+        self.before = {int(place): (int(up), int(down)) for place, (up, down) in before}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -127,10 +146,14 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _plain(
-    index: Mapping[str, int], images: Mapping[int, int], serials: Mapping[str, int]
+    index: Mapping[str, int],
+    images: Mapping[int, int],
+    serials: Mapping[str, int],
+    before: Mapping[int, Bytes],
 ) -> dict[str, Any]:
     return {
         "index": dict(index),
         "images": {str(client): count for client, count in images.items()},
         "serials": {name: f"{serial:x}" for name, serial in serials.items()},
+        "before": {str(place): list(moved) for place, moved in before.items()},
     }

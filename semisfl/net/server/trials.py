@@ -1,7 +1,7 @@
 """Find the client that ruined a round: repeat the round without it, and strike it if that helps."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from semisfl.settings.config import Config
 from semisfl.settings.robust import FEWEST
 
 log = logging.getLogger(__name__)
+
+PASSED_OVER = 10
+"""Good rounds in which a client is not drawn after it left a round below the quorum."""
 
 
 def limits_on_one_client(config: Config) -> tuple[int, str]:
@@ -34,11 +37,22 @@ class Trials:
     def __init__(self, screen: Screen, roster: Roster, listener: Listener, quorum: int) -> None:
         self._screen, self._roster, self._listener, self._quorum = screen, roster, listener, quorum
         self._clients: list[int] = []
+        self._passed_over: dict[int, int] = {}
+        """Clients that left a round below the quorum, and for how many good rounds they are not drawn."""
 
     def present(self) -> list[int]:
-        """Return the clients that are here and not on trial; any thread may call."""
+        """Return the clients that are here and not on trial; any thread may call.
+
+        Without those that are passed over, if the others are enough for a round.
+        """
         with self._listener.table.changed:
-            return sorted(self._listener.table.enrolled.keys() - set(self._clients))
+            there = self._listener.table.enrolled.keys() - set(self._clients)
+        others = there - self._passed_over.keys()
+        return sorted(others if len(others) >= self._quorum else there)
+
+    def pass_over(self, clients: Iterable[int]) -> None:
+        """Draw others: a round below the quorum would be drawn with the same clients again."""
+        self._passed_over = {**self._passed_over, **dict.fromkeys(clients, PASSED_OVER)}
 
     def end_if_needed(self) -> None:
         """End all trials if too few other clients are here: the run must not wait for a culprit."""
@@ -54,6 +68,7 @@ class Trials:
                 self._clients.clear()
             return suspect
         self._screen.remember()
+        self._passed_over = {c: left - 1 for c, left in self._passed_over.items() if left > 1}
         if self._clients:
             # The round was bad with this client and good without it.
             blamed = self._roster.name(self._clients[-1])
