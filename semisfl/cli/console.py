@@ -192,6 +192,14 @@ def can_draw() -> bool:
     return False
 
 
+def check_folder(place: Path, option: str = "--out") -> None:
+    """Refuse a file in a folder that is not there, before anything costly is done."""
+    if not place.parent.is_dir():
+        raise ValueError(
+            f"{option} {place}: there is no folder {place.parent}; make it, or choose another {option}"
+        )
+
+
 def picture_at(place: Path) -> Path | None:
     """Return the file to draw to: a PNG unless the name ends otherwise. None if nothing can be drawn."""
     if not can_draw():

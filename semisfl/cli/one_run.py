@@ -96,7 +96,7 @@ def leave_if_diverged(result: Result) -> None:
 
 def judged(config: Config) -> str:
     """Return the name of a run's accuracy."""
-    return "accuracy" if config.data.validation is None else "validation accuracy"
+    return "test accuracy" if config.data.validation is None else "validation accuracy"
 
 
 def at_the_end(result: Result) -> str:

@@ -45,6 +45,10 @@ def report_(
     if html is not None:
         watching.write_html(runs, html)
         return
+    if out is not None:
+        console.check_folder(out)
+    for file in table or ():
+        console.check_folder(file, "--table")
     groups = grouping.group_runs(grouping.find_runs(runs))
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]

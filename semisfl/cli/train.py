@@ -115,8 +115,8 @@ def _print_run(result: Any, as_json: bool) -> None:
     if tested:
         sent = console.amount(result.rounds[-1]["bytes_total"])
         print(
-            f"{config.method}: {one_run.judged(config)} {result.accuracy:.1f} % after {done} of {config.rounds} rounds "
-            f"(best {result.best:.1f} %){one_run.at_the_end(result)}, {sent} sent, "
+            f"{config.method}: {one_run.judged(config)} {result.accuracy:.1f} % after the last round ({done} of "
+            f"{config.rounds}; best {result.best:.1f} %){one_run.at_the_end(result)}, {sent} sent, "
             f"{console.clock(sum(row['seconds'] for row in result.rounds))} min"
         )
     resume = f"semisfl run --resume {result.directory}"

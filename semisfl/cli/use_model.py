@@ -33,7 +33,10 @@ def open_model(path: Path, device: str) -> "Classifier":
     from semisfl.engine.hardware import Hardware
     from semisfl.use.model_file import load
 
-    return load(path).to(Hardware(device).device)
+    model = load(path)
+    if model.rounds == 0:
+        console.say(f"warning: {path} is untrained: no round is done, so its answers mean nothing")
+    return model.to(Hardware(device).device)
 
 
 def cut_at(model: "Classifier", cut: str | None) -> "Classifier":
@@ -50,6 +53,8 @@ def predict(
     csv_: Csv = False,
 ) -> None:
     """Classify new images with a trained model."""
+    if not any(place.exists() for place in images):
+        raise ValueError(f"{images[0]} does not exist; name image files, or folders of them")
     predictions = open_model(run, device).predict(images)
     tell_predictions(predictions, top, as_json=json_, as_csv=csv_)
 
@@ -97,6 +102,7 @@ def evaluate(
     """Test a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
     from semisfl.use import evaluation, evaluation_plot
 
+    console.check_folder(out)
     result = evaluation.evaluate_on(open_model(run, device), data)
     for skipped in result.skipped:
         console.say(f"warning: skipped {skipped.image}: {skipped.reason}")

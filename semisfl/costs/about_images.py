@@ -1,6 +1,6 @@
 """The facts about a run's images that its costs depend on: shape, classes, and images per client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class AboutImages:
 def planned(config: Config) -> AboutImages:
     """Return the facts for a run that has not begun; images are loaded only if the catalog lacks them."""
     name, side = config.data.name, config.data.size
+    folders: Mapping[str, Sized] | None = None
     if (known := lookup.data_set(name)) and known.images is not None:
         shape, classes, images = known.shape, known.classes, known.images
     else:
@@ -36,7 +37,11 @@ def planned(config: Config) -> AboutImages:
 
         data = sources.load(name, size=side)
         shape, classes, images = data.shape, len(data.classes), len(data.images)
+        folders = data.clients
     shape = (shape[0], side, side) if side else shape
+    if config.data.unlabeled is None and folders:
+        each = {client: len(rows) for client, rows in enumerate(folders.values())}
+        return AboutImages(shape, classes, sum(each.values()) / len(each), each)
     set_aside = round(images * (config.data.validation or 0.0))
     left = max(0, images - set_aside - config.data.labeled)
     if (elsewhere := config.data.unlabeled) is not None:

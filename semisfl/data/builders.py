@@ -1,5 +1,6 @@
 """Check and convert what people have for `Dataset`: arrays, torch and Hugging Face data sets."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 from semisfl.data import hub, npz
-from semisfl.data.decode import Listing
+from semisfl.data.decode import Listing, Unsupported, check_mode
 
 
 def array_fields(
@@ -78,9 +79,16 @@ def _numbers(
     """Return labels as numbers, and the class names if they are known."""
     array = _array(values, name)
     known = tuple(classes) if classes is not None else None
+    _refuse_doubles(known or ())
+    if array.ndim != 1:
+        raise ValueError(
+            f"{name} is {array.dtype} {list(array.shape)}; it must be [n], one whole number or class name per "
+            "image"
+        )
     if array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64)), known
-    if array.dtype.kind in "UST":
+    words_as_objects = array.dtype.kind == "O" and all(isinstance(word, str) for word in array)
+    if array.dtype.kind in "UST" or words_as_objects:
         words = [str(word) for word in array.tolist()]
         known = known or tuple(sorted(set(words)))
         place = {name: number for number, name in enumerate(known)}
@@ -90,6 +98,11 @@ def _numbers(
     raise ValueError(
         f"{name} is {array.dtype} {list(array.shape)}; it must hold whole numbers or class names"
     )
+
+
+def _refuse_doubles(classes: Sequence[str]) -> None:
+    if double := [name for name, count in Counter(classes).items() if count > 1]:
+        raise ValueError(f"classes has {double[0]!r} twice; give every class a name of its own")
 
 
 def torch_listing(
@@ -109,6 +122,7 @@ def torch_listing(
     names = classes if classes is not None else getattr(train, "classes", None)
     if names is None:
         names = [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    _refuse_doubles(tuple(map(str, names)))
     return Listing(
         names=[f"{name} image {place}" for name, _, place in items],
         open=lambda number: _picture(*items[number]),
@@ -130,23 +144,39 @@ def _item(name: str, part: Any, place: int) -> tuple[Any, Any]:
 
 
 def _label(name: str, part: Any, place: int) -> int:
-    label = _item(name, part, place)[1]
+    """Return the label of an item; raise the reason if its image or its label cannot be used."""
+    image, label = _item(name, part, place)
+    _as_picture(image, f"the image of item {place} of {name}")
     if name == "unlabeled":
         return -1
     try:
-        return int(label)
-    except (TypeError, ValueError):
+        number = int(label)
+        if number != label and not isinstance(label, str):
+            raise ValueError
+        return number
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise TypeError(
             f"the label of item {place} of {name} is {label!r}; it must be a whole number"
         ) from None
 
 
 def _picture(name: str, part: Any, place: int) -> Image.Image:
-    image = _item(name, part, place)[0]
-    if isinstance(image, Image.Image):
-        return image.copy()
-    array = _array(image, f"the image of item {place} of {name}")
-    return npz.picture(_pixels(array[None], f"the image of item {place} of {name}")[0].numpy())
+    image = _as_picture(_item(name, part, place)[0], f"the image of item {place} of {name}")
+    copied = image.copy()
+    copied.format = image.format  # by which 16-bit grey is known
+    return copied
+
+
+def _as_picture(image: Any, name: str) -> Image.Image:
+    """Return an item's image as a Pillow image; raise ValueError or TypeError if it cannot be used."""
+    if not isinstance(image, Image.Image):
+        array = _array(image, name)
+        return npz.picture(_pixels(array[None], name)[0].numpy())
+    try:
+        check_mode(image)
+    except Unsupported as error:
+        raise ValueError(f"{name} cannot be used: {error}") from None
+    return image
 
 
 def hf_listing(dataset: Any, image: str | None = None, label: str | None = None) -> Listing:

@@ -77,13 +77,23 @@ def open_image(data: bytes | Path) -> Image.Image:
     image = _opened(data)
     try:
         check_pixels(image)
-        # 32-bit pixels (modes I and F) have no defined range to bring to 0..255.
-        if image.mode in ("I", "F") and not _is_sixteen_bit(image):
-            raise ValueError(f"an image of mode {image.mode} is not read")
+        check_mode(image)
     except ValueError:
         image.close()
         raise
     return image
+
+
+class Unsupported(ValueError):
+    """Raised for an image that is whole, but whose values cannot be used."""
+
+
+def check_mode(image: Image.Image) -> None:
+    """Raise `Unsupported` for 32-bit pixels (modes I and F), which have no known range to bring to 0..255."""
+    if image.mode in ("I", "F") and not _is_sixteen_bit(image):
+        raise Unsupported(
+            f"an image of mode {image.mode} has 32-bit pixels, whose range is not known; convert it to 8 or 16 bits"
+        )
 
 
 def _opened(data: bytes | Path) -> Image.Image:
@@ -257,9 +267,21 @@ def _check_readable(listing: Listing, kept: np.ndarray) -> tuple[str, ...]:
     first = ", ".join(listing.names[place] for place in lost[:5])
     first += ", ..." if lost.size > 5 else ""
     unreadable = f"{lost.size} of {kept.size} images could not be read"
+    reason = next(filter(None, (_reason(listing, place) for place in lost[:5])), None)
     if lost.size > MAX_UNREADABLE * kept.size:
+        formats = f"remove or replace them (formats read: {', '.join(FORMATS)})"
         raise ValueError(
-            f"{unreadable}, above the limit of {MAX_UNREADABLE:.0%}: {first}; remove or replace them "
-            f"(formats read: {', '.join(FORMATS)})"
+            f"{unreadable}, above the limit of {MAX_UNREADABLE:.0%}: {first}; {reason or formats}"
         )
-    return (f"{unreadable} and were left out: {first}",)
+    return (f"{unreadable} and were left out: {first}" + (f"; {reason}" if reason else ""),)
+
+
+def _reason(listing: Listing, place: int) -> str | None:
+    """Return why an image that is whole cannot be used; None for any other."""
+    try:
+        listing.open(place).close()
+    except Unsupported as error:
+        return str(error)
+    except Exception:  # as above
+        return None
+    return None

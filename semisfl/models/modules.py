@@ -124,7 +124,8 @@ def layers_of(model: nn.Sequential) -> list[dict[str, Any]]:
     return [layer.model_dump(mode="json") for layer in parse_layers(rows)]
 
 
-def _rows(model: nn.Sequential) -> list[dict[str, Any]]:
+def _rows(model: nn.Sequential, flat: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of the layers; ``flat``: what they are given has been flattened."""
     rows = []
     for name, layer in named_layers(model):
         write = WRITERS.get(type(layer))
@@ -134,10 +135,21 @@ def _rows(model: nn.Sequential) -> list[dict[str, Any]]:
                 f"layer {name!r} is a {type(layer).__name__}, which a table cannot describe; it can: {known}"
             )
         try:
-            rows.append({"name": name, **write(layer)})
+            if not flat:
+                _refuse_last_axis(layer)
+            row = _residual_row(layer, flat) if isinstance(layer, Residual) else write(layer)
+            rows.append({"name": name, **row})
         except ValueError as error:
             raise ValueError(f"layer {name!r} ({type(layer).__name__}) {error}") from error
+        flat = flat or any(isinstance(inner, nn.Flatten) for inner in layer.modules())
     return rows
+
+
+def _refuse_last_axis(layer: nn.Module) -> None:
+    """Refuse layers that PyTorch applies along the width of a picture; in a table they take all of its values."""
+    norm = isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1
+    if norm or isinstance(layer, nn.Linear):
+        raise ValueError("comes before a Flatten; in a table it is given flat features")
 
 
 def _number(layer: Any, key: str) -> int:
@@ -219,8 +231,9 @@ def _flatten_row(layer: nn.Flatten) -> dict[str, Any]:
     return {"kind": "flatten"}
 
 
-def _residual_row(layer: Residual) -> dict[str, Any]:
-    return {"kind": "residual", "body": _rows(layer.body), "shortcut": _rows(layer.shortcut)}
+def _residual_row(layer: Residual, flat: bool = False) -> dict[str, Any]:
+    body, shortcut = _rows(layer.body, flat), _rows(layer.shortcut, flat)
+    return {"kind": "residual", "body": body, "shortcut": shortcut}
 
 
 def _linear_row(layer: nn.Linear) -> dict[str, Any]:

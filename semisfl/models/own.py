@@ -41,15 +41,19 @@ def stages_of(model: Own, shape: Shape) -> nn.Sequential:
     """
     if isinstance(model, nn.Module) and is_sequential(model):
         assert isinstance(model, nn.Sequential)
+        _refuse_hooks(model)
         return model
     if isinstance(model, list | tuple) and model:
         if all(isinstance(stage, nn.Module) for stage in model):
-            return nn.Sequential(OrderedDict((f"stage{n}", one) for n, one in enumerate(model, 1)))
+            stages = OrderedDict((f"stage{n}", one) for n, one in enumerate(model, 1))
+            _refuse_hooks(stacked := nn.Sequential(stages))
+            return stacked
         raise ValueError("the model is a list whose entries are not all modules; give nn.Modules")
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"the model is a {type(model).__name__}; it must be an nn.Module or a list of stages"
         )
+    _refuse_hooks(model)
     children = list(model.named_children())
     if len(children) < 2:
         raise ValueError(
@@ -70,12 +74,52 @@ def stages_of(model: Own, shape: Shape) -> nn.Sequential:
     )
 
 
+def _refuse_hooks(model: nn.Module) -> None:
+    """Raise ValueError for forward hooks: layers that are computed together do not call them."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+            continue  # its own hook makes the weights, and is gone after the first image
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise ValueError(
+                f"{_called(name, layer)} has a forward hook, which training does not call; remove it, or use "
+                "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead"
+            )
+
+
+def _called(name: str, layer: nn.Module) -> str:
+    return f"layer {name!r} ({type(layer).__name__})" if name else "the model"
+
+
+def _instead_of_random(layer: nn.Module) -> str | None:
+    """Return what to use instead of a layer that draws from torch's global generator; None for any other."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return "use nn.Dropout" if layer.p and type(layer) is not nn.Dropout else None
+    if isinstance(layer, nn.RReLU):
+        return "use nn.LeakyReLU"
+    if isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        return "use nn.AdaptiveMaxPool2d"
+    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout:
+        return "set its dropout to 0"
+    return None
+
+
 def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
-    """Raise ValueError for a model that does not make one number per class of an image."""
+    """Raise ValueError for a model that cannot be trained, or does not make one number per class of an image."""
     if len(model) < 2:
         raise ValueError(
             f"the model has {len(model)} layers, and two or more are needed to cut between them"
         )
+    for name, layer in model.named_modules():
+        if not all(one.requires_grad for one in layer.parameters(recurse=False)):
+            raise ValueError(
+                f"{_called(name, layer)} has parameters with requires_grad = False, and all are trained; call "
+                "model.requires_grad_() first"
+            )
+        if (instead := _instead_of_random(layer)) is not None:
+            raise ValueError(
+                f"{_called(name, layer)} draws from torch's global random numbers, so that runs could not be "
+                f"repeated; {instead}"
+            )
     where = ", ".join(map(str, shape))
     try:
         out = feature_shape(model, shape)

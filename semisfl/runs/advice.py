@@ -82,7 +82,7 @@ class Advice:
             yield (
                 "unsure",
                 f"no image was confident for {ROUNDS} rounds, so the clients learn nothing; "
-                f"lower {_threshold(config)}, or raise data.labeled or server.steps",
+                f"lower {_threshold(config)}, {_more_labels(config)}, or raise server.steps",
             )
         if self._losses and self._mean_loss > max(RISE * self._lowest, self._lowest + LEAST_RISE):
             yield (
@@ -112,8 +112,8 @@ class Advice:
                 "stuck",
                 f"the accuracy has not risen since the first {self._first_rounds:.0f} rounds: {self._early:.1f} % "
                 f"then, {self._late:.1f} % since, so more rounds with the clients bring nothing; compare with "
-                f"method=supervised, raise {_threshold(config)} so that fewer labels are wrong, or raise "
-                "data.labeled",
+                f"method=supervised, raise {_threshold(config)} so that fewer labels are wrong, or "
+                f"{_more_labels(config)}",
             )
 
 
@@ -125,6 +125,12 @@ def about_batchnorm(error: ValueError, config: Config) -> ConfigError | None:
         f"BatchNorm cannot train on one image of 1x1 pixels: set clients.batch = {config.clients.batch} "
         f"and server.batch = {config.server.batch} to 2 or more, or data.size to a larger side"
     )
+
+
+def _more_labels(config: Config) -> str:
+    """Return how a run gets more labelled images: a server with devices uses all that it has."""
+    network = config.fleet.kind == "network"
+    return "add labelled images to --labeled" if network else "raise data.labeled"
 
 
 def _threshold(config: Config) -> str:

@@ -19,7 +19,10 @@ class Callback:
         """Called after each recorded round."""
 
     def on_evaluation(self, metrics: RoundMetrics, model: nn.Module) -> bool | None:
-        """Called after each tested round with the tested ``model``, which training changes afterwards."""
+        """Called after each tested round with the tested ``model``, which training changes afterwards.
+
+        Its layers are back in their modes (``train``, ``eval``) after the call.
+        """
 
     def on_checkpoint(self, path: Path) -> bool | None:
         """Called after a checkpoint is written, ``latest.safetensors`` or ``best.safetensors``."""
@@ -34,7 +37,11 @@ def tell_round(
     """Call every callback about a finished round; return whether one of them ends the run."""
     answers = [callback.on_round(metrics) for callback in callbacks]
     if metrics.accuracy is not None:
+        # A callback may call `train` or `eval`; a teacher's mode is set only once, when it is made.
+        modes = [(module, module.training) for module in model.modules()]
         answers += [callback.on_evaluation(metrics, model) for callback in callbacks]
+        for module, training in modes:
+            module.training = training
     return tell_checkpoints(callbacks, checkpoints) or any(answers)
 
 

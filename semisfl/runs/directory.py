@@ -8,6 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.lock import Taken, take
+from semisfl.runs.preset_changes import flat
 from semisfl.runs.reading import METRICS, parse_metrics, read_metrics
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.robust import FEWEST, SERVED, RobustConfig, section_of
 from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
 from semisfl.settings.version import VERSION
@@ -31,7 +34,7 @@ log = logging.getLogger(__name__)
 CHANGEABLE = (*(f"stop.{key}" for key in StopConfig.model_fields), "sinks")
 """Settings that may change when a run is continued: they change none of its numbers."""
 FLEET_CHANGEABLE = (
-    *("clients.total", "clients.active"),
+    *("clients.total", "clients.active", "robust.*"),
     *(f"network.{key}" for key in NetworkConfig.model_fields),
 )
 """Settings that may change too if the clients are devices, which come and go anyway."""
@@ -147,17 +150,18 @@ class RunDirectory:
     def changed(self, settings: Sequence[str]) -> Config:
         """Return the configuration with ``key=value`` assignments; refuse keys that must not change."""
         here = self.config()
-        network = here.fleet.kind == "network"
-        allowed = CHANGEABLE + (FLEET_CHANGEABLE if network else ())
+        allowed = CHANGEABLE + (FLEET_CHANGEABLE if here.fleet.kind == "network" else ())
         for assignment in settings:
             key = assignment.partition("=")[0].strip()
-            if key not in allowed:
+            if not any(fnmatchcase(key, one) for one in allowed):
                 raise ConfigError(
                     f"--set {assignment!r}: --resume continues a run as it was set up; "
                     f"what can be changed is {', '.join(allowed)}"
                 )
-        values = here.model_dump(exclude_none=True)
-        return config.parse(config.override(values, list(settings)))
+        values = config.override(here.model_dump(exclude_none=True), list(settings))
+        if (rule := here.robust.aggregate) != values["robust"]["aggregate"]:
+            values["robust"].pop(section_of(rule), None)
+        return config.parse(values)
 
     def keep_config(self, run_config: Config) -> None:
         """Write the configuration that a run continues with, if it was changed.
@@ -168,10 +172,14 @@ class RunDirectory:
         if run_config == before:
             return
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
-        for key in FLEET_CHANGEABLE:
-            section, _, name = key.partition(".")
-            old, new = (getattr(getattr(one, section), name) for one in (before, run_config))
-            if old != new:
+        grew = before.clients.active < FEWEST <= run_config.clients.active
+        if grew and run_config.robust == RobustConfig():
+            limits = " ".join(f"robust.{key}={value}" for key, value in SERVED.items())
+            log.warning("enough devices to limit what one can do: resume with --set %s", limits)
+        was, now = (flat(one.model_dump()) for one in (before, run_config))
+        for key in {**was, **now}:
+            old, new = was.get(key), now.get(key)
+            if old != new and any(fnmatchcase(key, one) for one in FLEET_CHANGEABLE):
                 event = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
                 event |= {"event": "changed", "name": key, "reason": f"{old} to {new}"}
                 append_whole(self.path / "fleet.jsonl", (json.dumps(event) + "\n").encode())

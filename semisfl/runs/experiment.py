@@ -1,5 +1,6 @@
 """Build what a configuration describes: data, model, clients and method."""
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from semisfl.models.own import Own, stages_of
 from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
-from semisfl.runs.run_data import divide, load_data
+from semisfl.runs.run_data import check_clients, divide, load_data
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, capped
@@ -142,11 +143,7 @@ def fleet_setup(
 ) -> FleetSetup:
     """Return what is needed to make the clients; clients on other machines have their own images."""
     elsewhere = config.fleet.kind == "network"
-    if not elsewhere and len(partition.clients) != config.clients.total:
-        raise ValueError(
-            f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
-            f"set clients.total = {len(partition.clients)}"
-        )
+    check_clients(config, partition)
     for indices in (partition.labeled, partition.validation, *partition.clients):
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
             raise ValueError(
@@ -222,7 +219,8 @@ def assemble(
         )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
-    own = stages_of(model, data.shape) if model is not None else None
+    # A copy: the caller's module keeps its weights, and a second run with it starts from the same ones.
+    own = copy.deepcopy(stages_of(model, data.shape)) if model is not None else None
     widest = widest_head_in(resumed) if resumed is not None else None
     setup = fleet_setup(config, data, partition, hardware, own, network, stop, widest)
     split_model, classes = setup.model, setup.classes

@@ -27,7 +27,18 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
                 others.name,
                 data.name,
             )
-    return data, divide(config, data)
+    partition = divide(config, data)
+    check_clients(config, partition)
+    return data, partition
+
+
+def check_clients(config: Config, partition: Partition) -> None:
+    """Refuse a partition among more or fewer clients than the run has; devices have images of their own."""
+    if config.fleet.kind != "network" and len(partition.clients) != config.clients.total:
+        raise ConfigError(
+            f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
+            f"set clients.total = {len(partition.clients)}"
+        )
 
 
 def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
@@ -38,8 +49,21 @@ def load_images(name: str, config: Config, like: Dataset | None = None) -> Datas
     return data
 
 
+def check_classes(data: Dataset) -> None:
+    """Refuse images without any class: their folder has another layout than `serve` and `run` need."""
+    if not data.classes:
+        raise _unlabeled(data)
+
+
+def _unlabeled(data: Dataset) -> ConfigError:
+    return ConfigError(
+        f"{data.name} holds no labelled images; it needs train/<class>/* and test/<class>/*"
+    )
+
+
 def divide(config: Config, data: Dataset) -> Partition:
     """Divide the images: some for validation, labelled ones for the server, the others for the clients."""
+    check_classes(data)
     validation = partitions.NONE
     if config.data.validation is not None:
         validation = partitions.set_aside(data, config.data.validation, config.seed)
@@ -52,9 +76,7 @@ def divide(config: Config, data: Dataset) -> Partition:
         # The clients have images of their own: all that is here is the server's.
         known = np.setdiff1d(np.flatnonzero(data.labels.numpy() >= 0), validation)
         if not known.size:
-            raise ConfigError(
-                f"{data.name} holds no labelled images; it needs train/<class>/* and test/<class>/*"
-            )
+            raise _unlabeled(data)
         return Partition(known, (), validation)
     kind = config.data.partition.kind
     if kind == "folders" or data.clients is not None:

@@ -105,12 +105,14 @@ class Guarded:
         self._try(lambda: self._sink.start(run))
 
     def write(self, metrics: RoundMetrics) -> None:
+        self._try(lambda: self._write()(metrics))
+
+    def _write(self) -> Callable[[RoundMetrics], None]:
         # Sinks of other packages may still call it `row`, as this package did before.
-        write = getattr(self._sink, "write", None) or self._sink.row  # type: ignore[attr-defined]
-        self._try(lambda: write(metrics))
+        return getattr(self._sink, "write", None) or self._sink.row  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        self._try(self._sink.close)
+        self._try(lambda: self._sink.close())
 
     def _try(self, call: Callable[[], None]) -> None:
         if self._failed:

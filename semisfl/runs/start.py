@@ -16,6 +16,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health
+from semisfl.runs.arguments import check_config, check_means
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
@@ -246,6 +247,8 @@ def train(
     them as a dictionary. ``network`` is set if clients connect from other machines. Another thread sets ``stop`` to
     end the run.
     """
+    check_config(config)
+    check_means(data, callbacks)
     means = Means(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )
@@ -272,6 +275,7 @@ def resume(
     A run that met a limit continues with another: ``settings=["stop.target=none"]``. The other parameters are
     those of `train`.
     """
+    check_means(data, callbacks)
     means = Means(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )

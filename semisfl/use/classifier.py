@@ -101,6 +101,8 @@ class Classifier:
         self.path = path
         self.parts = tuple(parts)
         """Those whose weights are there."""
+        self.rounds: int | None = None
+        """Rounds that its run had done; None: its file does not say."""
         self.normalizer = Normalizer.of(description.mean, description.std)
 
     @property

@@ -195,6 +195,8 @@ def _leakage(about: Description) -> str:
 def _settings(about: Description) -> str:
     settings = {key: value for key, value in flat(about.settings).items() if value is not None}
     read = without(lookup.unread_settings(about.method), settings)
+    if read.get("fleet.kind") == "network":
+        read.pop("data.labeled", None)  # such a server uses all labelled images that it has
     try:
         preset, changed = changes(read)
     except ConfigError:  # the settings of a method that is not installed here

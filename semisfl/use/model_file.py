@@ -29,7 +29,8 @@ def load(
     ``model`` is needed for networks that were given to `train` as code that no layer table describes.
     """
     file = find(Path(path))
-    described, weights, digest = _model_in(file, checkpoint.read(file))
+    state = checkpoint.read(file)
+    described, weights, digest = _model_in(file, state)
     table = described.layers
     if table is None and model is None:
         raise ValueError(
@@ -57,7 +58,9 @@ def load(
         raise CheckpointError(
             f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
         ) from error
-    return Classifier(described, network, digest, file, parts).to(device)
+    loaded = Classifier(described, network, digest, file, parts)
+    loaded.rounds = state.get("round")
+    return loaded.to(device)
 
 
 def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:

@@ -115,7 +115,9 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
         if isinstance(picture, Image.Image):
             return _pixels(picture, (width, height), channels)
         path = Path(picture)
-        if path.exists() and not path.is_file():
+        if not path.exists():
+            raise ValueError("there is no such file")
+        if not path.is_file():
             raise ValueError("it is no regular file")
         with open_image(path) as image:
             return _pixels(image, (width, height), channels)

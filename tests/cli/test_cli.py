@@ -144,7 +144,7 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     words = train_arguments(images, "stop.patience=9", "stop.hours=1e-9", "method=supervised")
     assert main([*words, "--out", "r"]) == 0
     output = capsys.readouterr().out
-    assert "after 1 of 2 rounds" in output
+    assert "after the last round (1 of 2; best " in output
     again = "semisfl run --resume r --set stop.hours=none"
     assert f"ended as stop.hours = 1e-09 is met; go on beyond it with: {again}\n" in output
     log = Path("r/run.log").read_text()
@@ -361,7 +361,18 @@ def test_a_command_line_that_cannot_be_read(
 
 def test_a_picture_that_cannot_be_written(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["partition", "--out", "nowhere/who.png", *TINY, f"data.name={images}"]
-    refused(capsys, words, "nowhere/who.png: No such file or directory$", code=1)
+    refused(capsys, words, "--out nowhere/who.png: there is no folder nowhere; make it, or")
+    Path("run").mkdir()
+    for words in (
+        ["report", "run", "--out", "nowhere/x.png"],
+        ["report", "run", "--table", "nowhere/x.csv"],
+        ["evaluate", "run", "--data", str(images), "--out", "nowhere/x.png"],
+    ):
+        refused(capsys, words, f"{words[-2]} {words[-1]}: there is no folder nowhere; make it, or")
+
+
+def test_an_image_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["predict", "run", "nope.png"], "nope.png does not exist; name image files")
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"]], ids=str)

@@ -4,12 +4,13 @@ import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from semisfl.cli.main import main
 from semisfl.settings import catalog, presets
 from semisfl.settings.config import parse
-from tests.cli.test_cli import TINY, refused
+from tests.cli.test_cli import TINY, refused, write_images
 from tests.cli.test_cli import images as images
 from tests.cli.test_cli import inside_tmp as inside_tmp
 
@@ -89,3 +90,30 @@ def test_mistakes_with_own_images_say_what_to_change(
         (["run", "--set", "data=3"], "data = 3"),
     ):
         refused(capsys, words, pattern)
+
+
+@pytest.mark.parametrize("command", ["run", "partition"])
+def test_as_many_clients_as_the_data_have_folders(
+    command: str, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for client, count in (("one", 4), ("two", 9)):
+        write_images(images / "clients" / client, count, rng)
+    words = [command, *TINY, f"data.name={images}", "clients.total=3"]
+    refused(capsys, words, "data has 2 clients but clients.total = 3; set clients.total = 2")
+
+
+def test_class_folders_without_train_and_test_are_refused_alike(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = images / "train"
+    served = ["--labeled", str(flat), "--insecure-loopback", "--listen", "127.0.0.1:0"]
+    for words in (
+        ["run", "--set", f"data.name={flat}"],
+        ["partition", "--set", f"data.name={flat}"],
+        ["serve", *served, "--set", "clients.total=2", "clients.active=2"],
+        ["inspect", "images", "--labeled", str(flat)],
+        ["inspect", "digits", "--labeled", str(flat)],
+    ):
+        error = "train holds no labelled images; it needs train/<class>/. and test/<class>/."
+        refused(capsys, words, error)

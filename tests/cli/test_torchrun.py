@@ -155,7 +155,7 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> Non
     assert run.returncode == 0, complained
     assert "going on from" in (out / "run.log").read_text() or "going on from" in complained
     assert "[default1]" not in output and "[default1]:semisfl" not in complained
-    assert output.count(f"after {rounds} of {rounds} rounds") == 1
+    assert output.count(f"after the last round ({rounds} of {rounds}; best ") == 1
     assert_as_alone(out)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from semisfl.cli.main import main
 from semisfl.costs import profiles
@@ -133,6 +134,17 @@ def test_what_is_known_of_images_is_used() -> None:
 def test_validation_images_belong_to_no_client() -> None:
     options = config.override(presets.values_of("digits"), ["data.validation=0.2"])
     assert planned(config.parse(options)).mean == (5000 - 1000 - 40) / 10
+
+
+def test_clients_with_folders_have_the_images_in_them(tmp_path: Path) -> None:
+    folders = {"train/a": 6, "train/b": 6, "test/a": 2, "test/b": 2, "clients/x": 3, "clients/y": 8}
+    for name, count in folders.items():
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
+    chosen = [f"data.name={tmp_path}", "data.labeled=4", "clients.total=2", "clients.active=2"]
+    held = planned(config.parse(config.override(presets.values_of("images"), chosen)))
+    assert (held.mean, dict(held.each)) == (5.5, {0: 3, 1: 8})
 
 
 def test_a_codec_shrinks_a_plan() -> None:

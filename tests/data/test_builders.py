@@ -69,6 +69,14 @@ def test_grey_floats_names_and_unlabelled_images() -> None:
             ValueError,
             "labels is float64 .* whole numbers or class names",
         ),
+        (
+            {1: LABELS[:, None]},
+            ValueError,
+            r"labels is int64 \[6, 1\]; it must be \[n\], one whole",
+        ),
+        ({1: np.eye(2)[LABELS]}, ValueError, r"labels is float64 \[6, 2\]; it must be \[n\]"),
+        ({1: [["a"]] * 6}, ValueError, r"labels is <U1 \[6, 1\]; it must be \[n\]"),
+        ({1: np.array([None] * 6)}, ValueError, r"labels is object \[6\]; it must hold whole"),
         ({1: LABELS[:3]}, ValueError, r"labels is torch.int64 \[3\]; it must be torch.int64 \[6\]"),
         ({3: np.array(["owl"] * 4), 1: np.array(["a", "b"] * 3)}, ValueError, "class 'owl'; known"),
     ],
@@ -80,6 +88,21 @@ def test_wrong_arrays_get_one_line(change: dict[int, Any], error: type, message:
     with pytest.raises(error, match=message) as raised:
         Dataset.from_arrays(*arrays)
     assert "\n" not in str(raised.value)
+
+
+def test_names_as_objects_are_labels() -> None:
+    words = np.array(["dog", "cat"] * 3, dtype=object)
+    data = Dataset.from_arrays(CHW, words, TEST_CHW, words[:4])
+    assert data.classes == ("cat", "dog") and data.labels.tolist() == [1, 0] * 3
+
+
+def test_a_class_name_may_not_come_twice() -> None:
+    message = "classes has 'a' twice; give every class a name of its own"
+    with pytest.raises(ValueError, match=message):
+        Dataset.from_arrays(CHW, LABELS, TEST_CHW, TEST_LABELS, classes=("a", "a"))
+    pairs = Pairs([(picture(n), n % 2) for n in range(4)])
+    with pytest.raises(ValueError, match=message):
+        Dataset.from_torch(pairs, pairs, classes=("a", "b", "a"))
 
 
 def test_the_constructor_names_what_it_was_given() -> None:
@@ -134,11 +157,41 @@ def test_torch_pictures_are_resized() -> None:
         (object(), "train is a object; it must be a torch data set"),
         (Pairs([picture(0)]), r"item 0 of train is a Image; it must be a pair \(image, label\)"),
         (Pairs([(picture(0), "cat")]), "label of item 0 of train is 'cat'; it must be a whole"),
+        (Pairs([(picture(0), 1.5)]), "label of item 0 of train is 1.5; it must be a whole"),
+        (
+            Pairs([(picture(0), torch.tensor(0.5))]),
+            r"train is tensor\(0.5000\); it must be a whole",
+        ),
+        (
+            Pairs([(picture(0), torch.ones(2))]),
+            r"train is tensor\(\[1., 1.\]\); it must be a whole",
+        ),
     ],
 )
 def test_wrong_torch_data_sets_get_one_line(one: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         Dataset.from_torch(one, Pairs([(picture(0), 0)]))
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (
+            Image.new("I", (8, 8)),
+            "the image of item 1 of test cannot be used: an image of mode I has",
+        ),
+        (Image.new("F", (8, 8)), "an image of mode F has 32-bit pixels, whose range is not known"),
+        (
+            torch.randn(3, 8, 8),
+            "item 1 of test holds floats from .*give uint8 values, or floats from",
+        ),
+        (torch.zeros(4, 8, 8), "item 1 of test is uint8 .* must be"),
+    ],
+)
+def test_torch_images_without_a_range_are_refused(image: Any, message: str) -> None:
+    good = (picture(0), 0)
+    with pytest.raises(ValueError, match=message):
+        Dataset.from_torch(Pairs([good] * 40), Pairs([good, (image, 1)]))
 
 
 def test_hugging_face_columns_by_name() -> None:
@@ -223,6 +276,16 @@ def test_sixteen_bit_grey(tmp_path, suffix: str) -> None:
     data = Dataset.from_folder(tmp_path / "set")
     assert data.shape == (1, 8, 8) and data.notes == ()
     assert torch.equal(data.images[0, 0], torch.from_numpy((deep >> 8).astype(np.uint8)))
+
+
+def test_thirty_two_bit_files_get_the_reason(tmp_path) -> None:
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            save(tmp_path / "set" / split / name / "0.tif", np.zeros((8, 8), np.float32))
+    with pytest.raises(
+        ValueError, match=r"0\.tif; an image of mode F has 32-bit pixels, whose range"
+    ):
+        Dataset.from_folder(tmp_path / "set")
 
 
 def test_a_folder_that_is_not_there(tmp_path) -> None:

@@ -171,6 +171,11 @@ def test_own_sequential_as_a_table() -> None:
         (Residual(nn.Sequential(nn.SiLU())), "layer '1' (Residual) layer '0' is a SiLU"),
         (nn.GroupNorm(1, 1, eps=1e-6), "has eps = 1e-06; in a table it is always 1e-05"),
         (nn.LayerNorm([4, 4]), "normalized_shape = (4, 4) and bias = True; in a table it"),
+        (
+            nn.LayerNorm(8),
+            "layer '1' (LayerNorm) comes before a Flatten; in a table it is given flat",
+        ),
+        (Residual(nn.Sequential(nn.Linear(8, 8))), "layer '0' (Linear) comes before a Flatten"),
         (nn.GELU("tanh"), "has approximate = 'tanh'; in a table it is always 'none'"),
     ],
 )
@@ -178,6 +183,14 @@ def test_layers_that_a_table_cannot_describe_are_named(layer: nn.Module, message
     with pytest.raises(ValueError) as error:
         layers_of(nn.Sequential(nn.ReLU(), layer))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_features_are_flat_after_a_flatten_also_in_a_block() -> None:
+    block = Residual(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)))
+    rows = layers_of(nn.Sequential(nn.Flatten(), nn.LayerNorm(8), block))
+    assert [row["kind"] for row in rows] == ["flatten", "layernorm", "residual"]
+    body = Residual(nn.Sequential(nn.Flatten()), nn.Sequential(nn.Flatten()))
+    assert layers_of(nn.Sequential(body, nn.LayerNorm(8)))[1]["kind"] == "layernorm"
 
 
 def test_square_settings_may_be_pairs() -> None:
@@ -196,7 +209,7 @@ def test_a_layer_used_twice() -> None:
     relu, linear = nn.ReLU(), nn.Linear(4, 4)
     assert [row["name"] for row in layers_of(nn.Sequential(relu, nn.Flatten(), relu))] == [*"012"]
     with pytest.raises(ValueError, match="a layer with weights is used twice"):
-        layers_of(nn.Sequential(linear, relu, linear))
+        layers_of(nn.Sequential(nn.Flatten(), linear, relu, linear))
 
 
 def test_names_that_every_module_has() -> None:

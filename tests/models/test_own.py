@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from semisfl.models.own import check_own, stages_of
 from tests import toy
@@ -103,3 +104,70 @@ def test_what_cannot_be_cut_is_refused_with_the_reason(model: nn.Module, reason:
     with pytest.raises(ValueError, match=reason) as error:
         stages_of(model, SHAPE)
     assert "\n" not in str(error.value)
+
+
+def with_hook(kind: str) -> nn.Sequential:
+    """Return a model whose convolution has the hook that old functions of PyTorch put there."""
+    model = toy.network()
+    if kind == "prune":
+        prune.l1_unstructured(model.conv, "weight", 0.5)
+    elif kind == "forward":
+        model.conv.register_forward_hook(lambda *_: None)
+    else:
+        getattr(nn.utils, kind)(model.conv)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "prune", "forward"])
+def test_hooks_that_training_would_not_call_are_refused(kind: str) -> None:
+    model = with_hook(kind)
+    reason = r"layer 'conv' \(Conv2d\) has a forward hook.*use torch.nn.utils.parametrizations"
+    with pytest.raises(ValueError, match=reason):
+        stages_of(model, SHAPE)
+    with pytest.raises(ValueError, match=r"layer 'stage1.conv' \(Conv2d\)"):
+        stages_of([model[:2], model[2:]], SHAPE)
+    inside = InOrder()
+    inside.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="the model has a forward hook"):
+        stages_of(inside, SHAPE)
+
+
+def test_a_layer_that_makes_its_weights_on_the_first_image_is_no_hook() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(toy.CLASSES))
+    check_own(stages_of(model, SHAPE), SHAPE, toy.CLASSES)
+
+
+def test_parameters_that_are_not_to_be_trained_are_refused() -> None:
+    model = toy.network()
+    model.conv.requires_grad_(False)
+    with pytest.raises(
+        ValueError, match=r"layer 'conv' \(Conv2d\) has parameters with requires_grad"
+    ):
+        check_own(model, SHAPE, toy.CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("layer", "instead"),
+    [
+        (nn.Dropout1d(), "use nn.Dropout"),
+        (nn.Dropout2d(), "use nn.Dropout"),
+        (nn.Dropout3d(), "use nn.Dropout"),
+        (nn.AlphaDropout(), "use nn.Dropout"),
+        (nn.FeatureAlphaDropout(), "use nn.Dropout"),
+        (nn.RReLU(), "use nn.LeakyReLU"),
+        (nn.FractionalMaxPool2d(2, 5), "use nn.AdaptiveMaxPool2d"),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), "set its dropout to 0"),
+        (nn.GRU(4, 4, 2, dropout=0.1), "set its dropout to 0"),
+    ],
+)
+def test_layers_whose_draws_cannot_be_repeated_are_refused(layer: nn.Module, instead: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Flatten(), nn.Linear(400, toy.CLASSES))
+    reason = (
+        rf"layer '1' \({type(layer).__name__}\) draws from torch's global .* repeated; {instead}"
+    )
+    with pytest.raises(ValueError, match=reason):
+        check_own(model, SHAPE, toy.CLASSES)
+    for fine in (nn.Dropout(0.5), nn.Dropout2d(0.0)):
+        model[1] = fine
+        check_own(model, SHAPE, toy.CLASSES)

@@ -161,3 +161,21 @@ def test_history_has_an_entry_for_every_round() -> None:
     assert history["round"] == [0, 1, 2, 3]
     assert [value is None for value in history["accuracy"]] == [True, False, True, False]
     assert history["loss_semi"] == [one["loss_semi"] for one in result.rounds]
+
+
+class Switch(Callback):
+    """Change the mode of the model that it is shown."""
+
+    def on_evaluation(self, metrics: RoundMetrics, model: nn.Module) -> bool | None:
+        model.train()
+        return None
+
+
+def test_a_callback_that_changes_the_models_mode_changes_no_round() -> None:
+    given = {**own(), "model": toy.network(batchnorm=True, dropout=True)}
+    plain, switched = (
+        train(settings(), callbacks=callbacks, **given) for callbacks in ([], [Switch()])
+    )
+    expected, got = plain.model.state_dict(), switched.model.state_dict()
+    assert all(torch.equal(got[key], value) for key, value in expected.items())
+    assert plain.history["loss_semi"] == switched.history["loss_semi"]

@@ -83,12 +83,62 @@ def test_a_run_of_an_own_model_goes_on_from_the_command_line(
     assert all(torch.equal(resumed[key], value) for key, value in expected.items())
 
 
+def test_a_norm_of_the_last_axis_is_left_out_of_the_table(tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.LayerNorm(8), nn.Flatten(), nn.Linear(192, 10))
+    train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").config().model.layers is None
+
+
+class Called(nn.Module):
+    """Calls its layers in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.flat, self.last = nn.Conv2d(1, 3, 5, 3), nn.Flatten(), nn.Linear(192, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.flat(self.first(x)))
+        return out
+
+
+@pytest.mark.parametrize("kind", ["sequential", "module", "stages"])
+def test_the_module_given_is_not_trained_itself(kind: str) -> None:
+    model = own_model() if kind == "sequential" else Called()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    layers = [type(layer) for layer in model.modules()]
+    given = list(model.children()) if kind == "stages" else model
+    cut = "model.cut=stage2" if kind == "stages" else "model.cut=none"
+    results = [train(small("rounds=1", cut), model=given, device="cpu") for _ in range(2)]
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert layers == [type(layer) for layer in model.modules()] and model.training
+    first, second = (result.model.state_dict() for result in results)
+    assert all(torch.equal(first[key], value) for key, value in second.items())
+    trained = list(results[0].model.parameters())
+    assert not any(torch.equal(trained[0], value) for value in before.values())
+
+
 def test_a_model_that_no_table_describes_still_trains(tmp_path: Path) -> None:
     own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.SiLU(), nn.Flatten(), nn.Linear(192, 10))
     train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
     directory = RunDirectory.open(tmp_path / "run")
     assert directory.config().model.layers is None
     assert resume(tmp_path / "run", model=own, device="cpu").rounds
+
+
+@pytest.mark.parametrize("method", ["semisfl", "semifl"])
+@pytest.mark.parametrize("normalised", ["weight_norm", "spectral_norm"])
+def test_parametrized_weights_are_trained(method: str, normalised: str) -> None:
+    norm = getattr(nn.utils.parametrizations, normalised)
+    own = nn.Sequential(
+        norm(nn.Conv2d(1, 3, 5, 3)), nn.ReLU(), nn.Flatten(), norm(nn.Linear(192, 10))
+    )
+    before = list(own.parameters())
+    result = train(small("rounds=1", f"method={method}"), model=own, device="cpu")
+    trained = result.model.state_dict()
+    after = [value for key, value in trained.items() if ".0.parametrizations" in key]
+    assert len(after) >= 2
+    assert not any(torch.equal(new, old) for new in after for old in before)
 
 
 def test_a_table_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

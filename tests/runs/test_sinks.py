@@ -57,6 +57,16 @@ class Recorder:
         self._note("close")
 
 
+@pytest.mark.parametrize("missing", ["start", "write", "close"])
+def test_a_sink_without_a_method_does_not_end_the_run(
+    missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    methods = {name: lambda *_: None for name in ("start", "write", "close") if name != missing}
+    sink = type("Short", (), methods)()
+    assert len(train(settings("rounds=2"), sinks=[sink], **OWN).rounds) == 2
+    assert caplog.text.count("sink Short failed and gets no more rounds") == 1
+
+
 def test_a_sink_is_started_given_every_row_and_closed(tmp_path: Path) -> None:
     sink = Recorder()
     config = settings("runtime.evaluate_every=2")

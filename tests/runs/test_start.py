@@ -19,6 +19,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
 from semisfl.runs import checkpoint, start
+from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.run_data import load_images
 from semisfl.runs.start import resume, train
@@ -26,6 +27,19 @@ from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file
 from tests.net.harness import SIDE, network, tiny, toy_data
 from tests.processes import Forked
+
+
+def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
+    one: Any = Callback()
+    digits: Any = "digits"
+    wrong: Any = {"rounds": 2}
+    with pytest.raises(TypeError, match=r"config is a dict; it must be what semisfl\.parse"):
+        train(wrong)
+    with pytest.raises(TypeError, match=r"data is a str; it must be a semisfl\.Dataset"):
+        train(Config(), data=digits)
+    for call in (lambda: train(Config(), callbacks=one), lambda: resume(tmp_path, callbacks=one)):
+        with pytest.raises(TypeError, match="callbacks is a Callback; it must be a list"):
+            call()
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_unreadable_images_are_listed_with_the_reason(trained: Trained, tmp_path
     assert [Path(name).name for name in predictions.names] == ["grey.png"], "grey becomes colour"
     reasons = {Path(skipped.image).name: skipped.reason for skipped in predictions.skipped}
     assert reasons.keys() == {"text.png", "cut.png", "missing.png"}
-    assert "no image of PNG" in reasons["text.png"] and "No such file" in reasons["missing.png"]
+    assert "no image of PNG" in reasons["text.png"] and "no such file" in reasons["missing.png"]
 
 
 def test_colour_is_refused_by_a_model_of_grey_images(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""Check the types of what `train` and `resume` are given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from semisfl.data.sources import Dataset
+from semisfl.settings.config import Config
+
+
+def check_config(config: Any) -> None:
+    """Raise TypeError for a configuration that is not parsed yet."""
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"config is a {type(config).__name__}; it must be what semisfl.parse or semisfl.preset returns"
+        )
+
+
+def check_means(data: Any, callbacks: Any) -> None:
+    """Raise TypeError for data that is no `Dataset`, and for callbacks that are no list of them."""
+    if data is not None and not isinstance(data, Dataset):
+        raise TypeError(
+            f"data is a {type(data).__name__}; it must be a semisfl.Dataset (set data.name to use known images)"
+        )
+    if not isinstance(callbacks, Sequence):
+        raise TypeError(
+            f"callbacks is a {type(callbacks).__name__}; it must be a list, e.g. [MyCallback()]"
+        )
