@@ -136,6 +136,7 @@ def frontier_parts() -> str:
 
 BOTH_VIEWS = '`server.labeled_view = "both"`'
 MIXED = '`server.labeled_view = "mixed"`'
+THRESHOLD = "`semisfl.confidence_threshold ="
 FEW = {
     "plain": "SemiSFL",
     "both-views": BOTH_VIEWS,
@@ -146,7 +147,10 @@ FEW = {
 FEW_MIDDLE = {
     "plain-300": "SemiSFL",
     "both-views-300": BOTH_VIEWS,
-    "mixed-300": f"{MIXED} and `semisfl.confidence_threshold = 0.8`",
+    "both-views-t0.65-300": f"{BOTH_VIEWS} and {THRESHOLD} 0.65`",
+    "mixed-300": f"{MIXED} and {THRESHOLD} 0.8`",
+    "mixed-t0.65-300": f"{MIXED} and {THRESHOLD} 0.65`",
+    "mixed-t0.5-300": f"{MIXED} and {THRESHOLD} 0.5`",
 }
 
 
@@ -171,6 +175,12 @@ FEW_LONG = {
     ],
     'the preset with `controller.kind = "raw"`': ["h200/cifar10-250-semisfl-raw"],
     f"the preset with {MIXED}": [f"h200/cifar10-250-semisfl-mixed-seed{seed}" for seed in (0, 1)],
+    **{
+        f"the preset with {MIXED} and {THRESHOLD} {threshold}`": [
+            f"h200/cifar10-250-semisfl-mixed-t{threshold}-seed{seed}" for seed in (0, 1)
+        ]
+        for threshold in (0.8, 0.5)
+    },
     f'the preset with {MIXED} and `semisfl.align = "client"`': [
         "h200/cifar10-250-semisfl-mixed-align-seed0"
     ],

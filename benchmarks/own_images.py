@@ -270,7 +270,7 @@ def test(runs: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def correction() -> str:
-    """Return SemiSFL with labels corrected relative to the labelled images' mix, as it was, and to the clients'."""
+    """Return SemiSFL with each rule for correcting labels that was tried."""
     cells = read("correction")
     cells["semisfl", "clients"] = read("choice")["semisfl", "mixed"]
     return by_task(cells, validation)
