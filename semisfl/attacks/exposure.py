@@ -39,18 +39,18 @@ def of_run(path: Path, device: str, public: str | None) -> Scene:
     return _scene(experiment, data, partition.clients, public)
 
 
-def of_preset(config: Config, device: str, public: str | None, stop: StopFlag) -> Scene:
-    """Train ``config.rounds`` rounds, and return the scene."""
+def of_preset(config: Config, device: str, public: str | None, cuts: str, stop: StopFlag) -> Scene:
+    """Train ``config.rounds`` rounds, and return the scene. ``cuts`` are checked before the training."""
     data, partition = load_data(config)
     experiment = assemble(config, data, partition, device=device, stop=stop)
+    cuts_of(_network(experiment), cuts)
     run_rounds(experiment)
     return _scene(experiment, data, partition.clients, public)
 
 
 def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | None) -> Scene:
     config, device = experiment.config, experiment.hardware.device
-    model = next(iter(experiment.method.tested().values()))
-    network = model.whole() if isinstance(model, SplitModel) else model
+    network = _network(experiment)
     images, labels = data.test_images, data.test_labels
     if public is not None:
         other = load_images(public, config)
@@ -70,6 +70,12 @@ def _scene(experiment: Experiment, data: Dataset, shards: Any, public: str | Non
     )
 
 
+def _network(experiment: Experiment) -> nn.Module:
+    """Return the network that the run is judged by, with its two halves."""
+    model = next(iter(experiment.method.tested().values()))
+    return model.whole() if isinstance(model, SplitModel) else model
+
+
 def _cut_of(network: nn.Module) -> int:
     """Return the number of layers that clients hold."""
     bottom, top = network.get_submodule("bottom"), network.get_submodule("top")
@@ -77,13 +83,13 @@ def _cut_of(network: nn.Module) -> int:
     return len(list(bottom.children())) - between
 
 
-def cuts_of(scene: Scene, cuts: str) -> list[int]:
+def cuts_of(network: nn.Module, cuts: str) -> list[int]:
     """Return the run's own cut (``default``), every stage's end (``all``), or layers by name or number."""
-    names = [name for name, _ in layers_of(scene.model)]
+    names = [name for name, _ in layers_of(network)]
     if cuts == "default":
-        return [scene.cut]
+        return [_cut_of(network)]
     if cuts == "all":
-        return sorted({*stage_ends(scene.model), scene.cut})
+        return sorted({*stage_ends(network), _cut_of(network)})
     chosen = []
     for word in cuts.split(","):
         if word not in names and not (word.isdigit() and 1 <= int(word) < len(names)):

@@ -85,12 +85,13 @@ def leakage(
                 f"runtime.evaluate_every={rounds}",
             ]
             config = configs.parse(values_of(target, assignments))
-            _defences(defence, config.policy)  # a mistake is reported before the training
-            scene = exposure.of_preset(config, device, public, signals.flag)
+            # Here, and not only below: a mistake is reported before the training.
+            _defences(defence, config.policy)
+            scene = exposure.of_preset(config, device, public, cuts, signals.flag)
         defences = _defences(defence, scene.config.policy)
         result, measured = exposure.measure_all(
             scene,
-            exposure.cuts_of(scene, cuts),
+            exposure.cuts_of(scene.model, cuts),
             defences,
             quick=quick,
             updates=updates,

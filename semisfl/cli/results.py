@@ -171,8 +171,9 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
     if not several:
         return
     table = console.table(
-        "paired differences over seeds, in points of accuracy",
-        ("first", "second", "seeds", "first − second", "95 % interval", "wins of first"),
+        "paired differences over seeds, first − second, in points of accuracy",
+        ("first", "second", "seeds", "mean", "95 % interval", "wins"),
+        text=2,
     )
     for pair in several[:MOST_PAIRS]:
         low, high = pair.interval or (0.0, 0.0)

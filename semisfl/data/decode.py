@@ -165,7 +165,9 @@ def _render(
     sizes = Counter(shape for shape, _ in known)
     # Ties go to the larger image, so that the outcome does not depend on the order of files.
     width, height = size[::-1] if size else max(sizes, key=lambda s: (sizes[s], s))
-    channels = channels or (1 if all(mode in GREY_MODES for _, mode in known) else 3)
+    coloured = sum(mode not in GREY_MODES for _, mode in known)
+    made_grey = coloured if channels == 1 else 0
+    channels = channels or (3 if coloured else 1)
     images = allocate((count, channels, height, width))
 
     def fill(place: int) -> bool:
@@ -181,6 +183,8 @@ def _render(
         notes += (
             f"{other} of {count} images had another size and were resized to {width}x{height}",
         )
+    if made_grey:
+        notes += (f"{made_grey} of {count} images are stored in colour and were read as grey ones",)
     return _without_gaps(images, kept), kept, notes
 
 

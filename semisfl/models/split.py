@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from semisfl.models.shapes import Sides, place
 from semisfl.models.zoo import MODELS as MODELS
 from semisfl.settings.config import Config
 from semisfl.settings.layer_kinds import Layer
-from semisfl.settings.run import ModelConfig
+from semisfl.settings.run import CODE, ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -267,16 +267,17 @@ def build_model(
 def with_layers_of(config: Config, own: Own | None) -> Config:
     """Return ``config`` with the ``own`` model as a table, so that others can build it again.
 
-    A model that no table describes is left out: it can be trained here, but not by devices, and
+    A model that no table describes is called ``code``: it can be trained here, but not by devices, and
     a resumed run needs it as an argument again.
     """
     if own is None:
         return config
     assert isinstance(own, nn.Sequential)
+    described: dict[str, Any]
     try:
-        layers = layers_of(own)
+        described = {"layers": layers_of(own)}
     except ValueError as error:
         log.info("the configuration cannot hold the given model: %s", error)
-        return config
-    described = {**config.model.model_dump(), "layers": layers}
-    return config.model_copy(update={"model": ModelConfig.model_validate(described)})
+        described = {"name": CODE, "layers": None}
+    model = ModelConfig.model_validate({**config.model.model_dump(), **described})
+    return config.model_copy(update={"model": model})

@@ -83,7 +83,11 @@ def run_in_pool(
         pool.stop()
     if failed:
         path, problem = next(iter(failed.items()))
-        raise OSError(f"{len(failed)} of {len(jobs)} runs failed; {path}: {problem}")
+        message = f"{len(failed)} of {len(jobs)} runs failed; {path}: {problem}"
+        if len(failed) < len(jobs):
+            folder = os.path.commonpath([job.path for job in jobs])
+            message += f"; `semisfl report {folder}` shows the others"
+        raise OSError(message)
     return True
 
 

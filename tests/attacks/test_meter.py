@@ -58,9 +58,14 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
         (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
     ],
 )
-def test_each_mistake_gives_a_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], error: str
+def test_each_mistake_gives_a_clear_error_before_the_training(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    error: str,
 ) -> None:
+    monkeypatch.delattr("semisfl.attacks.exposure.run_rounds")
     out = ["--out", str(tmp_path / "leakage"), "--rounds", "1", "--device", "cpu"]
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())

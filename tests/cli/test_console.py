@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from semisfl.cli import console, look, progress
+from semisfl.cli import console, look, progress, results
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
+from semisfl.runs.paired import Difference
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
 
@@ -74,6 +75,23 @@ def test_a_run_continues_if_nobody_reads_its_output(monkeypatch: pytest.MonkeyPa
         speak()
         speak()
         assert os.path.samestat(os.fstat(write), os.stat(os.devnull))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_both_names_of_a_paired_difference_are_shown(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", width)
+    names = "semisfl-server.labeled_view=mixed", "fedswitch_sl-server.labeled_view=both"
+    results._print_differences([Difference(*names, 3, 1.25, 0.5, 3)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    header = next(number for number, line in enumerate(lines) if line.startswith(" first"))
+    second, seeds = lines[header].index("second"), lines[header].index("seeds")
+    rows = lines[header + 2 :]
+    folded = [slice(0, second), slice(second, seeds)]
+    assert tuple("".join(row[part].strip() for row in rows) for part in folded) == names
+    assert "+0.8 to +1.8" in rows[0]
 
 
 def test_amounts_have_three_digits_and_no_exponent() -> None:

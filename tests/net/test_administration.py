@@ -123,6 +123,7 @@ def test_a_device_may_be_removed_in_the_middle_of_a_round(tmp_path: Path) -> Non
                 ask(directory.path, "remove", "plaintext:client-0")
                 net.clients[2] = Client(net.address, net.data.images[:12], "third")
                 until(lambda: "plaintext:third" in net.fleet.roster.index)
+                until(lambda: len(net.fleet.present()) == 2)
 
         net.join(0)
         assert net.fleet.wait_for(1, 10)

@@ -118,12 +118,17 @@ def test_the_module_given_is_not_trained_itself(kind: str) -> None:
     assert not any(torch.equal(trained[0], value) for value in before.values())
 
 
-def test_a_model_that_no_table_describes_still_trains(tmp_path: Path) -> None:
+def test_a_model_that_no_table_describes_still_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.SiLU(), nn.Flatten(), nn.Linear(192, 10))
     train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
-    directory = RunDirectory.open(tmp_path / "run")
-    assert directory.config().model.layers is None
+    model = RunDirectory.open(tmp_path / "run").config().model
+    assert (model.name, model.layers) == ("code", None)
     assert resume(tmp_path / "run", model=own, device="cpu").rounds
+    for words in (["--resume", str(tmp_path / "run")], [str(tmp_path / "run" / "config.toml")]):
+        assert main(["run", *words, "--device", "cpu"]) == 2
+        assert "was given to train() as code" in capsys.readouterr().err, "not another network"
 
 
 @pytest.mark.parametrize("method", ["semisfl", "semifl"])

@@ -145,7 +145,9 @@ def test_finished_runs_are_not_repeated_and_failures_stop_no_other_run(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
     first, second = jobs_in(tmp_path, values | {"rounds": 1})
-    with pytest.raises(OSError, match=r"1 of 2 runs failed; .*supervised-seed0: no memory"):
+    with pytest.raises(
+        OSError, match=r"1 of 2 runs failed; .*supervised-seed0: no memory; `semisfl report "
+    ):
         pool = Here(first.path, OSError("no memory"))
         run_in_pool([first, second], pool, StopFlag(), lambda *done: None)
     again = Here()
