@@ -63,6 +63,10 @@ GROUPS = {
     "Train with real devices": (devices, fleet, certificates),
     "Attack a run to see how safe it is": (attack,),
 }
+SMALLER = (
+    "lower what is large: data.size, clients.batch, clients.active, clients.steps, server.batch, server.steps, or a "
+    "method's queue"
+)
 for group, modules in GROUPS.items():
     for module in modules:
         for name, command in module.COMMANDS.items():
@@ -121,6 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):
             return _fail(_about_usage(error), MISTAKE, debug)
+        if _lacks_memory(error):
+            return _fail(f"there is not enough memory: {error}; {SMALLER}", FAILED, debug)
         hint = "" if debug else " (this is unexpected; --debug shows where)"
         return _fail(f"{type(error).__name__}: {error}{hint}", FAILED, debug)
 
@@ -169,6 +175,15 @@ def _fail(message: str, code: int, debug: bool) -> int:
 def _about_file(error: OSError) -> str:
     named = error.filename is not None and error.strerror
     return f"{error.filename}: {error.strerror}" if named else str(error)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether memory ran out. torch raises a plain RuntimeError for that of the CPU."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(phrase in words for phrase in ("can't allocate memory", "out of memory"))
+    )
 
 
 def _about_usage(error: Any) -> str:

@@ -68,6 +68,8 @@ Tables = Annotated[
 Target = Annotated[
     float | None,
     typer.Option(
+        min=0,
+        max=100,
         help="Also print the cost of reaching this accuracy, in percent.",
         callback=lambda value: finite(value),
     ),

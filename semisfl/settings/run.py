@@ -25,6 +25,12 @@ Codec = Annotated[str, AfterValidator(_known_codec)]
 _CODEC_CHOICES = f"({' | '.join(catalog.CODECS)})"
 
 
+def _layer(cut: Any) -> Any:
+    if cut is not None and (isinstance(cut, bool) or not isinstance(cut, int | str)):
+        raise ValueError(f"model.cut = {cut!r} should be the number or the name of a layer")
+    return cut
+
+
 class PartitionConfig(Section):
     kind: Literal["iid", "dirichlet", "folders"] = Field(
         "dirichlet",
@@ -90,7 +96,7 @@ class ModelConfig(Section):
         None,
         description="start from a file: a run's best.safetensors, or torchvision's names, .safetensors or .pth; none: random weights",
     )
-    cut: int | str | None = Field(
+    cut: Annotated[int | str | None, BeforeValidator(_layer)] = Field(
         None,
         description="last layer on the clients, by index or name; none: the last convolution block's",
     )

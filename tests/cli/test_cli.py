@@ -476,6 +476,24 @@ def test_unexpected_errors_have_no_traceback_unless_asked_for(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 238. GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_too_little_memory_is_said_plainly(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(presets, "values_of", fail)
+    refused(capsys, ["run"], "there is not enough memory: .*; lower what is large: data", code=1)
+
+
 # --- in processes of their own -----------------------------------------------------------------
 
 

@@ -29,6 +29,8 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("zzz=1", "unknown key 'zzz'; `semisfl show digits` lists all keys"),
         ("rounds=many", "rounds = 'many': should be a valid integer"),
         ("rounds=2.5", "rounds = 2.5: should be a valid integer"),
+        ("model.cut=1.5", "model.cut = 1.5 should be the number or the name of a layer"),
+        ("model.cut=true", "model.cut = True should be the number or the name of a layer"),
         ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
         ("seed=-1", "seed = -1: should be greater than or equal to 0"),
         ("optimizer.lr=0", "optimizer.lr = 0: should be greater than 0"),
