@@ -34,8 +34,7 @@ def array_fields(
         pixels = torch.cat([pixels, more])
         numbers = torch.cat([numbers, torch.full((len(more),), -1)])
     if names is None:
-        highest = int(max([-1, *numbers.tolist(), *tested.tolist()]))
-        names = tuple(str(number) for number in range(highest + 1))
+        names = _numbered(torch.cat([numbers, tested]).numpy())
     return {
         "classes": names,
         "images": pixels,
@@ -100,6 +99,17 @@ def _numbers(
     )
 
 
+def _numbered(labels: np.ndarray) -> tuple[str, ...]:
+    """Return the numbers 0, 1, ... as names of the classes; raise ValueError if one has no image."""
+    classes = range(int(labels.max(initial=-1)) + 1)
+    if missing := sorted(set(classes) - set(labels.tolist())):
+        raise ValueError(
+            f"no image has the label {missing[0]}, and the highest is {classes[-1]}; number the classes from 0 "
+            "on without gaps, or name them all with classes=[...]"
+        )
+    return tuple(map(str, classes))
+
+
 def _refuse_doubles(classes: Sequence[str]) -> None:
     if double := [name for name, count in Counter(classes).items() if count > 1]:
         raise ValueError(f"classes has {double[0]!r} twice; give every class a name of its own")
@@ -121,7 +131,7 @@ def torch_listing(
     labels = np.array([_label(*item) for item in items], np.int64)
     names = classes if classes is not None else getattr(train, "classes", None)
     if names is None:
-        names = [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+        names = _numbered(labels)
     _refuse_doubles(tuple(map(str, names)))
     return Listing(
         names=[f"{name} image {place}" for name, _, place in items],

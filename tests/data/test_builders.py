@@ -90,6 +90,19 @@ def test_wrong_arrays_get_one_line(change: dict[int, Any], error: type, message:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("numbers, missing", [([1, 2, 3], 0), ([0, 3, 0], 1)])
+def test_a_class_without_any_image_must_have_a_name(numbers: list[int], missing: int) -> None:
+    labels, images = np.array(numbers), noise(3, 8, 8)
+    pairs = [(Image.fromarray(image), label) for image, label in zip(images, numbers, strict=True)]
+    error = f"no image has the label {missing}, and the highest is 3; number the classes from 0"
+    with pytest.raises(ValueError, match=error):
+        Dataset.from_arrays(images, labels, images, labels)
+    with pytest.raises(ValueError, match=error):
+        Dataset.from_torch(pairs, pairs)
+    named = Dataset.from_arrays(images, labels, images, labels, classes=list("abcd"))
+    assert len(named.classes) == 4
+
+
 def test_names_as_objects_are_labels() -> None:
     words = np.array(["dog", "cat"] * 3, dtype=object)
     data = Dataset.from_arrays(CHW, words, TEST_CHW, words[:4])
