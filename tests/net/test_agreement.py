@@ -263,3 +263,29 @@ def test_the_same_round_is_not_repeated_without_end() -> None:
         )
         begun = [item.kind for item in server.received].count("features")
         assert begun == most + most // 2
+
+
+def heard(text: str, **how: Any) -> str:
+    """Return the reason that a server hears from a device which refuses these terms."""
+
+    async def script(peer: Peer) -> None:
+        await peer.welcome(text)
+
+    images = torch.zeros(12, 1, SIDE, SIDE, dtype=torch.uint8)
+    with rogue(script) as server:
+        client = Client(f"127.0.0.1:{server.port}", images, "one", **how)
+        until(lambda: any(frame.kind == "refusal" for frame in server.received))
+        client.join(10)
+        assert isinstance(client.error, Rejected)
+    return next(f.fields["reason"] for f in server.received if f.kind == "refusal")
+
+
+def test_a_refusal_tells_nothing_of_other_servers_or_of_the_device() -> None:
+    """The device's owner reads the numbers; they count what every server got, and its memory."""
+    allowance = Allowance()
+    allowance.spent = Spent(3, 737, 0.0)
+    policy = DevicePolicy(uses_per_image=700)
+    reason = heard(terms(), policy=policy, allowance=allowance)
+    assert reason == "what its owner's caps allow is used up"
+    large = terms(config__clients__batch=65_536, config__clients__steps=100_000)
+    assert heard(large) == "this run needs more memory than the device may use"

@@ -1,15 +1,23 @@
 """One device that refuses, says nothing or gives a false number must neither stop a run nor spend the others' rounds."""
 
+import threading
+import time
+from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from semisfl.net.client import device
+from semisfl.net import chunks
+from semisfl.net.client import connection, device
 from semisfl.net.client.full_round import ClientFullRound
+from semisfl.net.frames import Frame
+from semisfl.net.server import questions
 from semisfl.net.server.penalties import STRIKES
+from semisfl.net.server.session import Patience
 from semisfl.net.server.trials import PASSED_OVER
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import Network, network, tiny, until
+from tests.net.harness import Client, Network, Proxy, network, tiny, until
 
 ROUNDS = 8
 
@@ -56,12 +64,12 @@ def test_to_come_back_and_refuse_again_ends_in_quarantine() -> None:
     with network(drawn_in_pairs(3)) as net:
         net.join_all()
         penalties = net.fleet._listener.penalties
-        for time in range(STRIKES + 1):
+        for attempt in range(STRIKES + 1):
             session = net.fleet._listener.table.enrolled[0]
             penalties.dismiss(session, "not today")
             until(lambda: 0 not in net.fleet.present())
-            assert penalties.strikes[session.identity] == time
-            if time < STRIKES:
+            assert penalties.strikes[session.identity] == attempt
+            if attempt < STRIKES:
                 net.join(0)
                 assert net.fleet.wait_for(3, 20)
         net.join(0)
@@ -77,6 +85,88 @@ def test_a_device_that_never_answers_delays_one_round_in_many() -> None:
         assert net.fleet.device_log.events["left_out"] == 1
         assert begun(net) <= 2 * ROUNDS + 1
         assert 0 in net.fleet._listener.table.enrolled
+
+
+def test_a_device_that_leaves_between_two_questions_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers a step, and is back on a new connection before the slower ones have answered."""
+    monkeypatch.setattr(connection, "FIRST_DELAY", 0.02)
+    with network(drawn_in_pairs(5)) as net:
+        proxy = Proxy(net.address)
+
+        def think(_client: Client, frame: Frame) -> None:
+            if frame.kind == "split":
+                time.sleep(0.3)
+
+        for index in range(1, 5):
+            net.join(index, break_at=think)
+        net.join(0, f"127.0.0.1:{proxy.port}")
+        assert net.fleet.wait_for(5, 20)
+        attacker = net.clients[0].device
+        honestly = attacker.answer
+
+        def answer(received: Any, kind: str, *parts: Any, **how: Any) -> None:
+            honestly(received, kind, *parts, **how)
+            if kind == "features":
+                threading.Timer(0.05, proxy.cut).start()
+
+        monkeypatch.setattr(attacker, "answer", answer)
+        threading.Timer(30, net.experiment.stop.request).start()
+        assert len(run_rounds(net.experiment).rounds) == ROUNDS
+        assert begun(net) <= 2 * ROUNDS + 2
+        assert 0 in net.fleet._trials._passed_over
+        proxy.close()
+
+
+def test_a_device_that_answers_just_before_each_deadline_delays_one_round_in_many(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chunks, "LOWEST_RATE", 1e9)
+    config = tiny(4, rounds=3, clients={"steps": 4}, network={"deadline": 3.0, "quorum": 3})
+
+    def late(_client: Client, frame: Frame) -> None:
+        if frame.kind in ("split", "gradients"):
+            time.sleep(2.0)
+
+    with network(config) as net:
+        net.join(0, break_at=late)
+        for index in range(1, 4):
+            net.join(index)
+        assert net.fleet.wait_for(4, 20)
+        # It must be found too slow however long the others take on a busy machine.
+        monkeypatch.setattr(questions, "SLOWEST", 0.0)
+        rounds = run_rounds(net.experiment).rounds
+        assert [metrics["contributing"] for metrics in rounds] == [3, 3, 3]
+        assert net.fleet.device_log.events["left_out"] == 1
+        assert "client-0 is left out of this round: its answers of this round took" in caplog.text
+        assert not any(net.fleet._listener.penalties.strikes.values())
+        assert 0 in net.fleet._listener.table.enrolled
+
+
+def test_a_device_is_as_slow_as_its_link_and_ten_times_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three devices have answered in 4, 5 and 6 s; the fourth is judged when it has worked for 100 s."""
+
+    def left_out(*, deadline: float, size: int, answered: int = 3) -> set[int]:
+        asking = object.__new__(questions.Questions)
+        patience = Patience(deadline, 1, size, asked_at=1000.0, progress=1000.0)
+        session = SimpleNamespace(patience=patience, abandon=lambda: None)
+        asking._awaited = {9: SimpleNamespace(session=session)}  # type: ignore[dict-item]
+        asking._paces = defaultdict(questions.Pace)
+        asking._paces[9] = questions.Pace(0.0, size / chunks.LOWEST_RATE)
+        for client in range(answered):
+            asking._paces[client].seconds = 4.0 + client
+        asking.too_slow = set()
+        monkeypatch.setattr(asking, "_leave_out", lambda *_: None)
+        asking._leave_out_slow(1100.0)
+        return asking.too_slow
+
+    assert left_out(deadline=49, size=0) == {9}
+    assert left_out(deadline=51, size=0) == set()
+    assert left_out(deadline=49, size=int(2 * chunks.LOWEST_RATE)) == set()
+    assert left_out(deadline=1, size=0, answered=1) == set(), "two devices: nobody says who is slow"
 
 
 def test_a_device_that_is_passed_over_is_drawn_where_it_is_needed() -> None:

@@ -148,7 +148,7 @@ def test_one_that_answered_and_is_back_before_the_next_step_is_not_waited_for(
         net.fleet.backward = backward  # type: ignore[method-assign]
         run_rounds(net.experiment)
         assert_same(net.experiment, oracle(config, Leaving(1, 0, 1, back=1)))
-    assert "client-1 is not here and is left out of this round" in caplog.text
+    assert "client-1 is left out of this round: it is not here" in caplog.text
     assert "no progress" not in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from semisfl.net import chunks
 from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.admission import Refused
-from semisfl.net.server.cheap_frames import MOST_STREAMS, where
+from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS, where
 from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session_table import MOST_ARRIVALS
 from semisfl.runs.loop import run_rounds
@@ -115,6 +116,25 @@ def test_a_connection_without_a_stream_is_closed(
             pass  # raises TimeoutError if the server keeps the connection
 
 
+def test_a_device_has_few_connections_at_a_time(net: Network) -> None:
+    """Streams without a hello keep them from being idle, and each takes one of the server's files."""
+    assert net.certificates is not None
+    with contextlib.ExitStack() as stack:
+        links = []
+        for _ in range(MOST_CONNECTIONS + 4):
+            links.append(stack.enter_context(connect(net.certificates, "client-1", net.port)))
+            links[-1].settimeout(20)
+        for link in links[MOST_CONNECTIONS:]:
+            with contextlib.suppress(ConnectionError):
+                while link.recv(1000):
+                    pass  # raises TimeoutError if the server keeps the connection
+        net.join(0)
+        assert net.fleet.wait_for(1, 20), "there is room for the others"
+        for link in links[:MOST_CONNECTIONS]:
+            link.sendall(opened(3))
+    assert not any(net.fleet._listener.penalties.strikes.values())
+
+
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_neither_side_inflates_a_compressed_message(side: str) -> None:
     """A short one could become a very long one. ``side`` is ours; the other one compresses."""
@@ -190,6 +210,31 @@ def test_a_device_that_joins_again_and_again_is_told_to_wait(net: Network) -> No
     assert net.fleet.wait_for(1, 10)
     until(lambda: net.fleet.device_log.events["refused"] > 0)
     assert net.fleet.present() == [0] and not net.fleet._listener.penalties.strikes
+
+
+@pytest.mark.parametrize("enrolled", [False, True])
+def test_devices_that_come_and_go_while_a_run_waits_leave_nothing(
+    enrolled: bool, tmp_path: Path
+) -> None:
+    """No round takes what arrives then: each connection that was lost would stay in memory."""
+    certificates(tmp_path, 2)
+    with network(tiny(2, network={"quorum": 2}), certificates=tmp_path) as net:
+        waiting = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
+        waiting.start()
+        for _ in range(5):
+            if enrolled:
+                client = net.join(1)
+                assert net.fleet.wait_for(1, 20)
+                client.device.stop()
+                client.join(20)
+            else:
+                with connect(tmp_path, "client-1", net.port, first=hello()) as link:
+                    assert link.recv(10)
+        table = net.fleet._listener.table
+        until(lambda: not table.streams)
+        until(table._context.inbox.empty)
+        net.experiment.stop.request()
+        waiting.join(20)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semisfl.net.client.device import Device
 from semisfl.net.server import value_checks
-from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, ranges, unbelievable
+from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, miscounted, ranges, unbelievable
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import (
@@ -23,6 +23,7 @@ from tests.net.harness import (
     until,
     weights,
 )
+from tests.net.test_fleet import BATCHNORM
 
 JUST_BELOW = 0.9 * ABSURD
 
@@ -188,3 +189,38 @@ def test_counters_have_no_limit_that_training_can_reach() -> None:
     for wrong in (-1, MOST_COUNTED + 1, 2**63 - 1):
         seen = {"bottom/1.num_batches_tracked": torch.tensor(wrong)}
         assert "num_batches_tracked" in (unbelievable(seen, ranges(seen)) or "")
+
+
+def test_a_counter_that_no_training_reaches_shuts_out_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mean of 2**53 and honest counters would bring honest clients above what is believed."""
+    original = Device.answer
+
+    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        if sent != "bottom" or self.member.client != 1:
+            original(self, received, sent, fields, cleared, codecs, **how)
+            return
+        tensors = {
+            name: tensor if tensor.is_floating_point() else tensor.new_tensor(MOST_COUNTED)
+            for name, tensor in cleared.tensors.items()
+        }
+        send_past_policy(received, sent, fields, tensors, codecs)
+
+    monkeypatch.setattr(Device, "answer", answer)
+    with network(tiny(3, rounds=3, model={"layers": BATCHNORM})) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        assert strikes(net) == {"plaintext:client-1": 3}
+        counters = [
+            value for value in weights(net.experiment).values() if value.dtype == torch.int64
+        ]
+        assert counters and max(int(value.max()) for value in counters) < 1000
+
+
+def test_a_counter_may_move_by_any_number_of_steps_that_a_run_may_have() -> None:
+    sent = {"1.num_batches_tracked": torch.tensor(MOST_COUNTED - 5_000_000)}
+    state = {"1.num_batches_tracked": torch.tensor(MOST_COUNTED)}
+    assert miscounted(state, sent) is None
+    sent = {"1.num_batches_tracked": torch.tensor(0)}
+    assert "1.num_batches_tracked moved by" in (miscounted(state, sent) or "")

@@ -18,6 +18,9 @@ from semisfl.fleet.classified import Classified
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.settings.sections import ConfigError
 
+USED_UP = "what its owner's caps allow is used up"
+"""All that a server hears: the counts are also those of other servers."""
+
 
 class Allowance:
     """Count what was spent, in ``file``; None: not on disk, for policies without caps."""
@@ -78,7 +81,7 @@ class Allowance:
     def check(self, policy: DevicePolicy, price: Price) -> None:
         """Raise `PolicyBreach` if one more round at this price exceeds the caps."""
         if (reason := self.total.refusal(policy, price)) is not None:
-            raise PolicyBreach(reason)
+            raise PolicyBreach(reason, USED_UP)
 
     def take(self, policy: DevicePolicy, price: Price) -> None:
         """Spend one round, on disk before anything is sent; raise `PolicyBreach` beyond the caps."""
@@ -92,7 +95,7 @@ class Allowance:
         with self._counting(policy):
             after = self.classified.plus(images, bits)
             if (reason := after.refusal(policy, self.spent, images)) is not None:
-                raise PolicyBreach(reason)
+                raise PolicyBreach(reason, USED_UP)
             self.classified = after
 
     @contextlib.contextmanager

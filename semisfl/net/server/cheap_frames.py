@@ -22,6 +22,9 @@ CHECKED_AT_ONCE = 500
 MOST_STREAMS = 40
 """Streams that a connection may open within STREAMS_SECONDS; a device opens one per attempt."""
 STREAMS_SECONDS = 10.0
+MOST_CONNECTIONS = 8
+"""Connections that a device may have at a time, whether or not they have sent a hello: each takes a file. It uses
+one, and may have left others behind when it lost them."""
 BESIDE_BYTES = 32 * 1024 * 1024
 """Bytes beside messages that a connection may bring. Messages that wait in the buffers of the
 operating system and of gRPC look the same; these hold less."""
@@ -98,6 +101,19 @@ class CheapFrames:
     def of(self, peer: str) -> Connection:
         """Return the connection of a peer as gRPC names it."""
         return self._connections.setdefault(where(peer), Connection())
+
+    def crowded(self, peer: str, identity: str) -> bool:
+        """Note whose connection this is; return whether it has too many, and disconnect this one if so."""
+        self.of(peer).identity = identity
+        known = {place for place, one in self._connections.items() if one.identity == identity}
+        # Some of them have ended, which is not known at once.
+        if len(known) <= MOST_CONNECTIONS or (
+            len(known & {place for place, _ in _sockets()}) <= MOST_CONNECTIONS
+        ):
+            return False
+        self._connections.pop(where(peer), None)
+        _disconnect(where(peer))
+        return True
 
     async def _watch(self, port: int) -> None:
         while True:

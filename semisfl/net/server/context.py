@@ -1,5 +1,6 @@
 """Hold what the parts of a server share while it serves one run."""
 
+import contextlib
 import queue
 from dataclasses import dataclass, field
 
@@ -27,6 +28,12 @@ class ServerContext:
     device_log: DeviceLog = field(default_factory=DeviceLog)
     inbox: "queue.SimpleQueue[Arrival]" = field(default_factory=queue.SimpleQueue)
     """From the listener's loop to the thread that trains."""
+
+    def drop_arrivals(self) -> None:
+        """Forget what arrived; only the thread that trains calls it, and between two rounds nothing is awaited."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.inbox.get_nowait()
 
     @property
     def config(self) -> Config:

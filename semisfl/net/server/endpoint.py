@@ -1,6 +1,8 @@
 """Open the server's port and read the first frame of each stream."""
 
 import asyncio
+import contextlib
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -53,6 +55,7 @@ def open_port(
     seconds: float,
 ) -> tuple[grpc.aio.Server, int]:
     """Return a server of streams, not started yet, and its port; a handshake may take ``seconds``."""
+    _allow_files()
     handshake = ("grpc.server_handshake_timeout_ms", int(seconds * 1000))
     idle = ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000))
     own = [handshake, idle, ("grpc.so_reuseport", 0), *FLOODS]
@@ -72,6 +75,13 @@ def open_port(
             f"cannot listen on {listen}: {reason}; choose another address or port"
         ) from error
     return server, port
+
+
+def _allow_files() -> None:
+    """Let this process open as many files as the system allows: every connection takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # unlimited on some systems, which then refuse it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _refusal(listen: str) -> str | None:

@@ -224,6 +224,7 @@ class NetworkFleet:
 
     def settle(self, good: bool) -> str | None:
         self._status.count_bytes()
+        self._trials.pass_over(self._questions.too_slow)
         return self._trials.settle(good)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:

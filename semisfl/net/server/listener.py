@@ -20,7 +20,7 @@ from semisfl.net.server.admission import (
     check_hello,
     cleaned,
 )
-from semisfl.net.server.cheap_frames import CheapFrames
+from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, CheapFrames
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.penalties import Penalties
 from semisfl.net.server.session import Session
@@ -89,7 +89,8 @@ class Listener:
         try:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
-                identity = self._cheap_frames.of(peer).identity = certificate.name
+                identity = certificate.name
+                self._check_crowd(peer, identity)
                 self._trust.admit(certificate)
             async with asyncio.timeout(self._handshake_seconds):
                 await context.write(self.table.terms.encode())
@@ -103,6 +104,11 @@ class Listener:
             self._handshakes.stream_closed(peer)
             self._cheap_frames.stream_closed(peer)
 
+    def _check_crowd(self, peer: str, identity: str) -> None:
+        if self._cheap_frames.crowded(peer, identity):
+            reason = f"{identity} has over {MOST_CONNECTIONS} connections"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
+
     # --- one stream ------------------------------------------------------------------------------
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
@@ -114,7 +120,8 @@ class Listener:
         try:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
-                identity = self._cheap_frames.of(peer).identity = certificate.name
+                identity = certificate.name
+                self._check_crowd(peer, identity)
                 self._trust.admit(certificate)
                 if self._roster.full:
                     self.penalties.free_revoked()

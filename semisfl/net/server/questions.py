@@ -2,14 +2,15 @@
 
 import logging
 import queue
+import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from semisfl.fleet.base import ClientResult, State
 from semisfl.fleet.byte_counts import Kind
-from semisfl.net import messages
+from semisfl.net import chunks, messages
 from semisfl.net.chunks import Parts
 from semisfl.net.frames import Frame, WireError, decode, payload_bytes
 from semisfl.net.server.admission import refused_by_policy
@@ -17,13 +18,24 @@ from semisfl.net.server.context import ServerContext
 from semisfl.net.server.full_round import Due
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.session import Session
-from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable, update_size
+from semisfl.net.server.value_checks import (
+    Screen,
+    miscounted,
+    ranges,
+    sizes,
+    unbelievable,
+    update_size,
+)
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 4.0
 """How long an iteration may still take to finish once the server is asked to stop."""
+
+SLOWEST = 10.0
+"""Times the median: a client that needs longer for its answers of a round is left out of it. One deadline and the
+time of its bytes at the lowest rate come on top."""
 
 Take = Callable[[int, Frame], None]
 
@@ -47,6 +59,14 @@ class Awaited:
     due: Due
 
 
+@dataclass
+class Pace:
+    """Hold how long a client needed for its answers of this round, and how long their bytes may take alone."""
+
+    seconds: float = 0.0
+    transfer: float = 0.0
+
+
 class Questions:
     """Ask at most one question per client at a time. Only the thread that trains uses this."""
 
@@ -57,6 +77,9 @@ class Questions:
         self._awaited: dict[int, Awaited] = {}
         self.left_out: set[int] = set()
         """The clients that were asked in this round and are left out of it."""
+        self.too_slow: set[int] = set()
+        """Those of them that all others would have waited for in every step."""
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
         self._began_with: dict[int, Session | None] = {}
 
     def __len__(self) -> int:
@@ -65,6 +88,8 @@ class Questions:
     def start_round(self) -> None:
         self._awaited.clear()
         self.left_out.clear()
+        self.too_slow.clear()
+        self._paces.clear()
         self._began_with.clear()
         self.screen.start_round()
 
@@ -74,9 +99,7 @@ class Questions:
         self._awaited.pop(client, None)
         # A client that answered, crashed and came back knows nothing of this round.
         if session is None or self._began_with.setdefault(client, session) is not session:
-            name = self._context.roster.name(client)
-            log.warning("%s is not here and is left out of this round", name)
-            self._context.device_log.left_out(name, client, "it is not here")
+            self._leave_out(client, "it is not here")
             return
         parcel = Parcel(client, crossing)
         ticket = session.ask(
@@ -88,6 +111,7 @@ class Questions:
             steps=due.steps,
         )
         self._awaited[client] = Awaited(session, ticket, parcel, due)
+        self._paces[client].transfer += session.patience.size / chunks.LOWEST_RATE
 
     def collect(self, kind: Kind, take: Take) -> set[int]:
         """Pass each answer to ``take`` as it arrives, until no client is awaited any more.
@@ -133,19 +157,23 @@ class Questions:
     ) -> set[int]:
         """Leave out the clients whose states are too far from what they were sent, or whose losses are
         from those of the others, and return them."""
+        refused = set()
         for result in results:
             states, sent = result.states, sent_to(result.client)
-            moved = {
-                f"{name} update": update_size(states[name], sent[name])
-                for name in states.keys() & sent.keys()
-            }
+            known = states.keys() & sent.keys()
+            faults = (miscounted(states[name], sent[name]) for name in known)
+            if (fault := next(filter(None, faults), None)) is not None:
+                self._not_believed(result.client, fault)
+                refused.add(result.client)
+                continue
+            moved = {f"{name} update": update_size(states[name], sent[name]) for name in known}
             losses = {
                 name: abs(value)
                 for name, value in result.numbers.items()
                 if name.startswith("loss")
             }
             self.screen.takes(result.client, moved | losses)
-        return self.refuse_outliers()
+        return refused | self.refuse_outliers()
 
     def give_up(self) -> None:
         """Stop waiting for every client."""
@@ -159,9 +187,31 @@ class Questions:
             if now >= item.session.patience.ends:
                 item.session.abandon()
                 self._leave_out(client, item.session.patience.reason())
+        self._leave_out_slow(now)
+
+    def _leave_out_slow(self, now: float) -> None:
+        """Leave out clients that answer within every deadline, and far more slowly than the others.
+
+        Those others are the clients that owe no answer now, if they are at least half of all.
+        """
+        others = [
+            self._paces[client].seconds for client in self._paces.keys() - self._awaited.keys()
+        ]
+        if len(others) < max(2, len(self._awaited)):
+            return
+        usual = statistics.median(others)
+        for client, item in list(self._awaited.items()):
+            patience, pace = item.session.patience, self._paces[client]
+            seconds = pace.seconds + now - patience.asked_at
+            if seconds > patience.deadline + SLOWEST * usual + pace.transfer:
+                item.session.abandon()
+                self.too_slow.add(client)
+                reason = f"its answers of this round took {seconds:.3g} s, the median client's {usual:.3g} s"
+                self._leave_out(client, reason)
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
+        self._paces.pop(client, None)
         self.left_out.add(client)
         name = self._context.roster.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
@@ -171,6 +221,7 @@ class Questions:
         """Hand an answer on if it may be used. Its client is no longer awaited either way."""
         client = item.session.client
         self._awaited.pop(client)
+        self._paces[client].seconds += time.monotonic() - item.session.patience.asked_at
         try:
             frame = self._frame(item.due, data, kind)
             self._count(item.parcel)

@@ -174,7 +174,7 @@ class SessionTable:
                 self.last_heard[session.client] = session.heard_at
                 self.changed.notify_all()
                 self._context.device_log.gone(session.identity, session.client)
-        self._context.inbox.put((session, 0, None))
+                self._context.inbox.put((session, 0, None))
 
     def bytes_moved(self) -> tuple[int, int]:
         """Return the bytes sent and received on all streams so far, framing included."""

@@ -15,7 +15,7 @@ from semisfl.settings.robust import FEWEST
 log = logging.getLogger(__name__)
 
 PASSED_OVER = 10
-"""Good rounds in which a client is not drawn after it left a round below the quorum."""
+"""Good rounds in which a client is not drawn after it left a round below the quorum, or was far too slow."""
 
 
 def limits_on_one_client(config: Config) -> tuple[int, str]:
@@ -38,7 +38,7 @@ class Trials:
         self._screen, self._roster, self._listener, self._quorum = screen, roster, listener, quorum
         self._clients: list[int] = []
         self._passed_over: dict[int, int] = {}
-        """Clients that left a round below the quorum, and for how many good rounds they are not drawn."""
+        """Clients that are not drawn for a while, and for how many good rounds."""
 
     def present(self) -> list[int]:
         """Return the clients that are here and not on trial; any thread may call.
@@ -51,7 +51,7 @@ class Trials:
         return sorted(others if len(others) >= self._quorum else there)
 
     def pass_over(self, clients: Iterable[int]) -> None:
-        """Draw others: a round below the quorum would be drawn with the same clients again."""
+        """Draw others for a while: these left a round below the quorum, or everybody waited for them."""
         self._passed_over = {**self._passed_over, **dict.fromkeys(clients, PASSED_OVER)}
 
     def end_if_needed(self) -> None:

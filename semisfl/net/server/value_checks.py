@@ -21,6 +21,9 @@ ABSURD = 1e6
 """No feature, weight or statistic of a working model is anywhere near this large."""
 MOST_COUNTED = 2**53
 """The most a counter may say: up to here a mean of counters, taken in doubles, is exact."""
+MOST_STEPS = 2**31
+"""The most by which a counter moves in a round. A limit on its value alone would shut out honest clients once
+somebody has brought the mean close to it."""
 OUTLIER = 10.0
 """Times the yardstick: left out at once, before anything is computed with it."""
 SUSPECT = 3.0
@@ -91,6 +94,16 @@ def update_size(state: State, sent: State) -> float:
     norms = [sent[name].float().norm() for name in names]
     # Weights that begin at zero have no norm to compare with.
     return float(torch.stack(moved).norm()) / max(float(torch.stack(norms).norm()), 1.0)
+
+
+def miscounted(state: State, sent: State) -> str | None:
+    """Return which counter of ``state`` is further from what was ``sent`` than any training brings it, or None."""
+    for name, before in sent.items():
+        if not before.is_floating_point() and before.numel():
+            moved = int((state[name].cpu() - before.cpu()).abs().max())
+            if moved > MOST_STEPS:
+                return f"{name} moved by {moved}; no round moves it by over {MOST_STEPS}"
+    return None
 
 
 class Screen:

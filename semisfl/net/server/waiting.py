@@ -57,10 +57,10 @@ class Waiting:
         self._check_drained()
         if not self._settled:
             everyone = max(clients.active, len(self._context.roster.index))
-            self.wait(everyone, network.deadline)
+            self.wait(everyone, network.deadline, idle=True)
             self._settled = True
         while True:
-            self.wait(network.quorum)
+            self.wait(network.quorum, idle=True)
             # After waiting, which may have taken days.
             self._listener.penalties.check_certificates()
             if len(self._present()) >= network.quorum and not self._paused:
@@ -70,8 +70,11 @@ class Waiting:
             waited = time.monotonic() - started
             log.warning("going on after %.0f s: %d devices are here", waited, len(self._present()))
 
-    def wait(self, count: int, seconds: float | None = None) -> bool:
-        """Wait for ``count`` clients or ``seconds``; return whether the clients are there."""
+    def wait(self, count: int, seconds: float | None = None, *, idle: bool = False) -> bool:
+        """Wait for ``count`` clients or ``seconds``; return whether the clients are there.
+
+        ``idle``: the run waits, between two rounds. Who comes and goes meanwhile must not pile up.
+        """
         started = time.monotonic()
         reminded: float | None = None
         while True:
@@ -81,6 +84,8 @@ class Waiting:
                     return True
                 self._tell(self._describe(there, count, seconds))
                 self._listener.table.changed.wait(0.2)
+            if idle:
+                self._context.drop_arrivals()
             now = time.monotonic()
             self._context.stop.check()
             self._check_drained()
