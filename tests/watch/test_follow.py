@@ -12,6 +12,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
 from semisfl.watch.follow import Followed
+from semisfl.watch.tail import Lines
 from semisfl.watch.unnamed import Unnamed
 from semisfl.watch.views import Runs
 from tests import toy
@@ -45,6 +46,18 @@ def test_only_new_rounds_are_told_and_a_resumed_run_begins_anew(tmp_path: Path) 
     anew, first, rounds = columns(runs, run["id"], epoch, 2)
     assert anew != epoch and (first, rounds) == (0, [0, 1])
     assert runs.listing()["runs"][0]["accuracy"] == 60.0
+
+
+def test_a_file_written_anew_that_outgrew_the_old_one_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("old 0\nold 1\n")
+    lines = Lines(file)
+    assert lines.new() == (True, [b"old 0", b"old 1"])
+    with file.open("a") as more:
+        more.write("old 2\n")
+    assert lines.new() == (False, [b"old 2"])
+    file.write_text("new 0\nnew 1\nnew 2\nnew 3\n")
+    assert lines.new() == (True, [b"new 0", b"new 1", b"new 2", b"new 3"])
 
 
 def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> None:
