@@ -39,9 +39,11 @@ def poisoned(
     return assemble(config, data, toy.partition(data), toy.network(), device="cpu", make_fleet=make)
 
 
-def two_steps(attack: str, share: float = SHARE) -> tuple[PoisonedFleet, list[Features]]:
+def two_steps(
+    attack: str, *assignments: str, share: float = SHARE
+) -> tuple[PoisonedFleet, list[Features]]:
     """Return the fleet and the features of a round's first two steps, with zero gradients between."""
-    experiment = poisoned(attack, share=share)
+    experiment = poisoned(attack, *assignments, share=share)
     fleet, method = experiment.fleet, experiment.method
     assert isinstance(fleet, PoisonedFleet)
     bottom = method.student.bottom.state_dict()  # type: ignore[attr-defined]
@@ -107,6 +109,14 @@ def test_a_backdoor_pairs_its_pattern_with_the_targets_features() -> None:
     image = torch.zeros(1, 3, 14, 14)
     pattern = stamped(image, 9.0)
     assert float(pattern.sum()) == 9.0 * 3 * 4 and not image.any()
+
+
+def test_attackers_bottoms_follow_no_policy() -> None:
+    fleets = [two_steps("scaled_bottom", *own)[0] for own in ((), ("policy.update_clip=0.001",))]
+    (attacker,) = fleets[0].attackers
+    free, limited = (fleet.block.bottoms()[attacker].tensors for fleet in fleets)
+    for name, tensor in free.items():
+        assert torch.equal(tensor, limited[name]), name
 
 
 @pytest.mark.parametrize("attack", STATES)
