@@ -21,7 +21,9 @@ from semisfl.cli.main import main
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.settings.config import ConfigError
+from semisfl.settings.config import ConfigError, override
+from semisfl.settings.presets import values_of
+from semisfl.stopping import StopFlag
 from tests import toy
 
 SHARE = 0.34
@@ -241,6 +243,24 @@ def test_the_command_makes_a_table_and_continues_where_it_stopped(
     assert str(attacker) in by_rule["median+limited", 0.25]["held_back"]
     before = (tmp_path / "runs.jsonl").read_text()
     assert main([*words, "-q"]) == 0 and (tmp_path / "runs.jsonl").read_text() == before
+
+
+def test_a_stop_before_the_first_round_with_clients_ends_the_grid(tmp_path: Path) -> None:
+    jobs, stop = attack_grid.listed(["drift"], ["mean"], [0.25], [0]), StopFlag()
+    stop.request()
+    values = override(values_of("digits"), [*TINY[1:], "rounds=2", "server.pretrain_rounds=1"])
+    outcomes = attack_grid.run_grid(values, jobs, tmp_path / "runs", device="cpu", stop=stop)
+    assert outcomes == [] and not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_line_of_outcomes_is_named(tmp_path: Path) -> None:
+    outcome = attack_grid.Outcome("drift", "mean", 0.2, 0, 50.0, None, 0.0, (1,), {})
+    file = tmp_path / "runs.jsonl"
+    file.write_text(outcome.as_json() + "\n")
+    assert attack_grid.read(file) == [outcome]
+    file.write_text(outcome.as_json() + "\n" + outcome.as_json()[:20])
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is damaged, delete it"):
+        attack_grid.read(file)
 
 
 def test_points_lost_are_against_the_same_seed_without_attackers() -> None:
