@@ -101,7 +101,9 @@ def begin(
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if place is not None:
-            run.directory = RunDirectory.create(place, config, experiment.holdings)
+            run.directory = RunDirectory.create(
+                place, config, experiment.holdings, str(experiment.hardware.device)
+            )
         experiment.fleet.open(place)
         yield run
 
@@ -153,7 +155,7 @@ def go_on(
             # gives the same run.
             log.warning("%s has no checkpoint yet: beginning anew", directory.path)
             state = None
-        directory.warn_of_changes()
+        directory.warn_of_changes(means.get("device", "auto"))
         sinks = _named_sinks(config)
         experiment = assemble(config, resumed=state, **means)
         run = Run(experiment, directory, named=sinks)
