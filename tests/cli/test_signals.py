@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from semisfl.cli import progress
+from semisfl.cli import progress, signals
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
 from semisfl.metrics import RoundMetrics
@@ -267,3 +267,15 @@ def test_the_time_left_counts_from_the_first_round_after_resuming(
     lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
     lines.write(RoundMetrics(round=90, seconds=2.0))
     assert "round 91/100" in (output := capsys.readouterr().err) and "left 0:18" in output
+
+
+@pytest.mark.parametrize("words", [["serve"], ["--log-format", "json", "serve", "digits"]])
+def test_a_long_command_is_known_behind_options(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[signal.Signals] = []
+    monkeypatch.setattr(signal, "signal", lambda number, _: noted.append(number))
+    signals.note_early(words)
+    assert noted == [signal.SIGINT, signal.SIGTERM]
+    signals.note_early(["--log-format", "text", "report", "serve"])
+    assert len(noted) == 2
