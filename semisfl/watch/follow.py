@@ -209,9 +209,8 @@ class Followed:
 
     def began(self) -> int:
         """Return the time of the oldest file, which tells runs that began earlier from later ones."""
-        times = (file.stat().st_mtime_ns for file in self.path.iterdir())
         try:
-            return min(times, default=0)
+            return min((file.stat().st_mtime_ns for file in self.path.iterdir()), default=0)
         except OSError:
             return 0
 

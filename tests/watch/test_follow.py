@@ -274,3 +274,13 @@ def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
         key = json.loads(urlopen(f"{url}api/runs").read())["runs"][0]["id"]
         devices = urlopen(f"{url}api/devices?run={key}").read().decode()
     assert "client 3" in devices and "camera-" not in devices
+
+
+def test_a_directory_that_is_gone_has_no_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: Path) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "iterdir", gone)  # from Python 3.13 on, the call itself raises
+    assert Followed(tmp_path / "run").began() == 0
