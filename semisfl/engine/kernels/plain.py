@@ -164,7 +164,8 @@ def unit_rows(x: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean over rows, in full precision; ``weights`` has one per row, and a label of -1 counts 0."""
     if weights is None:
-        return F.cross_entropy(logits.float(), labels)
+        total = F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=-1)
+        return total / len(labels)
     losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
     return (losses * weights).mean()
 
