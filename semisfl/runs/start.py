@@ -241,8 +241,8 @@ def train(
 ) -> Result:
     """Train as ``config`` says and return the result.
 
-    ``data``, ``partition`` and ``model`` replace those that the configuration names. ``device`` is "auto", "cpu" or
-    "cuda". ``callbacks`` are called after rounds, tests and checkpoints, and may end the run. With ``out``, the run is
+    ``data``, ``partition`` and ``model`` replace those that the configuration names. ``device`` is "auto", "cpu",
+    "cuda" or "cuda:N". ``callbacks`` are called after rounds, tests and checkpoints, and may end the run. With ``out``, the run is
     kept in that new directory.
 
     ``sinks`` get the metrics of every round; one that fails is not called again. ``observe`` is a function that gets

@@ -58,7 +58,7 @@ class Helpers:
                 self._helpers[client] = [self._latest[helper] for helper in chosen]
 
     def forget(self) -> None:
-        """Take the helpers of every client."""
+        """Remove the helpers of every client."""
         self._helpers.clear()
 
     def of(self, client: int) -> dict[str, State]:
