@@ -52,7 +52,7 @@ class Controller:
 
     @property
     def min_supervised_steps(self) -> float:
-        """K_min."""
+        """Return K_min."""
         factor = self.config.min_steps_factor
         return factor * self.cross_entity_steps * self._labeled_share()
 
@@ -103,7 +103,7 @@ class Controller:
         return values.reshape(-1, window).mean(1)[-(self.config.period // window + 1) :]
 
     def _fall(self, loss: str, steps: str | None = None) -> np.ndarray:
-        """Previous minus next, per window; a unit of learning rate and step if ``steps`` is named."""
+        """Return previous minus next, per window; per unit of learning rate and step if ``steps`` is named."""
         means = self._means(loss)
         fall = means[:-1] - means[1:]
         if steps is not None:

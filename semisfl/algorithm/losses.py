@@ -30,7 +30,7 @@ def cross_entropy(
 
 
 def consistency(logits: Tensor, labels: Tensor, confident: Tensor) -> Tensor:
-    """H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch; -1: none."""
+    """Return H of Eq. (1): cross-entropy with pseudo-labels, masked, divided by the whole batch; -1: none."""
     loss: Tensor = kernels.cross_entropy(logits, labels, confident)
     return loss
 
@@ -55,6 +55,6 @@ def contrastive(
 
 
 def pseudo_label(logits: Tensor, threshold: float, rule: str = ">=") -> tuple[Tensor, Tensor]:
-    """Labels q-hat and whether their confidence reaches tau."""
+    """Return labels q-hat and whether their confidence reaches tau."""
     confidence, labels = logits.float().softmax(1).max(1)
     return labels, confidence >= threshold if rule == ">=" else confidence > threshold

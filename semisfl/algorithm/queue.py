@@ -71,8 +71,10 @@ def _join(
 
 
 def _served_in_turn(ring: Ring, owner: Tensor, batch: int, kept: int = 0) -> Tensor:
-    """Mask [n, references] that serves clients one after the other: each sees its own keys and what
-    ``ring`` holds once those served before it were pushed. ``kept`` references are always seen.
+    """Return the mask [n, references] that serves clients one after the other.
+
+    Each sees its own keys and what ``ring`` holds once those served before it were pushed. ``kept``
+    references are always seen.
     """
     first = (owner * batch).unsqueeze(1)
     order = torch.cat([torch.arange(len(owner), device=owner.device), ring.order()]).unsqueeze(0)

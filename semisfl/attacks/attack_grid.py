@@ -12,6 +12,7 @@ import torch
 from semisfl.attacks.poisoned_fleet import attackers_of, poisoned_fleet
 from semisfl.attacks.poisoning import ATTACKS, TARGET, attack_named, stamped
 from semisfl.engine.inference import outputs
+from semisfl.files import append_whole
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
@@ -19,7 +20,7 @@ from semisfl.runs.run_data import divide, load_images
 from semisfl.settings import config as configs
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError
-from semisfl.stopping import StopFlag
+from semisfl.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -128,16 +129,18 @@ def run_grid(
         )
         alone = config.server.pretrain_rounds
         if job.seed not in pretrained:
-            for index in range(alone):
-                experiment.method.round(index)
+            try:
+                for index in range(alone):
+                    experiment.method.round(index)
+            except Stopped:
+                break
             pretrained[job.seed] = checkpoint.snapshot(experiment.state_dict())
         experiment.load_state_dict(pretrained[job.seed])
         result = run_rounds(experiment, first=alone)
         if result.stopped:
             break
         done[job] = outcome = _outcome(job, experiment, result.rounds)
-        with out.open("a", encoding="utf-8") as file:
-            file.write(outcome.as_json() + "\n")
+        append_whole(out, (outcome.as_json() + "\n").encode())
         tell(
             f"{number} of {len(left)}: {job.attack} {job.share:.0%} {job.rule}: {outcome.accuracy:.1f} %"
         )
@@ -152,8 +155,16 @@ def read(path: Path) -> list[Outcome]:
     """Return the outcomes in a file; none if it does not exist."""
     if not path.exists():
         return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Outcome(**{**line, "attackers": tuple(line["attackers"])}) for line in lines]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _parsed(line: str, where: str) -> Outcome:
+    try:
+        values = json.loads(line)
+        return Outcome(**{**values, "attackers": tuple(values["attackers"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where} is damaged, delete it: {error}") from error
 
 
 def _outcome(job: AttackRun, experiment: Experiment, rounds: Sequence[dict[str, Any]]) -> Outcome:

@@ -20,6 +20,8 @@ from semisfl.engine.weights import State, clone
 from semisfl.fleet.base import Features, Fleet, SplitRound
 
 HIDDEN = 512
+RATE = 1e-3
+"""Learning rate of the attacker's networks."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,7 @@ def _decoder(features: int, shape: torch.Size) -> nn.Module:
 class Hijacker:
     """The server's encoder, decoder and critic. They take one step per step of the clients."""
 
-    def __init__(
-        self, bottom: nn.Module, features: int, public: Public, rate: float = 1e-3
-    ) -> None:
+    def __init__(self, bottom: nn.Module, features: int, public: Public) -> None:
         device = public.pixels.device
         self.public = public
         self.encoder = clone(bottom).requires_grad_().to(device)
@@ -61,8 +61,8 @@ class Hijacker:
             nn.LayerNorm(features), nn.Linear(features, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
         ).to(device)
         own = [*self.encoder.parameters(), *self.decoder.parameters()]
-        self._own = torch.optim.Adam(own, rate)
-        self._critic = torch.optim.Adam(self.critic.parameters(), rate, betas=(0.5, 0.9))
+        self._own = torch.optim.Adam(own, RATE)
+        self._critic = torch.optim.Adam(self.critic.parameters(), RATE, betas=(0.5, 0.9))
 
     def practise(self, steps: int, batch: int) -> None:
         """Train encoder and decoder before the first client step."""

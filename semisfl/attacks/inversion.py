@@ -12,6 +12,10 @@ from torch.nn import functional as F
 
 Sent = Callable[[Tensor], Tensor]
 """Maps the bottom's features to the received ones; each call draws new noise."""
+HIDDEN = 512
+"""Units of the decoder's hidden layer."""
+SMOOTH = 0.02
+"""Weight of an image's total variation."""
 
 
 def train_decoder(
@@ -21,7 +25,6 @@ def train_decoder(
     generator: torch.Generator,
     *,
     epochs: int = 15,
-    hidden: int = 512,
 ) -> Callable[[Tensor], Tensor]:
     """Train a two-layer network on the attacker's own images, and return it as a function.
 
@@ -30,7 +33,7 @@ def train_decoder(
     first = sent(features)
     centre, spread = first.mean(), first.std().clamp(min=1e-6)
     decoder = nn.Sequential(
-        nn.Linear(features.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, images[0].numel())
+        nn.Linear(features.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, images[0].numel())
     ).to(features.device)
     _draw_weights(decoder, generator)
     optimizer = torch.optim.Adam(decoder.parameters(), 1e-3)
@@ -63,7 +66,6 @@ def optimise_images(
     start: Tensor,
     *,
     steps: int = 150,
-    smooth: float = 0.02,
 ) -> Tensor:
     """Return images with features near ``target`` and little total variation.
 
@@ -76,7 +78,7 @@ def optimise_images(
         optimizer.zero_grad()
         images = torch.sigmoid(pixels)
         distance = (bottom(prepare(images)) - target).pow(2).mean() / scale
-        (distance + smooth * total_variation(images)).backward()
+        (distance + SMOOTH * total_variation(images)).backward()
         optimizer.step()
     return torch.sigmoid(pixels).detach()
 

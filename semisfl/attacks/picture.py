@@ -9,6 +9,8 @@ from torch import Tensor
 from semisfl.attacks.meter import Measured
 
 ACROSS, ZOOM, LABEL, GAP = 12, 64, 190, 8
+WIDTH = 28
+"""Letters of a line beside the images."""
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
@@ -31,8 +33,8 @@ def draw(measured: Sequence[Measured], path: Path) -> None:
     sheet.save(path)
 
 
-def _wrapped(text: str, width: int = 28) -> str:
-    return "\n".join(text[start : start + width] for start in range(0, len(text), width))
+def _wrapped(text: str) -> str:
+    return "\n".join(text[start : start + WIDTH] for start in range(0, len(text), WIDTH))
 
 
 def _pixels(image: Tensor) -> Image.Image:

@@ -122,11 +122,12 @@ class PoisonedBlock(ClientBlock):
         return replace(honest, student=student)
 
     def bottoms(self) -> dict[int, Cleared]:
+        assert self._students is not None
         bottoms = super().bottoms()
         for place, client in self._attackers_in(self._plan.active, self._plan.index):
-            plan, trained = self._plan, bottoms[client].tensors
+            plan, trained = self._plan, self._students.state(place)
             poisoned = self._poisoned("bottom", client, plan.index, trained, plan.bottom)
-            bottoms[client] = self.outgoing.bottom(self._sent, poisoned, place)
+            bottoms[client] = self._unguarded.bottom(self._sent, poisoned, place)
         return bottoms
 
     def train(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.attacks.inversion import total_variation
+from semisfl.attacks.inversion import SMOOTH, total_variation
 
 
 def gradient_of(
@@ -35,7 +35,6 @@ def invert_gradient(
     start: Tensor,
     *,
     steps: int = 150,
-    smooth: float = 0.02,
 ) -> Tensor:
     """Return images with ``labels`` whose gradient has the direction of the ``target``."""
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
@@ -49,6 +48,6 @@ def invert_gradient(
         distance = 1 - F.cosine_similarity(
             torch.cat([g.flatten() for g in gradient]), wanted, dim=0
         )
-        (distance + smooth * total_variation(images)).backward()
+        (distance + SMOOTH * total_variation(images)).backward()
         optimizer.step()
     return torch.sigmoid(pixels).detach()

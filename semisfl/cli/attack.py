@@ -135,7 +135,12 @@ def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | s
         elif text == "none":
             chosen[text] = Policy()
         elif "=" not in text:
-            chosen[Path(text).stem] = read_policy(Path(text))
+            name = Path(text).stem
+            if name in chosen:
+                raise ValueError(
+                    f"--defence {text}: there is one named {name} already; rename a file"
+                )
+            chosen[name] = read_policy(Path(text))
         else:
             values: dict[str, Any] = override({}, text.split(","))
             chosen[text] = parse_policy(values, f"--defence {text}")

@@ -188,7 +188,7 @@ def can_draw() -> bool:
     """Return whether matplotlib, an extra, is installed; warn if it is not."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
-    say("warning: no picture, as matplotlib is not installed; pip install 'semisfl[plots]'")
+    say("no picture, as matplotlib is not installed; pip install 'semisfl[plots]'", "warning")
     return False
 
 

@@ -27,6 +27,7 @@ from semisfl.cli import (
     watching,
 )
 from semisfl.cli.options import fill_in_watch, spread_settings
+from semisfl.cli.signals import LOG_FORMATS
 from semisfl.runs import advice
 from semisfl.runs.lock import EXIT_CODE, Taken
 from semisfl.settings.version import VERSION
@@ -143,7 +144,7 @@ def _log_format(typed: list[str]) -> list[str]:
         return typed
     place = words.index(name)
     chosen = (words[place + 1 :] or [""])[0]
-    if chosen not in ("text", "json"):
+    if chosen not in LOG_FORMATS:
         raise ValueError(f"{name} {chosen!r} is not known; it is text or json")
     console.set_up_logging(chosen)
     return words[:place] + words[place + 2 :]
@@ -154,8 +155,9 @@ def _words(typed: list[str]) -> list[str]:
     words = renamed.today(typed)
     if words != typed:
         console.say(
-            f"warning: this is now written `semisfl {shlex.join(words)}`; "
-            "the old name works until the next release"
+            f"this is now written `semisfl {shlex.join(words)}`; "
+            "the old name works until the next release",
+            "warning",
         )
     return fill_in_watch(spread_settings(words), watching.LISTEN) or ["--help"]
 

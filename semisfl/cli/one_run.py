@@ -89,7 +89,8 @@ def leave_if_diverged(result: Result) -> None:
     """End the command with `DIVERGED` if the run's losses or weights left all bounds."""
     if result.diverged:
         console.say(
-            "error: the run diverged: its weights are of no use; start again with a lower optimizer.lr"
+            "the run diverged: its weights are of no use; start again with a lower optimizer.lr",
+            "error",
         )
         raise typer.Exit(DIVERGED)
 
@@ -123,7 +124,7 @@ def _picture(data: Dataset, partition: Partition, path: Path) -> None:
     try:
         holdings.draw(partition, data.labels.numpy(), data.classes, path)
     except OSError as error:
-        console.say(f"warning: cannot write {path}: {error.strerror or error}")
+        console.say(f"cannot write {path}: {error.strerror or error}", "warning")
 
 
 def free_directory(stem: str) -> Path:

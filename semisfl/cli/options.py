@@ -30,7 +30,7 @@ Settings = Annotated[
         help="Change settings: --set rounds=10 seed=1. May be repeated.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, no progress.")]
 Jobs = Annotated[

@@ -110,7 +110,9 @@ def plan(
         try:
             charts.draw_plan(proposed, picture)
         except OSError as error:  # the numbers are worth more than their picture
-            console.say(f"warning: no picture: {picture}: {error.strerror or error}; choose --out")
+            console.say(
+                f"no picture: {picture}: {error.strerror or error}; choose --out", "warning"
+            )
             picture = None
     if json_:
         print(json.dumps(plan_report.as_json(proposed, cuts=chosen is None, picture=picture)))

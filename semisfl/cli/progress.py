@@ -105,7 +105,7 @@ def many_runs(quiet: bool) -> Iterator[Callable[[int, int, int, int], None]]:
     if quiet:
         yield lambda *done: None
         return
-    if not console.err.is_terminal:
+    if not console.shows_bars():
         last = [-1]
 
         def line(runs: int, of_runs: int, rounds: int, of_rounds: int) -> None:

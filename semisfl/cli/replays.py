@@ -56,6 +56,8 @@ def replay(
     from semisfl.runs import grouping, report
     from semisfl.settings import lookup
 
+    if out is not None:
+        console.check_folder(out)
     if codec is not None:
         lookup.codec(codec)
     world = world_of(uplink, downlink, latency, profile, 0)

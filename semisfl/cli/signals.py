@@ -17,6 +17,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network", "serve-model"}
 """Commands that a signal stops cleanly; it interrupts all others."""
 
+LOG_FORMATS = ("text", "json")
+"""Values of the option ``--log-format``, which may stand before the command."""
+
 _early = StopFlag()
 
 
@@ -25,7 +28,8 @@ def note_early(words: Sequence[str]) -> None:
 
     In the middle of an import an exception could be swallowed, or leave a module half imported.
     """
-    command = next((word for word in words if not word.startswith("-")), "")
+    named = (word for word in words if not word.startswith("-"))
+    command = next((word for word in named if word not in LOG_FORMATS), "")
     if COMMANDS.get(command, command) in LONG:
         for number in SIGNALS:
             signal.signal(number, lambda *_: _early.request())

@@ -42,5 +42,5 @@ def take_part(launch: Launch, device: str) -> None:
         # The lost rank, or torchrun, prints the reason.
         raise typer.Exit(1) from None
     except Exception as error:
-        console.say(f"error: rank {launch.rank}: {type(error).__name__}: {error}")
+        console.say(f"rank {launch.rank}: {type(error).__name__}: {error}", "error")
         raise typer.Exit(1) from error

@@ -164,6 +164,9 @@ def compare(
 
     preset = chosen_preset(preset, settings, quiet=quiet)
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
+    for file in tables or ():
+        if file.parent != folder:
+            console.check_folder(file, "--table")
     chosen = comparison.choose_methods(methods)
     swept = [sweeps.Sweep.parse(text) for text in sweep or ()]
     groups = read_variants(variants) if variants else [PLAIN]

@@ -35,7 +35,9 @@ def open_model(path: Path, device: str) -> "Classifier":
 
     model = load(path)
     if model.rounds == 0:
-        console.say(f"warning: {path} is untrained: no round is done, so its answers mean nothing")
+        console.say(
+            f"{path} is untrained: no round is done, so its answers mean nothing", "warning"
+        )
     return model.to(Hardware(device).device)
 
 
@@ -64,7 +66,7 @@ def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_
     if as_json and as_csv:
         raise ValueError("--json and --csv cannot be combined; choose one")
     for skipped in predictions.skipped:
-        console.say(f"warning: skipped {skipped.image}: {skipped.reason}")
+        console.say(f"skipped {skipped.image}: {skipped.reason}", "warning")
     best = list(zip(predictions.names, predictions.top(top), strict=True))
     if as_json:
         plain = [
@@ -105,7 +107,7 @@ def evaluate(
     console.check_folder(out)
     result = evaluation.evaluate_on(open_model(run, device), data)
     for skipped in result.skipped:
-        console.say(f"warning: skipped {skipped.image}: {skipped.reason}")
+        console.say(f"skipped {skipped.image}: {skipped.reason}", "warning")
     if not json_:
         _print(result)
     picture = console.picture_at(out)

@@ -49,7 +49,9 @@ def seconds_per_round(preset: str, method: str, device: str) -> float:
     config = settings(preset, f"method={method}", *ALL_CONTRIBUTE)
 
     def measured(options: Config, counted: int) -> float:
-        return median(Timed(options, DATA[base].shape, device, _images(base)).rounds(counted))
+        known = DATA[base]
+        timed = Timed(options, known.shape, device, _images(base), known.classes)
+        return median(timed.rounds(counted))
 
     steps, supervised = config.clients.steps, config.server.steps
     if device.startswith("cuda") or steps <= LONGER:
@@ -98,14 +100,14 @@ def growth(device: str, preset: str, counted: int) -> list[dict[str, Any]]:
 def main(device: str = "auto", quick: bool = False, presets: Sequence[str] = ()) -> dict[str, Any]:
     """Return all timings; ``quick`` leaves out the baselines and the growth with the clients."""
     from semisfl.engine.hardware import Hardware
-    from semisfl.runs.directory import environment
+    from semisfl.runs.environment import environment
 
     chosen = Hardware(device).device
     cuda = chosen.type == "cuda"
     names = presets or (ON_GPU if cuda else ON_CPU)
     counted, product = 5 if cuda else 3, matrix_product(chosen)
     result: dict[str, Any] = {
-        "environment": environment(),
+        "environment": environment(str(chosen)),
         "matrix_product_tflops": product,
         "rounds": rounds_of_methods(str(chosen), names, counted, quick, product),
     }

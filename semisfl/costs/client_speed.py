@@ -14,10 +14,10 @@ from semisfl.models.split import build_model
 from semisfl.runs.experiment import assemble
 from semisfl.settings.catalog import DATA
 
-CLIENT_STEPS, CLIENT_IMAGES = 5, 500
+CLIENT_STEPS, CLIENT_IMAGES, CLIENT_ROUNDS = 5, 500, 3
 
 
-def client_speed(preset: str, device: str = "auto", counted: int = 3) -> dict[str, Any]:
+def client_speed(preset: str, device: str = "auto") -> dict[str, Any]:
     """Return the GFLOP/s of this machine as one client of ``preset``, in split rounds without a network.
 
     The time includes augmentation, which the operations leave out, as the virtual clock expects.
@@ -34,7 +34,7 @@ def client_speed(preset: str, device: str = "auto", counted: int = 3) -> dict[st
         for name, tensor in model.bottom.state_dict().items()
     }
     seconds = []
-    for index in range(WARMUP_ROUNDS + counted):
+    for index in range(WARMUP_ROUNDS + CLIENT_ROUNDS):
         started = time.perf_counter()
         lr = options.optimizer.lr
         fleet.start_round(SplitRound(index, (0,), CLIENT_STEPS, lr, bottom, bottom))

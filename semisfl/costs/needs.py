@@ -100,7 +100,9 @@ def check_server(config: Config, data: Dataset, place: Path, device: str) -> Non
 
 def free_on(device: str) -> int | None:
     """Return the free bytes of the GPU, or of this machine; None if the system does not say."""
-    return free_memory() if _on_cpu(device) else int(torch.cuda.mem_get_info()[0])
+    if _on_cpu(device):
+        return free_memory()
+    return int(torch.cuda.mem_get_info(None if device == "auto" else device)[0])
 
 
 def _on_cpu(device: str) -> bool:

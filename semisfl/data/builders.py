@@ -86,8 +86,10 @@ def _numbers(
         )
     if array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64)), known
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
     words_as_objects = array.dtype.kind == "O" and all(isinstance(word, str) for word in array)
-    if array.dtype.kind in "UST" or words_as_objects:
+    if array.dtype.kind in "UT" or words_as_objects:
         words = [str(word) for word in array.tolist()]
         known = known or tuple(sorted(set(words)))
         place = {name: number for number, name in enumerate(known)}

@@ -21,7 +21,7 @@ def source(file: Path) -> Source:
     # Training images first, then test images; within each the file's order.
     lines.sort(key=lambda line: line["split"] == "test")
     paths = [file.parent / line["path"] for line in lines]
-    return Source(file.stem, (file, *paths), lambda: _listing(file, lines, paths))
+    return Source(file.stem, (file, *paths), lambda: _listing(lines, paths))
 
 
 def _lines(file: Path) -> list[dict[str, str]]:
@@ -61,7 +61,7 @@ def _line(file: Path, number: int, values: Mapping[str | None, str | None]) -> d
     return line
 
 
-def _listing(file: Path, lines: list[dict[str, str]], paths: list[Path]) -> Listing:
+def _listing(lines: list[dict[str, str]], paths: list[Path]) -> Listing:
     classes = sorted({line["label"] for line in lines if line["label"]})
     holders = sorted({line["client"] for line in lines if line["client"]})
     number = {name: place for place, name in enumerate(classes)}

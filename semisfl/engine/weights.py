@@ -131,7 +131,7 @@ class Weights:
 
     @torch.no_grad()
     def follow(self, source: "Weights", decay: Tensor) -> None:
-        """master <- decay master + (1 - decay) source."""
+        """Set master <- decay master + (1 - decay) source."""
         ema_step(self.master, source.master, self.work, decay)
 
     @property

@@ -159,9 +159,9 @@ class Fleet(Protocol):
     def train(self, work: ClientWork, plan: FullRound) -> list[ClientResult]: ...
 
     def settle(self, good: bool) -> str | None:
-        """End the round, which is undone unless it was ``good``.
+        """End the round. If it was not ``good``, return the client to exclude from its retry.
 
-        Return the name of the client that is excluded from the retry of a bad round, or None.
+        None: nobody stands out.
         """
         ...
 

@@ -67,7 +67,7 @@ class FullModelClients:
     ) -> None:
         """Run all steps of a slot in one call, so that no core waits for another between steps.
 
-        If a slot fails or the caller is interrupted, the others end after their current step.
+        If the caller is interrupted, all slots end after their current step; if a slot fails, those after it do.
         """
         given_up = Event()
 

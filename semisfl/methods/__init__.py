@@ -1,1 +1,1 @@
-"""The methods: a file or folder each. `semisfl.settings.catalog` has their rows. Loads no torch."""
+"""The methods: a file or folder each. `semisfl.settings.catalog` has their entries. Loads no torch."""

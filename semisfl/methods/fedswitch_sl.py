@@ -15,7 +15,7 @@ from semisfl.algorithm.labelling import Labelling
 from semisfl.algorithm.losses import consistency
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
-from semisfl.fleet.base import Features, SplitRound
+from semisfl.fleet.base import SplitRound
 from semisfl.methods import statistics
 from semisfl.methods.base import Setup
 from semisfl.methods.fedswitch import divergence
@@ -131,11 +131,11 @@ class FedSwitchSL:
             ),
             loss_semi=loss,
             loss_consistency=loss,
-            client_predictions=self._by_client(predictions, features, places),
+            client_predictions=self._by_client(predictions, places),
         )
 
-    def _by_client(self, predictions: Tensor, features: Features, places: list[int]) -> Tensor:
-        """Sums over each active client's rows; zero for one that did not answer."""
+    def _by_client(self, predictions: Tensor, places: list[int]) -> Tensor:
+        """Return the sums over each active client's rows; zero for one that did not answer."""
         sums = predictions.new_zeros(len(self.active), predictions.shape[1])
         for place, rows in zip(places, predictions.chunk(len(places)), strict=True):
             sums[place] = rows.sum(0)

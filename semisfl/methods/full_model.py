@@ -38,7 +38,7 @@ class SupervisedPhase:
         self._repeated = setup.repeated(self._step)
 
     def run(self, round_index: int, steps: int, lr: float) -> float:
-        """So many steps; their mean loss."""
+        """Take so many steps and return their mean loss."""
         self.dropout.start(round_index)
         self.labeled.start(round_index, steps, self.view, views=1)
         self.sgd.restart(lr)
@@ -87,7 +87,7 @@ def count_loss(client: ClientRuntime, loss: Tensor, consistency: Tensor) -> None
 
 
 def count_labels(client: ClientRuntime, labels: Tensor, kept: Tensor, truth: Tensor) -> None:
-    """Pseudo-labels, which of them are confident enough to be used, and `ClientRuntime.truth`."""
+    """Count pseudo-labels, which of them are ``kept`` as confident, and which agree with ``truth``."""
     client.buffer("label_counts").add_(statistics.table(labels, kept, truth, client.classes))
 
 
@@ -98,14 +98,16 @@ def read_counter(client: ClientRuntime) -> dict[str, float]:
 
 
 def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
-    """State ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``; ``sent``
-    is what they began with."""
+    """Return state ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``.
+
+    ``sent`` is what they began with.
+    """
     states = {result.client: result.states[name] for result in results if result.states}
     return combine(setup.config.robust, states, sent, setup.fleet.held_back)
 
 
 def report(results: Sequence[ClientResult]) -> dict[str, Any]:
-    """Fields of a `MethodMetrics` from what the contributing clients counted."""
+    """Return the fields of a `MethodMetrics` from what the contributing clients counted."""
     there = [result for result in results if result.states]
     if not there:
         return {"contributing": 0}

@@ -75,7 +75,7 @@ class Influence:
         labels: Tensor,
         confident: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Labels and which are used; ``logits`` are the student's, ``labels`` the teacher's."""
+        """Return labels and which are used; ``logits`` are the student's, ``labels`` the teacher's."""
         if not self.on:
             return labels, confident
         places, clients = self._places(features, active), len(features.clients)

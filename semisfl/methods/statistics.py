@@ -29,7 +29,7 @@ def table(labels: Tensor, kept: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 
 def of_classes(counts: Table) -> dict[str, Any]:
-    """Fields of a `MethodMetrics` that need true labels; none of them if no image's is known."""
+    """Return the fields of a `MethodMetrics` that need true labels; none of them if no image's is known."""
     images, kept, wrong = (row[1:] for row in counts)
     if not sum(images):
         return {}
@@ -49,7 +49,7 @@ def _shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float | Non
 def of_step(
     features: Features, active: Sequence[int], labels: Tensor, confident: Tensor, classes: int
 ) -> dict[str, Tensor]:
-    """Sums of one step, for a `Meter`; those by client in the order of ``active``, who answered or not."""
+    """Return the sums of one step, for a `Meter`; those by client are in the order of ``active``, 0 for the absent."""
     # Every operation of a step costs time: what follows from other sums is left to `of_split_round`.
     kept = confident.float()
     sums = {
@@ -68,7 +68,7 @@ def of_step(
 
 
 def of_split_round(sums: dict[str, Any], active: Sequence[int], steps: int) -> dict[str, Any]:
-    """Fields of a `MethodMetrics` from the sums of a split round's ``steps``."""
+    """Return the fields of a `MethodMetrics` from the sums of a split round's ``steps``."""
     images, kept = sums["client_images"], sums["client_kept"]
     return {
         # Who leaves a round does not come back to it: the images of those who stayed are the most.
@@ -95,7 +95,7 @@ def as_numbers(counts: Table) -> dict[str, float]:
 
 
 def of_numbers(numbers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Fields of a `MethodMetrics` from what several clients said with `as_numbers`."""
+    """Return the fields of a `MethodMetrics` from what several clients said with `as_numbers`."""
     total = Counter[str]()
     for one in numbers:
         total.update({key: value for key, value in one.items() if "/" in key})

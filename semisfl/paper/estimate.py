@@ -44,7 +44,7 @@ def estimate(
     groups: dict[tuple[str, str], list[Missing]] = {}
     for one in left:
         groups.setdefault((one.cell.preset, one.config.method), []).append(one)
-    speeds = _read(file, must=not measure)
+    speeds = _read(file, must=not measure, device=device)
     if unknown := [key for key in groups if key not in speeds]:
         if not measure:
             names = ", ".join(f"{preset} {method}" for preset, method in unknown)
@@ -54,7 +54,7 @@ def estimate(
         for key in unknown:
             say(f"timing {key[0]} {key[1]}")
             speeds[key] = _measured(*key, device)
-            _write(file, speeds)
+            _write(file, speeds, device)
     return [
         Line(preset, method, len(group), sum(map(_rounds_left, group)), speeds[preset, method])
         for (preset, method), group in groups.items()
@@ -72,7 +72,7 @@ def _measured(preset: str, method: str, device: str) -> float:
     return seconds_per_round(preset, method, str(Hardware(device).device))
 
 
-def _read(file: Path, must: bool) -> Speeds:
+def _read(file: Path, must: bool, device: str) -> Speeds:
     if not file.is_file() and not must:
         return {}
     try:
@@ -90,7 +90,7 @@ def _read(file: Path, must: bool) -> Speeds:
         raise ConfigError(
             f"{file} was not written by this version's `semisfl bench --json` ({lacking}); run it again"
         ) from error
-    if machine != (this := _machine(_environment())):
+    if machine != (this := _machine(_environment(device))):
         raise ConfigError(
             f"{file} was measured on {machine}, this machine has {this}; measure here: semisfl bench --json"
         )
@@ -104,7 +104,7 @@ def _longer(timing: dict[str, Any], machine: str) -> float:
     return steps / timing["steps"] if "steps" in timing or "CPU" in machine else 1.0
 
 
-def _write(file: Path, speeds: Speeds) -> None:
+def _write(file: Path, speeds: Speeds, device: str) -> None:
     timings = [
         {
             "preset": preset,
@@ -115,14 +115,14 @@ def _write(file: Path, speeds: Speeds) -> None:
         for (preset, method), seconds in speeds.items()
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"environment": _environment(), "rounds": timings}
+    content = {"environment": _environment(device), "rounds": timings}
     write_whole(file, json.dumps(content, indent=2).encode())
 
 
-def _environment() -> dict[str, Any]:
-    from semisfl.runs.directory import environment
+def _environment(device: str) -> dict[str, Any]:
+    from semisfl.runs.environment import environment
 
-    return environment()
+    return environment(device)
 
 
 def _machine(environment: dict[str, Any]) -> str:

@@ -9,8 +9,6 @@ from semisfl.settings.config import Config
 
 ROUNDS = 1000
 """Rounds of every run in the paper."""
-SEEDS = 10
-"""Seeds behind every number in the paper."""
 
 Shown = Literal["bars", "lines", "curves", "boxes", "holders"]
 

@@ -42,12 +42,12 @@ def _needed(counts: np.ndarray) -> int:
     return int(np.searchsorted(largest_first, MOST * largest_first[-1])) + 1
 
 
-def holders(cell: Cell, seed: int = 0) -> Holders:
-    """Return the division of a cell's data among its clients.
+def holders(cell: Cell) -> Holders:
+    """Return the division of a cell's data among its clients, by seed 0.
 
     The number of images of each class is exact. Which image belongs to whom depends on the data's order.
     """
-    config = cell.config(seed=seed)
+    config = cell.config(seed=0)
     kind = config.data.partition.kind
     assert kind != "folders"
     classes = DATA[config.data.name].classes
@@ -58,7 +58,7 @@ def holders(cell: Cell, seed: int = 0) -> Holders:
         clients=config.clients.total,
         kind=kind,
         alpha=config.data.partition.alpha,
-        seed=seed,
+        seed=config.seed,
         classes=classes,
     )
     return Holders(partition, labels, tuple(f"class {number}" for number in range(classes)))

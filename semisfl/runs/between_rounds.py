@@ -47,6 +47,9 @@ class Rounds:
         """The index of the next round."""
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
+        self._best_by = experiment.config.runtime.best_by
+        self._highest = best if self._best_by == "accuracy" else self._highest_before()
+        """The highest value of the measure that `runtime.best_by` names, of good rounds."""
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         self._advice = Advice(experiment.config, len(experiment.description.classes))
         for line in self._history:  # what they showed was said then
@@ -167,8 +170,12 @@ class Rounds:
 
     def keep(self, metrics: RoundMetrics) -> list[Path]:
         """Record a finished round and return the checkpoints written, which are of good states only."""
-        improved = self._is_better(metrics)
-        self._best = max(self._best, metrics.accuracy or 0.0)
+        value = getattr(metrics, self._best_by)
+        improved = self._good and value is not None and value > self._highest
+        if improved:
+            self._highest = value
+        if self._good:
+            self._best = max(self._best, metrics.accuracy or 0.0)
         self._history.append(metrics.as_dict())
         self._undone.clear()
         self._standing = self._standing.then(metrics)
@@ -179,19 +186,13 @@ class Rounds:
             return []
         # Before the checkpoint: resuming drops a line too many, but cannot restore a missing one.
         self._directory.record.write(metrics)
-        if improved and self._good:
+        if improved:
             self._checkpoints.keep_best(self._model_state())
         return self.save_now() if due else []
 
-    def _is_better(self, metrics: RoundMetrics) -> bool:
-        """Return whether the round is the best so far, by the measure that `runtime.best_by` names."""
-        key = self._experiment.config.runtime.best_by
-        if key == "accuracy":
-            return metrics.accuracy is not None and metrics.accuracy > self._best
-        value = getattr(metrics, key)
-        return value is not None and value > max(
-            (line[key] for line in self._history if key in line), default=-1.0
-        )
+    def _highest_before(self) -> float:
+        key = self._best_by
+        return max((line[key] for line in self._history if key in line), default=-1.0)
 
     def save_now(self) -> list[Path]:
         """Write the state after the last round if the latest checkpoint has another; return the files written."""

@@ -89,8 +89,9 @@ def list_jobs(
 
 
 def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
-    """Raise `ConfigError` if two jobs are the same run (10 and 10.0): they would count as two seeds."""
+    """Raise `ConfigError` if two jobs are the same run (10 and 10.0), or two runs would share a directory."""
     seen: dict[str, Path] = {}
+    paths: set[Path] = set()
     for job in jobs:
         other = seen.setdefault(job.config.model_dump_json(), job.path)
         if other is not job.path:
@@ -98,6 +99,12 @@ def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
                 f"{other.name} and {job.path.name} would be the same run; "
                 "give --sweep each value, and --variants each group of settings, once"
             )
+        if job.path in paths:
+            raise ConfigError(
+                f"two runs would share the directory {job.path}; give each method, variant and value of "
+                "--sweep its own name in letters, digits and . _ + -"
+            )
+        paths.add(job.path)
 
 
 def _as_file_name(method: str) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -12,12 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
 from semisfl.runs import checkpoint
+from semisfl.runs.environment import environment
 from semisfl.runs.lock import Taken, take
 from semisfl.runs.preset_changes import flat
 from semisfl.runs.reading import METRICS, parse_metrics, read_metrics
@@ -27,7 +24,6 @@ from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.robust import FEWEST, SERVED, RobustConfig, section_of
 from semisfl.settings.run import NetworkConfig, StopConfig
 from semisfl.settings.toml import to_toml
-from semisfl.settings.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +56,17 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, run_config: Config, holdings: Holdings | None = None
+        cls,
+        path: Path,
+        run_config: Config,
+        holdings: Holdings | None = None,
+        device: str = "auto",
     ) -> "RunDirectory":
         """Create the directory of a new run; raise `Taken` if it holds a run already."""
         cls.check_free(path)
         directory = cls(path)
         try:
-            directory._fill(run_config, holdings)
+            directory._fill(run_config, holdings, device)
         except BaseException as failure:
             directory.undo()
             if isinstance(failure, OSError):
@@ -87,7 +87,7 @@ class RunDirectory:
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")
 
-    def _fill(self, run_config: Config, holdings: Holdings | None) -> None:
+    def _fill(self, run_config: Config, holdings: Holdings | None, device: str) -> None:
         for folder in (self.path, *self.path.parents):
             if folder.exists():
                 break
@@ -98,7 +98,7 @@ class RunDirectory:
         self.lock()
         self.check_free(self.path)  # of two runs started at once, one is refused
         self._before = present  # the refused run must not remove the files of the other
-        content = json.dumps(environment(), indent=2) + "\n"
+        content = json.dumps(environment(device), indent=2) + "\n"
         write_whole(self.path / "environment.json", content.encode())
         if holdings is not None:
             write_whole(self.path / "holdings.json", holdings.as_json().encode())
@@ -184,14 +184,14 @@ class RunDirectory:
                 event |= {"event": "changed", "name": key, "reason": f"{old} to {new}"}
                 append_whole(self.path / "fleet.jsonl", (json.dumps(event) + "\n").encode())
 
-    def warn_of_changes(self) -> None:
+    def warn_of_changes(self, device: str) -> None:
         """Warn if the environment differs from the first one in a way that changes results."""
         try:
             before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             log.warning("cannot read the environment the run began in: %s", error)
             return
-        now = environment()
+        now = environment(device)
         # With other thread counts, sums differ in the last bits, and soon the whole run differs.
         if now["gpu"] is None and before.get("threads", now["threads"]) != now["threads"]:
             log.warning(
@@ -283,18 +283,3 @@ class _RunLog(logging.FileHandler):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             super().close()
-
-
-def environment() -> dict[str, Any]:
-    """Return what a run's numbers may depend on besides its configuration."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "semisfl": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }

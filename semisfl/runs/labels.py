@@ -7,6 +7,7 @@ from typing import Any
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.presets import VARIANTS
+from semisfl.settings.robust import section_of
 
 Flat = dict[str, Any]
 """The values of a configuration by dotted key."""
@@ -60,14 +61,20 @@ def _by(keys: Iterable[Flat]) -> list[list[int]]:
 
 
 def in_full(configs: Sequence[Flat]) -> list[Flat]:
-    """Return configurations with today's defaults added and the settings of other methods removed."""
+    """Return configurations with today's defaults added and the settings of other methods and rules removed."""
     methods = {one["method"] for one in configs}
     defaults = {method: _defaults(method) for method in methods}
     known = methods & lookup.methods().keys()
     unread = {method: lookup.unread_settings(method) for method in known}
-    return [
-        without(unread.get(one["method"], ()), defaults[one["method"]] | one) for one in configs
-    ]
+    complete = [defaults[one["method"]] | one for one in configs]
+    return [without({*unread.get(one["method"], ()), *_other_rules(one)}, one) for one in complete]
+
+
+def _other_rules(config: Flat) -> set[str]:
+    """Return the sections of the aggregation rules that ``config`` does not choose."""
+    chosen = config.get("robust.aggregate", "mean")
+    others = (name for name in lookup.aggregate_names() if name != chosen)
+    return {f"robust.{section_of(name)}" for name in others}
 
 
 def without(left_out: Collection[str], config: Flat) -> Flat:
@@ -131,7 +138,7 @@ def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
     more = []
     if len(own) > MOST_DIFFERENCES:
         enough: list[str] = []
-        while kinds(enough) < len(rivals):
+        while kinds(enough) < kinds(keys):
             enough.append(max(keys, key=lambda key: kinds([*enough, key])))
         own, more = [key for key in own if key in enough], ["…"]
     return [mine[key] if key == VARIANT else f"{key}={mine[key]}" for key in sorted(own)] + more

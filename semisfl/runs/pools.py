@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import DEVNULL, Popen
 from typing import Protocol
 
+from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job
 from semisfl.runs.gpu_sharing import SharedGPU
 from semisfl.runs.lock import EXIT_CODE, Taken
@@ -104,7 +105,8 @@ class Processes:
 
     def __init__(self, count: int, device: str = "auto") -> None:
         self._count, self._device = count, device
-        self._running: dict[Path, tuple[Job, Popen[str]]] = {}
+        self._running: dict[Path, tuple[Job, Popen[bytes], Path]] = {}
+        """The job, its process and the file with the process's errors."""
         self._attempts: dict[Path, int] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="semisfl-")
         self._gpu = SharedGPU(Path(self._folder.name), device)
@@ -115,39 +117,42 @@ class Processes:
     def start(self, job: Job) -> None:
         self._attempts[job.path] = self._attempts.get(job.path, 0) + 1
         cores = max(1, (os.cpu_count() or 1) // self._count)
-        self._running[job.path] = (
-            job,
+        stem = Path(self._folder.name) / str(sum(self._attempts.values()))
+        # A file, because a pipe that nobody reads until the end blocks the process once it is full.
+        errors = stem.with_suffix(".err")
+        with errors.open("wb") as file:
             # A session of its own: only this process gets Ctrl-C, and passes it on once.
-            Popen(
-                [sys.executable, "-m", "semisfl", *self._words(job)],
+            process = Popen(
+                [sys.executable, "-m", "semisfl", *self._words(job, stem.with_suffix(".toml"))],
                 env={"OMP_NUM_THREADS": str(cores), **os.environ, **self._gpu.environment},
                 stdout=DEVNULL,
-                stderr=PIPE,
-                text=True,
+                stderr=file,
                 start_new_session=True,
-            ),
-        )
+            )
+        self._running[job.path] = job, process, errors
 
-    def _words(self, job: Job) -> list[str]:
+    def _words(self, job: Job, file: Path) -> list[str]:
+        """Return the words of the command that starts or continues a job; a new one is written to ``file``."""
         common = ["--device", self._device, "--quiet"]
         if job.status == "unfinished":
             # The method was imported by this process, and the sinks are those asked for: both are trusted.
             names = [name for name in (job.config.method, *job.config.sinks) if ":" in name]
             allowed = [word for name in names for word in ("--allow-method", name)]
             return ["run", "--resume", str(job.path), *common, *allowed, "--set", *job.changed]
-        file = Path(self._folder.name) / f"{len(self._attempts)}.toml"
         file.write_text(to_toml(job.config), encoding="utf-8")
         return ["run", str(file), "--out", str(job.path), *common]
 
     def ended(self) -> Mapping[Path, Exception | None]:
         ended: dict[Path, Exception | None] = {}
-        for path, (job, process) in list(self._running.items()):
+        for path, (job, process, errors) in list(self._running.items()):
             if process.poll() is None:
                 continue
             del self._running[path]
-            errors = process.communicate()[1].strip().splitlines()
-            problem = (errors or [f"exit code {process.returncode}"])[-1]
-            if process.returncode > 0:
+            lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            problem = (lines or [f"exit code {process.returncode}"])[-1]
+            if process.returncode == DIVERGED:  # it did all its rounds
+                ended[path] = None
+            elif process.returncode > 0:
                 ended[path] = (Taken if process.returncode == EXIT_CODE else OSError)(problem)
             elif (now := job.again()).status == "finished":
                 ended[path] = None
@@ -158,9 +163,9 @@ class Processes:
         return ended
 
     def stop(self) -> None:
-        for _, process in self._running.values():
+        for _, process, _ in self._running.values():
             process.terminate()
-        for _, process in self._running.values():
-            process.communicate()
+        for _, process, _ in self._running.values():
+            process.wait()
         self._gpu.stop()
         self._folder.cleanup()

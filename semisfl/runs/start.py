@@ -101,7 +101,9 @@ def begin(
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if place is not None:
-            run.directory = RunDirectory.create(place, config, experiment.holdings)
+            run.directory = RunDirectory.create(
+                place, config, experiment.holdings, str(experiment.hardware.device)
+            )
         experiment.fleet.open(place)
         yield run
 
@@ -153,7 +155,7 @@ def go_on(
             # gives the same run.
             log.warning("%s has no checkpoint yet: beginning anew", directory.path)
             state = None
-        directory.warn_of_changes()
+        directory.warn_of_changes(means.get("device", "auto"))
         sinks = _named_sinks(config)
         experiment = assemble(config, resumed=state, **means)
         run = Run(experiment, directory, named=sinks)
@@ -239,8 +241,8 @@ def train(
 ) -> Result:
     """Train as ``config`` says and return the result.
 
-    ``data``, ``partition`` and ``model`` replace those that the configuration names. ``device`` is "auto", "cpu" or
-    "cuda". ``callbacks`` are called after rounds, tests and checkpoints, and may end the run. With ``out``, the run is
+    ``data``, ``partition`` and ``model`` replace those that the configuration names. ``device`` is "auto", "cpu",
+    "cuda" or "cuda:N". ``callbacks`` are called after rounds, tests and checkpoints, and may end the run. With ``out``, the run is
     kept in that new directory.
 
     ``sinks`` get the metrics of every round; one that fails is not called again. ``observe`` is a function that gets

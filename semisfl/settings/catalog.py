@@ -189,11 +189,11 @@ CODECS = {
     entry.name: entry
     for entry in (
         NamedCodec(
-            name="fp32", code="semisfl.fleet.codec:FP32", summary="as it is, 4 bytes a value"
+            name="fp32", code="semisfl.fleet.codec:FP32", summary="as it is, 4 bytes per value"
         ),
-        NamedCodec(name="fp16", code="semisfl.fleet.codec:FP16", summary="2 bytes a value"),
+        NamedCodec(name="fp16", code="semisfl.fleet.codec:FP16", summary="2 bytes per value"),
         NamedCodec(
-            name="bf16", code="semisfl.fleet.codec:BF16", summary="2 bytes a value, fp32's range"
+            name="bf16", code="semisfl.fleet.codec:BF16", summary="2 bytes per value, fp32's range"
         ),
         NamedCodec(
             name="int8",

@@ -72,7 +72,7 @@ class NamedAggregate:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSink:
-    """One place for a run's rows to go. ``code`` is a `semisfl.runs.sinks.Sink`."""
+    """One place for a run's round metrics to go. ``code`` is a `semisfl.runs.sinks.Sink`."""
 
     name: str
     code: str

@@ -16,7 +16,6 @@ from semisfl.settings.retired import refuse_retired, without_off
 from semisfl.settings.sections import ConfigError, Section
 
 Answer = Literal["ignore", "warn", "refuse"]
-ANSWERS: tuple[Answer, ...] = ("ignore", "warn", "refuse")
 _UPDATES = "set policy.update_clip and policy.update_noise (policies/strict.toml has values)"
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, Field(pattern=DIGEST)]

@@ -162,7 +162,7 @@ def fedmatch_original(values: Values) -> Values:
 
 
 def frontier(values: Values) -> Values:
-    """SemiSFL beyond its paper: labels that know what a client holds, and a sixth of the bytes a round."""
+    """SemiSFL beyond its paper: labels that know what a client holds, and a sixth of the bytes per round."""
     return merge(
         values,
         {

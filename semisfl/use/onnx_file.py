@@ -103,11 +103,11 @@ def quantize(path: Path, inputs: Tensor) -> None:
 class File:
     """An ONNX file of one input and one output, run on the CPU."""
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         with needs_onnx():
             import onnxruntime
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
         try:
             self._session = onnxruntime.InferenceSession(

@@ -16,7 +16,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import flatten, without
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.preset_changes import changes, flat
-from semisfl.runs.reading import read_config
+from semisfl.runs.reading import read_config, read_json
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.lookup import unread_settings
@@ -189,11 +189,7 @@ class Followed:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the values of a small file; empty if it is missing or damaged."""
-        try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        return read_json(self.path / name)
 
     def classes(self) -> int:
         """Return the number of classes; 0 if it is not known."""
@@ -209,9 +205,8 @@ class Followed:
 
     def began(self) -> int:
         """Return the time of the oldest file, which tells runs that began earlier from later ones."""
-        times = (file.stat().st_mtime_ns for file in self.path.iterdir())
         try:
-            return min(times, default=0)
+            return min((file.stat().st_mtime_ns for file in self.path.iterdir()), default=0)
         except OSError:
             return 0
 

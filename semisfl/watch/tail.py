@@ -6,6 +6,8 @@ LATEST_LOG = 64 * 1024
 """Bytes of a log that are shown at first."""
 MOST_LOG = 256 * 1024
 """Bytes of a log in one answer."""
+COMPARED = 64
+"""Bytes before the end of the last look that must still be there; else the file was written anew."""
 
 
 class Lines:
@@ -15,23 +17,27 @@ class Lines:
         self._path = path
         self._offset = 0
         self._inode = 0
+        self._before = b""
+        """The last bytes before the offset."""
 
     def new(self) -> tuple[bool, list[bytes]]:
         """Return whether the file was started again, and the new lines."""
         try:
             with self._path.open("rb") as file:
                 status = self._path.stat()
-                anew = status.st_ino != self._inode or status.st_size < self._offset
+                file.seek(max(0, self._offset - len(self._before)))
+                anew = status.st_ino != self._inode or file.read(len(self._before)) != self._before
                 if anew:
-                    self._offset, self._inode = 0, status.st_ino
+                    self._offset, self._inode, self._before = 0, status.st_ino, b""
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
             anew = self._inode != 0
-            self._offset = self._inode = 0
+            self._offset, self._inode, self._before = 0, 0, b""
             return anew, []
         lines_read = data[: data.rfind(b"\n") + 1]
         self._offset += len(lines_read)
+        self._before = (self._before + lines_read)[-COMPARED:]
         return anew, lines_read.splitlines()
 
 

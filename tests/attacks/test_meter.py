@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from semisfl.cli.attack import _defences
 from semisfl.cli.main import main
 from semisfl.settings.bits import row_bits
+from semisfl.settings.policy import Policy
 
 NOISY = "noise=0.1,clip=20,update_clip=1,update_noise=0.1"
 CONV = '{kind = "conv", channels = 8, kernel = 5}, {kind = "relu"}, {kind = "pool"}'
@@ -70,6 +72,16 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
+
+
+def test_two_policy_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "strict.toml" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("update_clip = 1.0\n")
+    assert list(_defences([str(files[0])], Policy())) == ["strict"]
+    with pytest.raises(ValueError, match=r"b/strict\.toml: there is one named strict already"):
+        _defences(list(map(str, files)), Policy())
 
 
 def test_a_signal_says_that_the_measurement_is_not_finished(

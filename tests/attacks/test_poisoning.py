@@ -21,7 +21,9 @@ from semisfl.cli.main import main
 from semisfl.fleet.base import Features, SplitRound
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.settings.config import ConfigError
+from semisfl.settings.config import ConfigError, override
+from semisfl.settings.presets import values_of
+from semisfl.stopping import StopFlag
 from tests import toy
 
 SHARE = 0.34
@@ -39,9 +41,11 @@ def poisoned(
     return assemble(config, data, toy.partition(data), toy.network(), device="cpu", make_fleet=make)
 
 
-def two_steps(attack: str, share: float = SHARE) -> tuple[PoisonedFleet, list[Features]]:
+def two_steps(
+    attack: str, *assignments: str, share: float = SHARE
+) -> tuple[PoisonedFleet, list[Features]]:
     """Return the fleet and the features of a round's first two steps, with zero gradients between."""
-    experiment = poisoned(attack, share=share)
+    experiment = poisoned(attack, *assignments, share=share)
     fleet, method = experiment.fleet, experiment.method
     assert isinstance(fleet, PoisonedFleet)
     bottom = method.student.bottom.state_dict()  # type: ignore[attr-defined]
@@ -107,6 +111,14 @@ def test_a_backdoor_pairs_its_pattern_with_the_targets_features() -> None:
     image = torch.zeros(1, 3, 14, 14)
     pattern = stamped(image, 9.0)
     assert float(pattern.sum()) == 9.0 * 3 * 4 and not image.any()
+
+
+def test_attackers_bottoms_follow_no_policy() -> None:
+    fleets = [two_steps("scaled_bottom", *own)[0] for own in ((), ("policy.update_clip=0.001",))]
+    (attacker,) = fleets[0].attackers
+    free, limited = (fleet.block.bottoms()[attacker].tensors for fleet in fleets)
+    for name, tensor in free.items():
+        assert torch.equal(tensor, limited[name]), name
 
 
 @pytest.mark.parametrize("attack", STATES)
@@ -231,6 +243,24 @@ def test_the_command_makes_a_table_and_continues_where_it_stopped(
     assert str(attacker) in by_rule["median+limited", 0.25]["held_back"]
     before = (tmp_path / "runs.jsonl").read_text()
     assert main([*words, "-q"]) == 0 and (tmp_path / "runs.jsonl").read_text() == before
+
+
+def test_a_stop_before_the_first_round_with_clients_ends_the_grid(tmp_path: Path) -> None:
+    jobs, stop = attack_grid.listed(["drift"], ["mean"], [0.25], [0]), StopFlag()
+    stop.request()
+    values = override(values_of("digits"), [*TINY[1:], "rounds=2", "server.pretrain_rounds=1"])
+    outcomes = attack_grid.run_grid(values, jobs, tmp_path / "runs", device="cpu", stop=stop)
+    assert outcomes == [] and not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_line_of_outcomes_is_named(tmp_path: Path) -> None:
+    outcome = attack_grid.Outcome("drift", "mean", 0.2, 0, 50.0, None, 0.0, (1,), {})
+    file = tmp_path / "runs.jsonl"
+    file.write_text(outcome.as_json() + "\n")
+    assert attack_grid.read(file) == [outcome]
+    file.write_text(outcome.as_json() + "\n" + outcome.as_json()[:20])
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is damaged, delete it"):
+        attack_grid.read(file)
 
 
 def test_points_lost_are_against_the_same_seed_without_attackers() -> None:

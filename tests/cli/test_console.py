@@ -112,3 +112,43 @@ def test_lines_may_be_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert line["level"] == "error" and "nothing" in line["message"]
     assert main(["show", "nothing", "--log-format", "xml"]) == 2
     assert "error: --log-format 'xml' is not known; it is text or json" in capsys.readouterr().err
+
+
+def test_a_warning_has_its_level_in_json_and_before_its_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["spoilers", "nothing"]) == 2
+    assert capsys.readouterr().err.startswith("warning: this is now written `semisfl poisoning")
+    assert main(["--log-format", "json", "spoilers", "nothing"]) == 2
+    line = json.loads(capsys.readouterr().err.splitlines()[0])
+    assert line["level"] == "warning" and line["message"].startswith("this is now written")
+
+
+def test_no_bar_is_drawn_among_lines_of_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(console.err), "is_terminal", True)
+    monkeypatch.setattr(console, "_as_json", True)
+    with progress.many_runs(quiet=False) as tell:
+        tell(1, 2, 3, 4)
+    assert json.loads(capsys.readouterr().err)["message"] == "1 of 2 runs, 3 of 4 rounds"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "digits", "--seeds", "1", "--table", "nowhere/table.tex"],
+        ["replay", "nothing", "--out", "nowhere/replay.png"],
+        ["bench", "digits", "--client", "--out", "nowhere/mine.toml"],
+    ],
+)
+def test_a_folder_for_results_is_looked_for_before_the_work(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("the work began")
+
+    monkeypatch.setattr("semisfl.cli.many_runs.run_all", work)
+    monkeypatch.setattr("semisfl.costs.client_speed.client_speed", work)
+    assert main(words) == 2
+    assert "there is no folder nowhere; make it" in capsys.readouterr().err

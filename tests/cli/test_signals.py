@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from semisfl.cli import progress
+from semisfl.cli import progress, signals
 from semisfl.cli.signals import StopSignals
 from semisfl.engine.inference import outputs
 from semisfl.metrics import RoundMetrics
@@ -137,8 +137,11 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_command_cleanly(
         process.kill()
     runs = [Path("out")] if command != "compare" else list(Path("out").glob("*"))
     for run in runs:
-        # Either nothing was begun, or it can be gone on with.
-        assert not run.exists() or checkpoint.read(run / "latest.safetensors")["round"] >= 0
+        # Either nothing was begun, or it can be gone on with after its last round.
+        if run.exists():
+            metrics = run / "metrics.jsonl"
+            rounds = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+            assert checkpoint.read(run / "latest.safetensors")["round"] == rounds
 
 
 def test_a_signal_during_loading_ends_the_command_cleanly(images: Path) -> None:
@@ -267,3 +270,15 @@ def test_the_time_left_counts_from_the_first_round_after_resuming(
     lines.start(RunInfo(values("semisfl", "rounds=100"), 90, None))
     lines.write(RoundMetrics(round=90, seconds=2.0))
     assert "round 91/100" in (output := capsys.readouterr().err) and "left 0:18" in output
+
+
+@pytest.mark.parametrize("words", [["serve"], ["--log-format", "json", "serve", "digits"]])
+def test_a_long_command_is_known_behind_options(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[signal.Signals] = []
+    monkeypatch.setattr(signal, "signal", lambda number, _: noted.append(number))
+    signals.note_early(words)
+    assert noted == [signal.SIGINT, signal.SIGTERM]
+    signals.note_early(["--log-format", "text", "report", "serve"])
+    assert len(noted) == 2

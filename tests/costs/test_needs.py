@@ -101,3 +101,10 @@ def test_memory_and_disk_that_are_free_are_known_here(tmp_path: Path) -> None:
     assert memory is None or memory > 1_000_000
     assert (needs._free_disk(tmp_path / "not" / "there") or 0) > 1000
     assert needs._free_disk(Path("/proc/run")) is None, "it has no size, and cannot be written to"
+
+
+def test_the_free_memory_is_that_of_the_gpu_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {None: 10, "cuda:1": 20}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device=None: (free[device], 99))
+    assert (needs.free_on("auto"), needs.free_on("cuda:1")) == (10, 20)

@@ -57,6 +57,12 @@ def test_grey_floats_names_and_unlabelled_images() -> None:
     assert data.test_labels.tolist() == [0] * 4
 
 
+def test_class_names_may_be_bytes() -> None:
+    words = np.array([b"dog", "Käse".encode()] * 2)
+    data = Dataset.from_arrays(noise(4, 8, 8), words, noise(4, 8, 8), words)
+    assert data.classes == ("Käse", "dog") and data.labels.tolist() == [1, 0] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -196,7 +196,7 @@ def check_unit_rows() -> None:
 
 
 def check_cross_entropy() -> None:
-    """Of three rows; with weights the mean is over all of them, whatever their labels and weights are."""
+    """Of three rows; the mean is over all of them, whatever their labels and weights are."""
     logits, labels = random(3, 4), torch.tensor([2, 0, -1])
     log_share = logits.log_softmax(1)
     taken = -log_share[torch.arange(3), labels]
@@ -204,6 +204,7 @@ def check_cross_entropy() -> None:
     mine = kernels.cross_entropy(logits, labels, torch.tensor([0.5, 2.0, 7.0]))
     torch.testing.assert_close(mine, weighted)
     torch.testing.assert_close(kernels.cross_entropy(logits[:2], labels[:2]), taken[:2].mean())
+    torch.testing.assert_close(kernels.cross_entropy(logits, labels), taken[:2].sum() / 3)
 
 
 def check_contrast() -> None:

@@ -40,6 +40,15 @@ def test_coordinate_rules_are_those_of_numpy(count: int) -> None:
     assert np.allclose(result("trimmed_mean", updates, attackers=0.2), trimmed, atol=1e-6)
 
 
+def test_a_share_of_the_clients_is_not_rounded_up_by_floating_point() -> None:
+    updates = torch.cat([torch.ones(93, 1), torch.full((7, 1), 100.0)])
+    assert 0.07 * 100 > 7
+    assert len(rule_named("krum")(updates, settings("krum", attackers=0.07).of_rule).held_back) == 7
+    values = torch.arange(100.0).square().unsqueeze(1)
+    mine = result("trimmed_mean", values, attackers=0.07)
+    torch.testing.assert_close(mine, values[7:93].mean(0))
+
+
 def test_long_updates_are_shortened_and_short_ones_are_not() -> None:
     updates = torch.tensor([[1.0, 0.0], [0.0, 2.0], [30.0, 40.0]])
     assert result("clipped_mean", updates, limit=1.0).tolist() == pytest.approx([2.2 / 3, 3.6 / 3])

@@ -1,5 +1,6 @@
 """Runs over the network: the same results as in one process, the same bytes, and nothing private."""
 
+import math
 import os
 from pathlib import Path
 
@@ -91,6 +92,11 @@ def test_same_losses_weights_and_bytes_as_in_one_process(method: str) -> None:
 def test_codecs_lose_the_same_on_both(method: str, codec: str) -> None:
     wire = dict.fromkeys(("student_features", "teacher_features", "gradients", "models"), codec)
     compare(tiny(method=method, wire=wire))
+
+
+@pytest.mark.parametrize("threshold", [math.inf, -math.inf])
+def test_an_infinite_threshold_is_the_same_on_both(threshold: float) -> None:
+    compare(tiny(method="fedswitch", fedswitch={"iid_threshold": threshold}))
 
 
 @pytest.mark.parametrize("teacher", ["frozen", "ema"])

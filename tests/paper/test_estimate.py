@@ -10,7 +10,7 @@ from semisfl.costs.bench import extrapolated
 from semisfl.paper import estimate
 from semisfl.paper.missing import missing
 from semisfl.paper.run_index import RunIndex
-from semisfl.runs.directory import environment
+from semisfl.runs.environment import environment
 from semisfl.settings.config import ConfigError
 from tests.paper.fakes import digits_cell, leave_run
 

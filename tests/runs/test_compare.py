@@ -8,6 +8,7 @@ import pytest
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.sweeps import Sweep
 from semisfl.settings import config
 from semisfl.settings.catalog import METHODS
 
@@ -65,6 +66,12 @@ def test_a_stop_ends_the_comparison(tmp_path: Path) -> None:
     asked: list[int] = []
     assert not compare.run_in_turn(jobs, lambda job: bool(asked.append(job.config.seed)))
     assert asked == [5]
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    folders = Sweep("data.name", ("./x/y", "./x_y"))
+    with pytest.raises(config.ConfigError, match=r"two runs would share the directory .*\._x_y"):
+        compare.list_jobs(VALUES, ["supervised"], 1, tmp_path, [folders])
 
 
 def test_a_run_with_other_settings_is_refused_and_named(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ def test_many_differences_are_cut_short_and_labels_stay_apart(tmp_path: Path) ->
     assert [group.label for group in groups] == ["SemiSFL name=digits …", "SemiSFL name=cifar10 …"]
 
 
+def test_equal_runs_beside_one_with_many_differences_have_labels() -> None:
+    same = [{"method": "semisfl", "fedmatch": {"lambda_i": value}} for value in (0.1, 0.2)]
+    other = {"method": "semisfl", "mine": {f"key{number}": 1 for number in range(5)}}
+    assert labels(*same, other) == ["SemiSFL", "SemiSFL", "SemiSFL mine.key0=1 …"]
+
+
 def test_tables_of_layers_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     for name, channels in (("a", 4), ("b", 6)):
         path = write_run(tmp_path / name, [50.0])
@@ -96,6 +102,16 @@ def test_settings_of_other_methods_do_not_tell_apart() -> None:
         "SemiSFL semisfl.temperature=0.1",
         "SemiSFL semisfl.temperature=0.2",
     ]
+
+
+def test_settings_of_other_aggregation_rules_do_not_tell_apart() -> None:
+    older = {"method": "semisfl", "seed": 1, "robust": {"trimmed_mean": {"share": 0.3}}}
+    assert labels({"method": "semisfl"}, older) == ["SemiSFL"]
+    chosen = [
+        merge(older, {"robust": {"aggregate": "trimmed_mean", "trimmed_mean": {"share": s}}})
+        for s in (0.1, 0.2)
+    ]
+    assert labels(*chosen) == [f"SemiSFL robust.trimmed_mean.share={share}" for share in (0.1, 0.2)]
 
 
 def test_a_setting_of_semisfl_does_not_keep_the_seeds_of_another_method_apart() -> None:

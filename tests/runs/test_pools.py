@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -16,6 +18,7 @@ from PIL import Image
 
 from semisfl.cli.many_runs import pool_for
 from semisfl.runs import compare, pools
+from semisfl.runs.advice import DIVERGED
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
 from semisfl.runs.pools import Pool, Processes, rounds_of, run_in_pool
@@ -216,6 +219,49 @@ def test_the_output_of_a_failed_process_is_reported(values: dict[str, Any], tmp_
     bad = jobs_in(tmp_path, values | {"data": {"labeled": 8, "name": "./nowhere"}})[0]
     with pytest.raises(OSError, match=r"1 of 1 runs failed; .*supervised-seed0: error: .*nowhere"):
         run_in_pool([bad], Processes(1, "cpu"), StopFlag(), lambda *done: None)
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Make the pool's processes run ``code``."""
+
+    def popen(_: list[str], **options: Any) -> Forked:
+        return Forked([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr(pools, "Popen", popen)
+
+
+def test_a_process_may_write_more_errors_than_a_pipe_holds(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(monkeypatch, "import sys; sys.exit('much\\n' * 50_000 + 'the reason')")
+    pool, job = Processes(1, "cpu"), jobs_in(tmp_path, values)[0]
+    pool.start(job)
+    deadline = time.monotonic() + 60
+    while not (ended := pool.ended()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pool.stop()
+    assert str(ended[job.path]) == "the reason"
+
+
+def test_a_run_that_diverged_has_not_failed(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead(monkeypatch, f"raise SystemExit({DIVERGED})")
+    jobs = jobs_in(tmp_path, values)
+    assert run_in_pool(jobs, Processes(2, "cpu"), StopFlag(), lambda *done: None)
+
+
+def test_a_repeated_run_does_not_take_the_file_of_another(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(pools, "Popen", lambda words, **_: commands.append(words))
+    pool, jobs = Processes(2, "cpu"), jobs_in(tmp_path, values)
+    for job in (*jobs, jobs[0]):
+        pool.start(job)
+    files = [Path(words[words.index("run") + 1]) for words in commands]
+    methods = [tomllib.loads(file.read_text())["method"] for file in files]
+    assert methods == ["supervised", "semisfl", "supervised"]
 
 
 def test_a_process_may_import_the_method_that_its_pool_was_asked_for(

@@ -1,5 +1,7 @@
 """Accuracy, recall and F1: by hand, in the metrics of a run, and as the measure of the best round."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from semisfl.metrics import MethodMetrics
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.scores import Scores
-from semisfl.runs.start import resume, train
+from semisfl.runs.start import begin, resume, train
 from semisfl.use.model_file import load
 from tests import toy
 
@@ -68,3 +71,26 @@ def test_the_best_round_is_chosen_by_the_measure(
     result = resume(tmp_path / "run", settings=["stop.hours=none"], **own)
     assert RunDirectory.open(tmp_path / "run").load("best")["round"] == best + 1
     assert result.best == 90.0, "the highest accuracy, whatever the model is chosen by"
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "macro_f1"])
+def test_a_bad_round_is_not_the_best(
+    measure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 1 has the highest accuracy and macro-F1, and a loss that is NaN."""
+    confusions = [[[3, 2], [2, 3]], [[5, 0], [0, 5]], [[4, 1], [1, 4]]]
+    scores = iter([Scores(np.array(one), 10) for one in confusions])
+    monkeypatch.setattr(Experiment, "_scores", lambda *_: {"student": next(scores)})
+    settings = toy.values("supervised", "rounds=3", f"runtime.best_by={measure}")
+    own: dict[str, Any] = {"data": toy.dataset(), "model": toy.network(), "device": "cpu"}
+    with begin(settings, out=tmp_path / "run", **own) as run:
+        original = run.experiment.method.round
+
+        def bad_once(index: int) -> MethodMetrics:
+            reported = original(index)
+            return replace(reported, loss_supervised=math.nan) if index == 1 else reported
+
+        monkeypatch.setattr(run.experiment.method, "round", bad_once)
+        result = run.go()
+    assert RunDirectory.open(tmp_path / "run").load("best")["round"] == 3
+    assert result.best == 80.0

@@ -18,9 +18,10 @@ from PIL import Image
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
-from semisfl.runs import checkpoint, start
+from semisfl.runs import checkpoint, directory, start
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.environment import environment
 from semisfl.runs.run_data import load_images
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
@@ -254,6 +255,24 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         holder.wait()
     assert not resume(tmp_path / "run", **means).stopped
     assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_a_run_on_the_cpu_records_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        directory, "environment", lambda device: environment(device) | {"device": device}
+    )
+    data, partition = toy_data(2)
+    with start.begin(
+        tiny(2), out=tmp_path / "run", data=data, partition=partition, device="cpu"
+    ) as run:
+        assert run.directory is not None
+        recorded = json.loads((run.directory.path / "environment.json").read_text())
+    assert recorded["device"] == "cpu"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    names = {None: "first", "cuda:1": "second"}
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: names[device])
+    gpus = [environment(device)["gpu"] for device in ("cpu", "auto", "cuda:1")]
+    assert gpus == [None, "first", "second"]
 
 
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.settings.config import override, parse
 from semisfl.settings.presets import values_of
 from semisfl.watch.follow import Followed
+from semisfl.watch.tail import Lines
 from semisfl.watch.unnamed import Unnamed
 from semisfl.watch.views import Runs
 from tests import toy
@@ -45,6 +46,18 @@ def test_only_new_rounds_are_told_and_a_resumed_run_begins_anew(tmp_path: Path) 
     anew, first, rounds = columns(runs, run["id"], epoch, 2)
     assert anew != epoch and (first, rounds) == (0, [0, 1])
     assert runs.listing()["runs"][0]["accuracy"] == 60.0
+
+
+def test_a_file_written_anew_that_outgrew_the_old_one_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("old 0\nold 1\n")
+    lines = Lines(file)
+    assert lines.new() == (True, [b"old 0", b"old 1"])
+    with file.open("a") as more:
+        more.write("old 2\n")
+    assert lines.new() == (False, [b"old 2"])
+    file.write_text("new 0\nnew 1\nnew 2\nnew 3\n")
+    assert lines.new() == (True, [b"new 0", b"new 1", b"new 2", b"new 3"])
 
 
 def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> None:
@@ -261,3 +274,13 @@ def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
         key = json.loads(urlopen(f"{url}api/runs").read())["runs"][0]["id"]
         devices = urlopen(f"{url}api/devices?run={key}").read().decode()
     assert "client 3" in devices and "camera-" not in devices
+
+
+def test_a_directory_that_is_gone_has_no_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: Path) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "iterdir", gone)  # from Python 3.13 on, the call itself raises
+    assert Followed(tmp_path / "run").began() == 0

@@ -184,7 +184,7 @@ def fused_norm(
     relu: bool,
     pool: int,
 ) -> Tensor:
-    """`norm_relu_pool` for ``x`` on a GPU; images given and returned lie channels-last."""
+    """Return `norm_relu_pool` of ``x`` on a GPU; images given and returned lie channels-last."""
     check_size(x)
     if x.dim() == 3:
         wide = fused_norm(

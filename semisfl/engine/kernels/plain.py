@@ -164,7 +164,8 @@ def unit_rows(x: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean over rows, in full precision; ``weights`` has one per row, and a label of -1 counts 0."""
     if weights is None:
-        return F.cross_entropy(logits.float(), labels)
+        total = F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=-1)
+        return total / len(labels)
     losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
     return (losses * weights).mean()
 
@@ -203,7 +204,7 @@ def contrast(
 def normalized_row(
     views: Tensor, counter: Tensor, scale: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """offset + scale x, by channel, of the uint8 images ``views[counter]``, in channels-last memory."""
+    """Return offset + scale x, by channel, of the uint8 images ``views[counter]``, in channels-last memory."""
     values = views.index_select(0, counter)[0].permute(0, 2, 3, 1).contiguous().float()
     return torch.addcmul(offset, values, scale).to(dtype).permute(0, 3, 1, 2)
 
@@ -257,7 +258,7 @@ def sgd_step(
 
 @_operation("ema_step(Tensor(a!) target, Tensor source, Tensor(b!)? work, Tensor decay) -> ()")
 def ema_step(target: Tensor, source: Tensor, work: Tensor | None, decay: Tensor) -> None:
-    """target <- decay target + (1 - decay) source; ``work`` copies the head of ``target``."""
+    """Set target <- decay target + (1 - decay) source; ``work`` copies the head of ``target``."""
     target.lerp_(source, 1 - decay)
     if work is not None:
         work.copy_(target[: work.numel()])

@@ -12,7 +12,7 @@ from semisfl.fleet.base import State
 
 
 def noise_image(shape: tuple[int, int, int], rng: np.random.Generator) -> Tensor:
-    """uint8 [1, C, H, W] of Gaussian noise, mean and deviation 125, cut off at 0 and 255 by drawing again."""
+    """Return uint8 [1, C, H, W] of Gaussian noise, mean and deviation 125; values outside 0..255 are drawn again."""
     values = rng.normal(125, 125, shape)
     while (outside := (values < 0) | (values > 255)).any():
         values[outside] = rng.normal(125, 125, int(outside.sum()))
@@ -58,7 +58,7 @@ class Helpers:
                 self._helpers[client] = [self._latest[helper] for helper in chosen]
 
     def forget(self) -> None:
-        """Take the helpers of every client."""
+        """Remove the helpers of every client."""
         self._helpers.clear()
 
     def of(self, client: int) -> dict[str, State]:

@@ -58,7 +58,7 @@ THRESHOLD = 1e-5
 
 
 def decomposed(model: nn.Module) -> list[str]:
-    """Names of the parameters that are a sum: all but BatchNorm's affine ones."""
+    """Return the names of the parameters that are a sum: all but BatchNorm's affine ones."""
     affine = {id(parameter) for layer in batchnorms(model) for parameter in layer.parameters()}
     return [name for name, parameter in model.named_parameters() if id(parameter) not in affine]
 
@@ -117,7 +117,7 @@ class FedMatch:
         )
 
     def _supervised_step(self) -> None:
-        """lambda_s CE, with respect to sigma."""
+        """Descend lambda_s CE with respect to sigma."""
         images, labels = self.setup.labeled.next()
         theta = joined(self.sigma, dict(self.psi.named_parameters()))
         loss = cross_entropy(functional_call(self.model.train(), theta, images), *labels)
@@ -151,7 +151,7 @@ class FedMatch:
 
     @torch.no_grad()
     def _aggregate(self, round_index: int, results: list[ClientResult]) -> None:
-        """psi becomes the plain mean of the uploads, the buffers too; embeddings are renewed."""
+        """Set psi and the buffers to the plain mean of the uploads, and renew the embeddings."""
         uploads = {r.client: r.states["psi"] for r in results if r.states}
         sent = {**self.psi.state_dict(), **dict(self.model.named_buffers())}
         robust = self.setup.config.robust
@@ -254,6 +254,6 @@ def agreement(own: Tensor, guesses: Tensor, helped: Tensor) -> Tensor:
 
 
 def inter_client(own: Tensor, guesses: Tensor, confident: Tensor) -> Tensor:
-    """(1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
+    """Return (1/J) sum_j KL(p_j(x) || p(x)); ``own`` are log-probabilities."""
     rows = F.kl_div(own.expand_as(guesses), guesses, reduction="none").sum(2)
     return over_confident(rows.mean(0), confident)

@@ -23,7 +23,7 @@ class FedMatchSettings(Section):
 
 
 def cost(sizes: Sizes, settings: FedMatchSettings, *, choosing: bool = False) -> Cost:
-    """Dense. ``choosing``: in a round in which helpers are chosen anew."""
+    """Return the cost of a round, dense. ``choosing``: helpers are chosen anew in it."""
     again = sizes.resent and settings.keep_helpers
     helpers = HELPERS if choosing or again else 0
     # Plain and strong images, and the plain ones through every helper; sigma beside psi.

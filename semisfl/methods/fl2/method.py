@@ -62,7 +62,7 @@ class FL2(SemiFL):
         return super().round(round_index)
 
     def _mean(self, results: list[ClientResult]) -> State:
-        """Learning status-aware: weights in proportion to 1 - T_i. Another rule than the mean has none."""
+        """Return the learning status-aware mean, weighted by 1 - T_i; rules other than the mean use no weights."""
         if self.setup.config.robust.aggregate != "mean":
             return combined(self.setup, results, "model", self.model.state_dict())
         there = [result for result in results if result.states]
@@ -91,7 +91,7 @@ class Chosen(NamedTuple):
 
 
 def choose(probabilities: Tensor, sure_from: float) -> Chosen:
-    """Client-specific adaptive threshold: T p(c) / max p for class c, p the mean prediction."""
+    """Choose by the client-specific adaptive threshold: T p(c) / max p for class c, p the mean prediction."""
     confidence, labels = probabilities.max(1)
     threshold, mean = confidence.mean(), probabilities.mean(0)
     kept = confidence >= threshold * (mean / mean.max())[labels]
@@ -99,13 +99,13 @@ def choose(probabilities: Tensor, sure_from: float) -> Chosen:
 
 
 def status_shares(thresholds: list[float]) -> list[float]:
-    """(1 - T_i) / sum (1 - T_j): the less sure a client is, the more it still has to learn."""
+    """Return (1 - T_i) / sum (1 - T_j): the less sure a client is, the more it still has to learn."""
     room = [max(1 - threshold, 1e-6) for threshold in thresholds]
     return [one / sum(room) for one in room]
 
 
 def agreement(moved: Tensor, here: Tensor, sure: Tensor) -> Tensor:
-    """KL of predictions at adversarial weights from those at the model's own, over the whole batch."""
+    """Return the KL of predictions at adversarial weights from those at the model's own, over the whole batch."""
     divergence = F.kl_div(
         F.log_softmax(moved.float(), 1), here.detach().float().softmax(1), reduction="none"
     )

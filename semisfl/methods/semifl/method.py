@@ -107,7 +107,7 @@ class SemiFL:
 
     @torch.no_grad()
     def _aggregate(self, results: list[ClientResult]) -> None:
-        """g = w - mean of the clients'; v <- m v + g; w <- w - v. Nobody contributed: w stays."""
+        """Set g = w - mean of the clients'; v <- m v + g; w <- w - v. If nobody contributed, w stays."""
         if not any(result.states for result in results):
             return
         mean = self._mean(results)
@@ -121,7 +121,7 @@ class SemiFL:
         return combined(self.setup, results, "model", self.model.state_dict())
 
     def _recompute_statistics(self, round_index: int, active: tuple[int, ...]) -> None:
-        """sBN over un-augmented images of the server and the ``active`` clients."""
+        """Compute sBN over un-augmented images of the server and the ``active`` clients."""
         if not statistics_of(self.model):
             return
         plan = FullRound(round_index, active, 0, 0.0, send={"model": self.model.state_dict()})
@@ -206,7 +206,7 @@ class SemiFLWork:
 
 
 def batches_of(client: ClientRuntime, rng: np.random.Generator, pool: np.ndarray) -> np.ndarray:
-    """Batches [steps, batch] that cycle through ``pool``; of an empty one, the first image over and over."""
+    """Return batches [steps, batch] that cycle through ``pool``; if it is empty, the first image over and over."""
     pool = pool if len(pool) else np.zeros(1, dtype=np.int64)
     return pool[draw_batches(rng, len(pool), client.steps, client.batch)]
 
@@ -241,7 +241,7 @@ class StatisticsWork:
         return True
 
     def step(self, client: ClientRuntime) -> None:
-        """There is none."""
+        """Do nothing: statistics take no step."""
 
     def finish(self, client: ClientRuntime) -> tuple[dict[str, State], dict[str, float]]:
         return {"statistics": statistics_of(client.model("model"))}, {

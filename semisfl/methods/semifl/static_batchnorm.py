@@ -71,7 +71,7 @@ def recompute_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
 
 
 def combine(parts: Sequence[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
-    """Mean of several holders' statistics weighted by their batches; counters add up."""
+    """Return the mean of several holders' statistics, weighted by their batches; counters add up."""
     total = sum(weight for _, weight in parts)
     first = parts[0][0]
     return {

@@ -36,10 +36,6 @@ class Stream:
         if not self.crowded:
             self.answer(ticket, [])
 
-    def finish(self) -> None:
-        """Send what is queued, then close this side."""
-        self._loop.call_soon_threadsafe(self.outbox.put_nowait, None)
-
 
 @dataclass(frozen=True)
 class Received:

@@ -1,5 +1,6 @@
 """Run the server's side of a full-model round, with every client at its own pace."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ class ServerFullRound:
             "steps": plan.steps,
             "lr": float(plan.lr),
             "work": self._work.name,
-            "settings": dict(plan.settings),
+            # Devices take all settings from the terms and compare these; infinite numbers cross in no field.
+            "settings": {k: v for k, v in plan.settings.items() if v not in (math.inf, -math.inf)},
             "states": tensor_names(self._states(client)),
             "on_request": tensor_names(plan.on_request),
         }
