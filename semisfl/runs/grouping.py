@@ -40,6 +40,11 @@ class Run:
         return self.complete or self.stopped_by is not None
 
     @property
+    def diverged(self) -> bool:
+        """Return whether losses or weights are NaN or out of bounds after its last round."""
+        return bool(self.rounds and self.rounds[-1].diverged)
+
+    @property
     def _stop(self) -> StopConfig:
         try:
             return StopConfig.model_validate(self.config.get("stop", {}))
@@ -140,6 +145,8 @@ def _fair(label: str, runs: list[Run]) -> Group:
     if ended:
         how = ", ".join(f"{run.path} (stop.{run.stopped_by}, {_progress(run)})" for run in ended)
         remarks.append(f"{len(ended)} of {len(runs)} runs ended by a limit: {how}")
+    if bad := [str(run.path) for run in used if run.diverged]:
+        remarks.append(f"{len(bad)} of {len(used)} runs diverged: {', '.join(bad)}")
     if not finished:
         remarks.append(f"no run is finished; numbers are those after {_progress(used[0])}")
     return Group(label, used, [*again, *begun], "; ".join(remarks), bool(finished))
