@@ -26,7 +26,7 @@ from semisfl.methods.base import Method, Setup
 from semisfl.metrics import RoundMetrics
 from semisfl.models.own import Own, stages_of
 from semisfl.models.split import build_model
-from semisfl.runs.portable import Description, answering_weights, describe
+from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
 from semisfl.runs.run_data import check_clients, check_partition, divide, load_data
 from semisfl.runs.scores import Scores
@@ -236,6 +236,9 @@ def assemble(
     except BaseException:
         fleet.close(finished=False)
         raise
+    holdings = count(partition, data.labels.numpy(), data.classes)
+    if partition.clients:
+        holdings = replace(holdings, images=data_digest(data))
     return Experiment(
         config,
         method,
@@ -247,7 +250,7 @@ def assemble(
         data.test_labels.to(hardware.device),
         _set_aside(data, partition, hardware),
         describe(config, data, partition, next(iter(method.tested())), own),
-        count(partition, data.labels.numpy(), data.classes),
+        holdings,
     )
 
 

@@ -32,8 +32,8 @@ DIGESTS = {
     "clients": "clients' images",
 }
 """Names of `Description.digests` in a sentence."""
-MOST_HASHED = 10_000
-"""Clients' images whose pixels are hashed: a second at most for a set that is larger than memory."""
+MOST_HASHED = 1 << 26
+"""Bytes of pixels that the digest of a large set covers: it takes a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,26 @@ def _digest(images: Tensor, labels: Tensor) -> str:
 
 
 def _client_digest(data: Dataset, partition: Partition) -> str:
-    """Return the SHA-256 of who holds which images, and of the pixels of at most `MOST_HASHED`, evenly spaced."""
+    """Return the SHA-256 of who holds which images, and of their pixels: of a large set, evenly spaced ones."""
     held = np.concatenate(partition.clients)
-    some = held[:: -(-len(held) // MOST_HASHED)]
     digest = hashlib.sha256(str([len(images) for images in partition.clients]).encode())
-    digest.update(np.ascontiguousarray(held).data)
+    digest.update(held.data)
+    some = held[:: _stride(len(held), data.images)]
     digest.update(data.images[torch.from_numpy(some)].numpy().data)
     return digest.hexdigest()
+
+
+def data_digest(data: Dataset) -> str:
+    """Return the SHA-256 of classes, labels and pixels: of a large set, those of evenly spaced images."""
+    digest = hashlib.sha256(str(data.classes).encode())
+    for images, labels in ((data.images, data.labels), (data.test_images, data.test_labels)):
+        digest.update(_digest(images[:: _stride(len(images), images)], labels).encode())
+    return digest.hexdigest()
+
+
+def _stride(count: int, images: Tensor) -> int:
+    """Return the step at which ``count`` images have at most `MOST_HASHED` bytes."""
+    return max(1, -(-count * images[:1].numel() // MOST_HASHED))
 
 
 def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow: bool) -> None:
