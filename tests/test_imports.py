@@ -12,7 +12,16 @@ import semisfl
 
 ROOT = Path(semisfl.__file__).parent
 # Nothing else may be needed to train in one process.
-CORE_NEEDS = {"torch", "numpy", "pydantic", "safetensors", "rich", "PIL", "tomlkit"}
+CORE_NEEDS = {
+    "torch",
+    "numpy",
+    "pydantic",
+    "pydantic_core",
+    "safetensors",
+    "rich",
+    "PIL",
+    "tomlkit",
+}
 
 
 def module_name(file: Path) -> str:

@@ -16,6 +16,7 @@ from semisfl.models.split import SplitModel
 from semisfl.runs import health
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
+from semisfl.runs.grouping import judged_on
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
@@ -125,6 +126,7 @@ def measure_all(
         "seed": scene.config.seed,
         "rounds": scene.config.rounds,
         "accuracy": scene.accuracy,
+        "judged_on": judged_on(scene.config.model_dump()),
         "public_images": len(scene.public),
         "image_bits": 8 * scene.images[0].numel(),
         "features": [item.numbers for item in measured],

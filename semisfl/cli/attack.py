@@ -188,7 +188,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
             f"{entry['ssim']:.2f}, found {entry['identified']:.0%} (chance {entry['chance_identified']:.1%})"
         )
     print(
-        f"accuracy {result['accuracy']:.1f} %. Chance, without any features, is in brackets. bytes are one "
+        f"{result['judged_on']} accuracy {result['accuracy']:.1f} %. Chance, without any features, is in brackets. bytes are one "
         "image's features, sent once. bits is the most that they can carry, whatever the server planted "
         f"(an image's pixels are {result['image_bits']:,}). SSIM and found are those of a decoder trained on "
         f"{result['public_images']} other images."

@@ -16,6 +16,7 @@ from semisfl.data.sources import Dataset
 from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.grouping import Run as PastRun
 from semisfl.runs.result import Result
 from semisfl.runs.run_data import load_data
 from semisfl.runs.sinks import Guarded, Sink
@@ -90,6 +91,16 @@ def leave_if_diverged(result: Result) -> None:
     if result.diverged:
         console.say(
             "the run diverged: its weights are of no use; start again with a lower optimizer.lr",
+            "error",
+        )
+        raise typer.Exit(DIVERGED)
+
+
+def leave_if_any_diverged(trained: Sequence[PastRun]) -> None:
+    """End the command with `DIVERGED` if one of several runs did; the remarks below the table name it."""
+    if bad := sum(run.diverged for run in trained):
+        console.say(
+            f"{bad} of {len(trained)} runs diverged, so their means say nothing; use a lower optimizer.lr",
             "error",
         )
         raise typer.Exit(DIVERGED)

@@ -211,6 +211,7 @@ def record(
     """
     from semisfl.runs import record as records
 
+    console.check_folder(file, "FILE")
     records.write(run, file)
     print(f"record: {file} ({file.stat().st_size / 1000:.0f} kB)")
 

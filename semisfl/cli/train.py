@@ -159,6 +159,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Train several methods with several seeds; print mean ± standard error and draw curves."""
+    from semisfl.cli import one_run
     from semisfl.cli.many_runs import run_all
     from semisfl.runs import compare as comparison
 
@@ -181,6 +182,7 @@ def compare(
     keys = [one.key for one in swept]
     place = folder / "compare.png"
     results.tell(summaries, target, place, plots.ACCURACIES, keys, json_, tables or ())
+    one_run.leave_if_any_diverged([run for group, _ in summaries for run in group.runs])
 
 
 COMMANDS = {"run": run, "compare": compare}

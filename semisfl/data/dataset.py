@@ -1,5 +1,6 @@
 """A data set in memory: training images, labelled or not, and test images that training never sees."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,9 +159,10 @@ class Dataset:
         channels = self.images.shape[1]
         if channels not in (1, 3):
             raise ValueError(f"images have {channels} channels; 1 (grey) or 3 (colour) are known")
-        if not len(self.mean) == len(self.std) == channels or min(self.std) <= 0:
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if not (finite and len(self.mean) == len(self.std) == channels and min(self.std) > 0):
             raise ValueError(
-                f"mean {self.mean} and std {self.std} need a number for each of the {channels} "
+                f"mean {self.mean} and std {self.std} need a finite number for each of the {channels} "
                 "channels, std above 0"
             )
         self._check_clients()

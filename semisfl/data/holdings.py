@@ -26,10 +26,13 @@ class Holdings:
 
     classes: list[str]
     counts: np.ndarray
+    images: str = ""
+    """A digest of the whole data set, which tells runs on other images apart; empty: the clients have their own."""
 
     def as_json(self) -> str:
         server, *clients = self.counts.tolist()
-        return json.dumps({"classes": self.classes, "server": server, "clients": clients})
+        values = {"classes": self.classes, "server": server, "clients": clients}
+        return json.dumps(values | ({"images": self.images} if self.images else {}))
 
 
 def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:

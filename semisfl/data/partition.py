@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ UNKNOWN, SET_ASIDE = -1, -2
 
 @dataclass(frozen=True)
 class Partition:
-    """Sorted int64 index arrays into ``Dataset.images``."""
+    """Sorted int64 index arrays into ``Dataset.images``; lists, tuples and tensors of integers become such arrays."""
 
     labeled: np.ndarray
     clients: tuple[np.ndarray, ...]
@@ -41,6 +41,27 @@ class Partition:
     """Images that nobody trains on and that rounds are tested on. Empty: the test set is used."""
     names: tuple[str, ...] = ()
     """Names of the clients, if folders give them; empty: they have numbers only."""
+
+    def __post_init__(self) -> None:
+        clients = tuple(
+            _indices(f"clients[{place}]", held) for place, held in enumerate(self.clients)
+        )
+        object.__setattr__(self, "clients", clients)
+        for name in ("labeled", "validation"):
+            object.__setattr__(self, name, _indices(name, getattr(self, name)))
+
+
+def _indices(name: str, images: Any) -> np.ndarray:
+    """Return image numbers as an int64 array; refuse floats and masks."""
+    array = np.asarray(images)
+    if not array.size:
+        return NONE.copy()
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} of the partition is {array.dtype} {list(array.shape)}; it must be a list of image numbers "
+            "(np.flatnonzero makes one of a mask)"
+        )
+    return array.astype(np.int64, copy=False)
 
 
 def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:

@@ -117,6 +117,11 @@ class RoundMetrics(MethodMetrics):
         gauge=None,
         missing="nothing new",
     )
+    diverged: bool | None = metric(
+        "`true`: losses or weights are NaN or out of bounds after this round",
+        gauge=None,
+        missing="the round was good",
+    )
     stopped_by: str | None = _cost(
         "the limit that this round met, which ended the run: `target`, `patience`, `hours` or `gigabytes` of `stop`; "
         "a run that went on beyond it keeps the key in this round",
@@ -172,7 +177,7 @@ class RoundMetrics(MethodMetrics):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 KEYS = tuple(

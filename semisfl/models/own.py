@@ -3,6 +3,7 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,24 @@ STAGES = "give a list of its stages instead, e.g. [stem, block1, block2, nn.Flat
 
 def feature_shape(module: nn.Module, shape: Shape) -> tuple[int, ...]:
     """Return the shape of one image's output, by passing zeros through."""
+    return _sides(_zeros_through(module, shape))
+
+
+def _zeros_through(module: nn.Module, shape: Shape) -> object:
     mode = module.training
     module.eval()
     with torch.no_grad():
-        out = module(torch.zeros(1, *shape))
+        out: object = module(torch.zeros(1, *shape))
     module.train(mode)
+    return out
+
+
+def _sides(out: object) -> tuple[int, ...]:
+    """Return the shape of one image's output; raise ValueError unless it is a tensor."""
+    if not isinstance(out, Tensor):
+        raise ValueError(
+            f"the model, or its part before the cut, returns a {type(out).__name__}; it must return one tensor"
+        )
     return tuple(out.shape[1:])
 
 
@@ -122,10 +136,10 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
             )
     where = ", ".join(map(str, shape))
     try:
-        out = feature_shape(model, shape)
+        result = _zeros_through(model, shape)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"the model cannot take images [n, {where}]: {_line(error)}") from error
-    if out != (classes,):
+    if (out := _sides(result)) != (classes,):
         raise ValueError(
             f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
         )
@@ -136,24 +150,24 @@ def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | 
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     for mode in ("eval", "train"):
         expected = _output(model, images, mode == "train")
+        _sides(expected)
         try:
             got = _output(stages, images, mode == "train")
         except (RuntimeError, ValueError, TypeError) as error:
             return f"fail ({_line(error)})"
-        if not isinstance(expected, Tensor) or expected.shape != got.shape:
+        if not isinstance(got, Tensor) or expected.shape != got.shape:
             return "give another shape than its forward"
         if not torch.allclose(expected, got, rtol=1e-4, atol=1e-5):
             return f"give other numbers than its forward in {mode} mode"
     return None
 
 
-def _output(module: nn.Module, images: Tensor, training: bool) -> Tensor:
+def _output(module: nn.Module, images: Tensor, training: bool) -> Any:
     """Return the output of a copy, with the same draws on every call."""
     copied = copy.deepcopy(module).cpu().train(training)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        out: Tensor = copied(images)
-    return out
+        return copied(images)
 
 
 def _line(error: Exception) -> str:

@@ -106,6 +106,7 @@ def split(
         raise ValueError(
             f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
         )
+    _refuse_shared(bottom, nn.ModuleList(layer for _, layer in layers[at:]))
     cut_shape = outputs[at - 1] if outputs else feature_shape(bottom, shape)
     if len(cut_shape) > 1:
         bottom = _stack([*layers[:at], (_unused("cut", layers), nn.Flatten())])
@@ -122,6 +123,17 @@ def split(
         "none": nn.Identity,
     }
     return SplitModel(bottom, top, heads[projector](), size)
+
+
+def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
+    """Raise ValueError for a parameter on both sides of the cut: each side would train its own."""
+    above = set(map(id, rest.parameters()))
+    for name, parameter in bottom.named_parameters():
+        if id(parameter) in above:
+            raise ValueError(
+                f"parameter {name!r} is on both sides of the cut, and what the server learns of it would be lost; "
+                "set model.cut so that one side has it, or give each side its own"
+            )
 
 
 def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:

@@ -142,6 +142,7 @@ class Rounds:
         if self._good:
             self._failures = self._returns = 0
         else:
+            metrics = replace(metrics, diverged=True)
             log.warning(
                 "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
                 "checkpoint; lower optimizer.lr = %g",

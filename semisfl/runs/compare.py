@@ -84,17 +84,23 @@ def list_jobs(
             path = out / "-".join(part for part in parts if part)
             label = " ".join([entry.title, variant.name, *cell.assignments]) if variant.name else ""
             jobs.append(Job.of(config, path, label, variant.name))
-    _refuse_the_same_twice(jobs)
+    settings = [one for variant in variants for one in variant.assignments]
+    named = [one.partition("=")[0].strip() for one in settings]
+    _refuse_the_same_twice(jobs, [*(sweep.key for sweep in sweeps), *named])
     return jobs
 
 
-def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
-    """Raise `ConfigError` if two jobs are the same run (10 and 10.0), or two runs would share a directory."""
+def _refuse_the_same_twice(jobs: Sequence[Job], changed: Sequence[str]) -> None:
+    """Raise `ConfigError` if two jobs are the same run (10 and 10.0), or two runs would share a directory.
+
+    ``changed``: the settings that the jobs are to differ in.
+    """
     seen: dict[str, Path] = {}
     paths: set[Path] = set()
     for job in jobs:
         other = seen.setdefault(job.config.model_dump_json(), job.path)
         if other is not job.path:
+            _refuse_unread(job, changed)
             raise ConfigError(
                 f"{other.name} and {job.path.name} would be the same run; "
                 "give --sweep each value, and --variants each group of settings, once"
@@ -105,6 +111,12 @@ def _refuse_the_same_twice(jobs: Sequence[Job]) -> None:
                 "--sweep its own name in letters, digits and . _ + -"
             )
         paths.add(job.path)
+
+
+def _refuse_unread(job: Job, changed: Sequence[str]) -> None:
+    known, method = configs.known_keys(type(job.config)), job.config.method
+    if unread := [key for key in changed if key not in known]:
+        raise ConfigError(f"{method} does not read {unread[0]}; leave {method} out of --methods")
 
 
 def _as_file_name(method: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,9 +26,9 @@ from semisfl.methods.base import Method, Setup
 from semisfl.metrics import RoundMetrics
 from semisfl.models.own import Own, stages_of
 from semisfl.models.split import build_model
-from semisfl.runs.portable import Description, answering_weights, describe
+from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
-from semisfl.runs.run_data import check_clients, divide, load_data
+from semisfl.runs.run_data import check_clients, check_partition, divide, load_data
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, capped
@@ -144,19 +143,7 @@ def fleet_setup(
     """Return what is needed to make the clients; clients on other machines have their own images."""
     elsewhere = config.fleet.kind == "network"
     check_clients(config, partition)
-    for indices in (partition.labeled, partition.validation, *partition.clients):
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
-            raise ValueError(
-                f"the partition names images {indices.min()} to {indices.max()}; "
-                f"there are 0 to {len(data.images) - 1}"
-            )
-    for kind, own in (("labelled", partition.labeled), ("validation", partition.validation)):
-        for client, images in enumerate(partition.clients):
-            if len(both := np.intersect1d(own, images)):
-                raise ValueError(
-                    f"the partition gives client {client} {len(both)} of the {kind} images, the first is "
-                    f"{both[0]}; leave them out, clients hold unlabelled images only"
-                )
+    check_partition(partition, data)
     empty = [str(client) for client, images in enumerate(partition.clients) if not len(images)]
     if empty and not elsewhere:
         raise ValueError(
@@ -217,6 +204,11 @@ def assemble(
             f"data.validation = {config.data.validation:g}, but the partition sets no image aside; "
             "give it a validation, or leave the setting out"
         )
+    if config.data.validation is None and len(partition.validation):
+        raise ConfigError(
+            f"the partition sets {len(partition.validation)} images aside for validation, but data.validation is "
+            "not set; set it to their share, or leave them out of the partition"
+        )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
     # A copy: the caller's module keeps its weights, and a second run with it starts from the same ones.
@@ -244,6 +236,9 @@ def assemble(
     except BaseException:
         fleet.close(finished=False)
         raise
+    holdings = count(partition, data.labels.numpy(), data.classes)
+    if partition.clients:
+        holdings = replace(holdings, images=data_digest(data))
     return Experiment(
         config,
         method,
@@ -255,7 +250,7 @@ def assemble(
         data.test_labels.to(hardware.device),
         _set_aside(data, partition, hardware),
         describe(config, data, partition, next(iter(method.tested())), own),
-        count(partition, data.labels.numpy(), data.classes),
+        holdings,
     )
 
 

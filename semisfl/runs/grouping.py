@@ -11,7 +11,14 @@ from pydantic import ValidationError
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import alike_but_for_seed
 from semisfl.runs.limits import Standing, met
-from semisfl.runs.reading import SUFFIX, holds_run, read_config, read_rounds, runs_inside
+from semisfl.runs.reading import (
+    SUFFIX,
+    holds_run,
+    read_config,
+    read_holdings,
+    read_rounds,
+    runs_inside,
+)
 from semisfl.settings.run import StopConfig
 
 log = logging.getLogger(__name__)
@@ -38,6 +45,11 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.complete or self.stopped_by is not None
+
+    @property
+    def diverged(self) -> bool:
+        """Return whether losses or weights are NaN or out of bounds after its last round."""
+        return bool(self.rounds and self.rounds[-1].diverged)
 
     @property
     def _stop(self) -> StopConfig:
@@ -110,14 +122,29 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     Finished and unfinished runs are never averaged together: see `_fair`.
     """
     groups = []
-    for label, places in alike_but_for_seed([run.config for run in runs]):
-        alike = [runs[place] for place in places]
+    apart = [
+        one
+        for label, places in alike_but_for_seed([run.config for run in runs])
+        for one in _by_images(label, [runs[place] for place in places])
+    ]
+    for label, alike in apart:
         if any(run.tested for run in alike):
             groups.append(_fair(label, alike))
         else:
             paths = ", ".join(str(run.path) for run in alike)
             log.warning("%s is left out: no round was tested yet in %s", label, paths)
     return groups
+
+
+def _by_images(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    """Tell apart runs on other images: settings do not say which images a program passed to `train`."""
+    by: dict[str, list[Run]] = {}
+    if len(runs) > 1:
+        for run in runs:
+            by.setdefault(str(read_holdings(run.path).get("images", "")), []).append(run)
+    if len(by.keys() - {""}) < 2:  # older runs do not say
+        return [(label, runs)]
+    return [(f"{label} images={digest[:8] or 'unknown'}", those) for digest, those in by.items()]
 
 
 def _fair(label: str, runs: list[Run]) -> Group:
@@ -140,6 +167,8 @@ def _fair(label: str, runs: list[Run]) -> Group:
     if ended:
         how = ", ".join(f"{run.path} (stop.{run.stopped_by}, {_progress(run)})" for run in ended)
         remarks.append(f"{len(ended)} of {len(runs)} runs ended by a limit: {how}")
+    if bad := [str(run.path) for run in used if run.diverged]:
+        remarks.append(f"{len(bad)} of {len(used)} runs diverged: {', '.join(bad)}")
     if not finished:
         remarks.append(f"no run is finished; numbers are those after {_progress(used[0])}")
     return Group(label, used, [*again, *begun], "; ".join(remarks), bool(finished))

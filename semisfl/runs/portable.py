@@ -6,6 +6,7 @@ checkpoint already has are not written twice.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,10 +20,20 @@ from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.models.modules import layers_of
 from semisfl.models.zoo import MODELS
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.version import VERSION
 
+log = logging.getLogger(__name__)
+
 PARTS = ("bottom", "top")
+DIGESTS = {
+    "labeled": "labelled images",
+    "judged": "images that rounds are judged on",
+    "clients": "clients' images",
+}
+"""Names of `Description.digests` in a sentence."""
+MOST_HASHED = 1 << 26
+"""Bytes of pixels that the digest of a large set covers: it takes a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,10 @@ class Description:
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes sent between server and clients in training, by kind and direction."""
     digests: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of pixels and labels: of the ``labeled`` images, and of those that ``accuracy`` is ``judged`` on."""
+    """SHA-256 of pixels and labels: of the ``labeled`` images, and of those that ``accuracy`` is ``judged`` on.
+
+    Of the images of simulated ``clients``: see `_client_digest`.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,6 +119,7 @@ def describe(
             "judged": _digest(*_chosen(data, partition.validation))
             if len(partition.validation)
             else _digest(data.test_images, data.test_labels),
+            **({"clients": _client_digest(data, partition)} if partition.clients else {}),
         },
     )
 
@@ -120,6 +135,54 @@ def _digest(images: Tensor, labels: Tensor) -> str:
     for tensor in (images, labels):
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def _client_digest(data: Dataset, partition: Partition) -> str:
+    """Return the SHA-256 of who holds which images, and of their pixels: of a large set, evenly spaced ones."""
+    held = np.concatenate(partition.clients)
+    digest = hashlib.sha256(str([len(images) for images in partition.clients]).encode())
+    digest.update(held.data)
+    some = held[:: _stride(len(held), data.images)]
+    digest.update(data.images[torch.from_numpy(some)].numpy().data)
+    return digest.hexdigest()
+
+
+def data_digest(data: Dataset) -> str:
+    """Return the SHA-256 of classes, labels and pixels: of a large set, those of evenly spaced images."""
+    digest = hashlib.sha256(str(data.classes).encode())
+    for images, labels in ((data.images, data.labels), (data.test_images, data.test_labels)):
+        digest.update(_digest(images[:: _stride(len(images), images)], labels).encode())
+    return digest.hexdigest()
+
+
+def _stride(count: int, images: Tensor) -> int:
+    """Return the step at which ``count`` images have at most `MOST_HASHED` bytes."""
+    return max(1, -(-count * images[:1].numel() // MOST_HASHED))
+
+
+def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow: bool) -> None:
+    """Compare the images of a resumed run by two descriptions: refuse other ones, and warn of other numbers.
+
+    ``may_grow``: only other classes are refused. Older checkpoints have no digests, or some.
+    """
+    if tuple(before.get("classes", now["classes"])) != now["classes"]:
+        raise ConfigError(
+            f"the run began with the classes {', '.join(before['classes'])}, and the images now "
+            f"have {', '.join(now['classes'])}; continue it with the images it had"
+        )
+    digests = before.get("digests", {})
+    for key, kind in DIGESTS.items():
+        digest = now["digests"].get(key)
+        if not may_grow and digests.get(key, digest) != digest:
+            raise ConfigError(
+                f"the {kind} are not those that the run began with; continue it with the images it had, or "
+                "start a new run"
+            )
+    for key, kind in (("labeled", "labelled"), ("tested_on", "test")):
+        if before.get(key, now[key]) != now[key]:
+            log.warning(
+                "the run began with %d %s images and goes on with %d", before[key], kind, now[key]
+            )
 
 
 def _table(config: Config, own: nn.Sequential | None) -> list[dict[str, Any]] | None:

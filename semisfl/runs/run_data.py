@@ -41,6 +41,40 @@ def check_clients(config: Config, partition: Partition) -> None:
         )
 
 
+def check_partition(partition: Partition, data: Dataset) -> None:
+    """Refuse images that are not there, two places for one image, and labelled images without a label."""
+    for indices in (partition.labeled, partition.validation, *partition.clients):
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
+            raise ValueError(
+                f"the partition names images {indices.min()} to {indices.max()}; "
+                f"there are 0 to {len(data.images) - 1}"
+            )
+    for kind, own in (("labelled", partition.labeled), ("validation", partition.validation)):
+        for client, images in enumerate(partition.clients):
+            if len(both := np.intersect1d(own, images)):
+                raise ValueError(
+                    f"the partition gives client {client} {len(both)} of the {kind} images, the first is "
+                    f"{both[0]}; leave them out, clients hold unlabelled images only"
+                )
+    rows, counts = np.unique(
+        np.concatenate([partition.labeled, partition.validation, *partition.clients]),
+        return_counts=True,
+    )
+    if len(twice := rows[counts > 1]):
+        raise ValueError(
+            f"the partition names image {twice[0]} twice; name each image once: labelled, for validation, or "
+            "of one client"
+        )
+    if not len(partition.labeled):
+        raise ValueError("the partition has no labelled image; give the server one per class")
+    known = np.concatenate([partition.labeled, partition.validation])
+    if len(unknown := known[data.labels.numpy()[known] < 0]):
+        raise ValueError(
+            f"the partition has image {unknown[0]} as labelled or for validation, but its label is unknown (-1); "
+            "leave it out"
+        )
+
+
 def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:
     """Load images by name or path, at the configured size, or at the size of ``like``."""
     data = sources.load(name, size=config.data.size, like=like, tested=like is None)

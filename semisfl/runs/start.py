@@ -5,7 +5,7 @@ round, the directory is restored.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -21,11 +21,12 @@ from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.portable import check_images
 from semisfl.runs.rank import on_ranks
 from semisfl.runs.result import Result
 from semisfl.runs.run_data import load_data
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
-from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.config import Config
 from semisfl.settings.lookup import check_importable, sink
 from semisfl.stopping import StopFlag
 
@@ -161,7 +162,9 @@ def go_on(
         run = Run(experiment, directory, named=sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
-            _check_images(experiment, state)
+            before = state.get("model", {}).get("description", {})
+            may_grow = config.fleet.kind == "network"
+            check_images(before, experiment.description.as_dict(), may_grow=may_grow)
             experiment.load_state_dict(state)
             usual = state.get("health")  # older checkpoints have none
             run = Run(
@@ -183,22 +186,6 @@ def _training_state(file: Path) -> dict[str, Any]:
             f"run from it with model.weights={file}"
         )
     return state
-
-
-def _check_images(experiment: Experiment, state: Mapping[str, Any]) -> None:
-    """Refuse images with other classes than before; warn if their number changed."""
-    before = state.get("model", {}).get("description", {})
-    now = experiment.description.as_dict()
-    if tuple(before.get("classes", now["classes"])) != now["classes"]:
-        raise ConfigError(
-            f"the run began with the classes {', '.join(before['classes'])}, and the images now "
-            f"have {', '.join(now['classes'])}; continue it with the images it had"
-        )
-    for key, kind in (("labeled", "labelled"), ("tested_on", "test")):
-        if before.get(key, now[key]) != now[key]:
-            log.warning(
-                "the run began with %d %s images and goes on with %d", before[key], kind, now[key]
-            )
 
 
 def _with_stages(config: Config, means: Means) -> Means:

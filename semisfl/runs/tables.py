@@ -9,6 +9,7 @@ from pathlib import Path
 from semisfl.files import write_whole
 from semisfl.runs.paired import Difference
 from semisfl.runs.report import Spread, Summary, accuracy_of
+from semisfl.settings.lookup import note_of, title_of
 
 KINDS = (".csv", ".tex")
 ESCAPED = {
@@ -95,9 +96,11 @@ def latex(summaries: Sequence[Summary], pairs: Sequence[Difference]) -> str:
     ]
     for one in summaries:
         test = [_spread(one.test)] if validated else []
-        name = escaped(one.label)
+        name = escaped(one.label) + ("*" if note_of(one.method) else "")
         rows.append([name, len(one.runs), _spread(one.accuracy), *test, _spread(one.best)])
+    notes = {one.method: note for one in summaries if (note := note_of(one.method))}
     text = _tabular(rows)
+    text += "".join(f"% * {title_of(method)}: {note}\n" for method, note in notes.items())
     if pairs:
         rows = [["difference", "seeds", "points", "95 \\% interval", "wins"]]
         for pair in pairs:

@@ -3,7 +3,8 @@
 from types import NoneType
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 View = Literal["strong", "weak"]
 LabeledView = Literal["strong", "weak", "both", "mixed"]
@@ -34,3 +35,14 @@ class Section(BaseModel):
             key: None if item == "none" and key in optional else item
             for key, item in values.items()
         }
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is needed: pydantic takes them for 1 and 0."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {*(get_args(annotation) or (annotation,))} - {NoneType}
+        if isinstance(value, bool) and kinds and kinds <= {int, float}:
+            name = "integer" if kinds == {int} else "number"
+            raise PydanticCustomError("number_type", f"Input should be a valid {name}")
+        return value

@@ -45,6 +45,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     with Image.open(out / "leakage.png") as sheet:
         assert sheet.height == 2 * (2 * 64 + 8)
     printed = " ".join(capsys.readouterr().out.split())
+    assert results["judged_on"] == "test" and " test accuracy " in printed
     assert "Chance, without any features, is in brackets." in printed
     assert "(an image's pixels are 6,272)" in printed
     assert "upload, cut flatten1, none: a malicious server solves 8 of 8 inputs" in printed

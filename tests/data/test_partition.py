@@ -253,3 +253,16 @@ def test_clients_of_folders_have_their_names_in_the_picture():
     ]
     numbered = picture(cut(CIFAR, clients=2), CIFAR, [str(number) for number in range(10)])
     assert [tick.get_text() for tick in numbered.axes[1].get_xticklabels()] == ["server", "0", "1"]
+
+
+def test_a_partition_takes_lists_and_tensors() -> None:
+    made = Partition([0, 2], [(1,), torch.tensor([3])])  # type: ignore[arg-type]
+    for images in (made.labeled, made.validation, *made.clients):
+        assert images.dtype == np.int64
+    assert [held.tolist() for held in made.clients] == [[1], [3]]
+
+
+@pytest.mark.parametrize("wrong", [[0.0, 1.0], np.array([True, False]), [[0, 1]], 3])
+def test_a_partition_takes_image_numbers_only(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"labeled of the partition is .* a list of image numbers"):
+        Partition(wrong, ())  # type: ignore[arg-type]

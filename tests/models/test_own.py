@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from semisfl.models.own import check_own, stages_of
+from semisfl.models.split import split
 from tests import toy
 
 SHAPE = (3, 12, 12)
@@ -171,3 +172,35 @@ def test_layers_whose_draws_cannot_be_repeated_are_refused(layer: nn.Module, ins
     for fine in (nn.Dropout(0.5), nn.Dropout2d(0.0)):
         model[1] = fine
         check_own(model, SHAPE, toy.CLASSES)
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.fc = nn.Flatten(), nn.Linear(432, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.fc(self.flat(x)), x
+
+
+class First(nn.Module):
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        return both[0]
+
+
+def test_a_model_returns_one_tensor() -> None:
+    sentence = "returns a tuple; it must return one tensor"
+    with pytest.raises(ValueError, match=sentence):
+        stages_of(TwoOutputs(), SHAPE)
+    with pytest.raises(ValueError, match=sentence):
+        check_own(nn.Sequential(nn.Conv2d(3, 3, 1), TwoOutputs()), SHAPE, 4)
+    with pytest.raises(ValueError, match=sentence):
+        split(nn.Sequential(TwoOutputs(), First(), nn.Linear(4, 4)), SHAPE, cut=1)
+
+
+def test_a_parameter_is_on_one_side_of_the_cut() -> None:
+    shared = nn.Linear(8, 8)
+    layers = [nn.Flatten(), nn.Linear(432, 8), shared, nn.ReLU(), shared, nn.Linear(8, 4)]
+    with pytest.raises(ValueError, match=r"parameter '2\.weight' is on both sides of the cut"):
+        split(nn.Sequential(*layers), SHAPE, cut=3)
+    assert split(nn.Sequential(*layers), SHAPE, cut=2).features == 8

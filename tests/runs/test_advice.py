@@ -10,6 +10,7 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import start
 from semisfl.runs.advice import Advice
 from semisfl.runs.experiment import assemble
+from semisfl.runs.grouping import read_run
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config, ConfigError, parse
 from tests import toy
@@ -117,9 +118,12 @@ def test_a_run_keeps_its_warnings_and_says_each_once(
     assert resumed.warnings == [text] and caplog.text.count("guessing gives") == 1
 
 
-def test_a_run_that_diverges_is_not_a_success(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_diverges_is_not_a_success(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = toy.values("supervised", "rounds=2", "optimizer.lr=1e30")
-    result = start.train(settings, **means())
+    result = start.train(settings, **means(), out=tmp_path / "run")
+    assert read_run(tmp_path / "run").diverged
     assert result.diverged and "lower optimizer.lr = 1e+30" in caplog.text
     assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import compare
+from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.sweeps import Sweep
-from semisfl.settings import config
+from semisfl.settings import config, presets
 from semisfl.settings.catalog import METHODS
 
 VALUES: dict[str, Any] = {"rounds": 2, "seed": 5}
@@ -66,6 +68,25 @@ def test_a_stop_ends_the_comparison(tmp_path: Path) -> None:
     asked: list[int] = []
     assert not compare.run_in_turn(jobs, lambda job: bool(asked.append(job.config.seed)))
     assert asked == [5]
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_diverged_run_is_named_below_the_table_each_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bool
+) -> None:
+    values = presets.digits()
+    values["rounds"] = 1
+    jobs = compare.list_jobs(values, ["supervised"], 2, tmp_path)
+    for job, diverged in zip(jobs, (None, bad or None), strict=True):
+        RunDirectory.create(job.path, job.config).record.write(
+            RoundMetrics(round=0, accuracy=9.8, bytes_total=0, seconds=1.0, diverged=diverged)
+        )
+    words = ["compare", "digits", "--methods", "supervised", "--seeds", "2", "--out", str(tmp_path)]
+    for _ in range(2):
+        assert main([*words, "--set", "rounds=1"]) == (DIVERGED if bad else 0)
+        remark = f"! Supervised-only: 1 of 2 runs diverged: {jobs[1].path}\n"
+        assert (remark in capsys.readouterr().out) == bad
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:

@@ -96,3 +96,12 @@ def test_names_are_escaped_and_other_kinds_of_files_refused(
     assert "table.xls: the name must end in .csv or .tex" in capsys.readouterr().err
     assert main(["report", str(runs), "--table", str(runs / "no" / "t.csv")]) == 2
     assert "choose another --table" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_method_with_a_note_is_marked_in_latex(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", [80.0], method="fedswitch")
+    paper = tmp_path / "table.tex"
+    assert main(["report", str(tmp_path / "runs"), "--table", str(paper)]) == 0
+    text = paper.read_text()
+    assert "FedSwitch* & 1 &" in text and "% * FedSwitch: a reconstruction" in text

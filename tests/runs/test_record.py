@@ -157,6 +157,8 @@ def test_names_that_no_folder_would_find_and_files_that_are_there_are_refused(
     assert "must end in .run.json" in capsys.readouterr().err
     assert main(["record", str(trained[0]), str(trained[1])]) == 2
     assert "already there" in capsys.readouterr().err
+    assert main(["record", str(trained[0]), str(tmp_path / "no" / "x.run.json")]) == 2
+    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
     assert main(["record", str(tmp_path), str(tmp_path / "x.run.json")]) == 2
     assert "holds no run" in capsys.readouterr().err
     assert main(["record", str(trained[0]), str(tmp_path / "x.run.json")]) == 0

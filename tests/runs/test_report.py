@@ -13,7 +13,9 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.runs import grouping, plots, report
+from semisfl.runs.start import train
 from semisfl.settings.catalog import METHODS
+from tests import toy
 from tests.pictures import cut_off
 
 PNG = b"\x89PNG"
@@ -238,6 +240,19 @@ def test_of_unfinished_runs_that_no_round_was_tested_in_together_the_furthest_co
     assert [run.path.name for run in group.runs] == ["b"]
     assert [run.path.name for run in group.left_out] == ["a"]
     assert report.summarise(group).accuracy.mean == 45.0
+
+
+def test_seeds_on_other_images_are_not_averaged(tmp_path: Path) -> None:
+    data = toy.dataset()
+    for seed, one in enumerate((data, data, replace(data, images=255 - data.images))):
+        settings = toy.values("supervised", "rounds=1", f"seed={seed}", *toy.FLAT)
+        train(settings, data=one, device="cpu", out=tmp_path / f"s{seed}")
+    groups = grouping.group_runs(grouping.find_runs([tmp_path]))
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert len({group.label for group in groups}) == 2
+    (tmp_path / "s2" / "holdings.json").unlink()
+    (group,) = grouping.group_runs(grouping.find_runs([tmp_path]))
+    assert len(group.runs) == 3, "runs of older versions do not say"
 
 
 def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:

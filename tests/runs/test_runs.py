@@ -25,9 +25,12 @@ from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint, sinks
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.experiment import assemble
+from semisfl.runs.portable import check_images
+from semisfl.runs.run_data import divide
 from semisfl.runs.start import resume, train
 from semisfl.settings import config, presets
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file
 from tests.twin import bn_model, toy_data
 
@@ -488,9 +491,7 @@ def test_metrics_cut_off_by_a_crash_are_repaired(
     assert [row["round"] for row in directory.metrics()] == [*left, 2]
 
 
-def test_a_run_does_not_go_on_with_images_of_other_classes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
     other = replace(DATA, classes=("x", *DATA.classes[1:]))
     with pytest.raises(
@@ -498,7 +499,28 @@ def test_a_run_does_not_go_on_with_images_of_other_classes(
     ):
         resume(tmp_path / "run", data=other, device="cpu")
     fewer = replace(DATA, test_images=DATA.test_images[:-1], test_labels=DATA.test_labels[:-1])
-    resume(tmp_path / "run", data=fewer, device="cpu")
+    with pytest.raises(ConfigError, match="images that rounds are judged on are not those"):
+        resume(tmp_path / "run", data=fewer, device="cpu")
+    inverted = replace(DATA, images=255 - DATA.images)
+    with pytest.raises(
+        ConfigError, match="the labelled images are not those that the run began with"
+    ):
+        resume(tmp_path / "run", data=inverted, device="cpu")
+    dealt = divide(small("rounds=1"), DATA)
+    turned = replace(dealt, clients=dealt.clients[::-1])
+    with pytest.raises(ConfigError, match="the clients' images are not those"):
+        resume(tmp_path / "run", data=DATA, partition=turned, device="cpu")
+    resume(tmp_path / "run", data=DATA, partition=dealt, device="cpu")
+
+
+def test_a_server_goes_on_with_more_labels_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small("rounds=1"), data=DATA, device="cpu", out=tmp_path / "run")
+    state = checkpoint.read(tmp_path / "run" / "latest.safetensors")
+    fewer = replace(DATA, test_images=DATA.test_images[:-1], test_labels=DATA.test_labels[:-1])
+    before, now = state["model"]["description"], assemble(small("rounds=1"), fewer, device="cpu")
+    check_images(before, now.description.as_dict(), may_grow=True)
     count = len(DATA.test_images)
     assert f"began with {count} test images and goes on with {count - 1}" in caplog.text
 

@@ -322,4 +322,40 @@ def test_labelled_images_on_a_client_are_refused(part: str) -> None:
     with pytest.raises(
         ValueError, match=f"gives client 1 1 of the {part} images, the first is {first[0]}"
     ):
-        train(tiny(2), data=data, partition=wrong, device="cpu")
+        train(judged(part), data=data, partition=wrong, device="cpu")
+
+
+def judged(part: str) -> Config:
+    return tiny(2, data={"validation": 0.25}) if part == "validation" else tiny(2)
+
+
+def test_validation_images_need_their_setting() -> None:
+    data, dealt = toy_data(2)
+    aside = replace(dealt, labeled=dealt.labeled[:6], validation=dealt.labeled[6:])
+    with pytest.raises(ConfigError, match=r"sets 2 images aside .* but data.validation is not set"):
+        train(tiny(2), data=data, partition=aside, device="cpu")
+
+
+@pytest.mark.parametrize("part", ["labelled", "validation", "clients"])
+def test_an_image_has_one_place_in_a_partition(part: str) -> None:
+    data, dealt = toy_data(2)
+    first, second = dealt.clients
+    changes: dict[str, Any] = {
+        "labelled": {"labeled": np.append(dealt.labeled, dealt.labeled[3])},
+        "validation": {"validation": dealt.labeled[3:4]},
+        "clients": {"clients": (first, np.append(second, first[3]))},
+    }
+    image = first[3] if part == "clients" else dealt.labeled[3]
+    with pytest.raises(ValueError, match=f"names image {image} twice; name each image once"):
+        wrong = replace(dealt, **changes[part])
+        train(judged(part), data=data, partition=wrong, device="cpu")
+
+
+def test_labelled_images_are_there_and_have_labels() -> None:
+    data, dealt = toy_data(2)
+    with pytest.raises(ValueError, match="has no labelled image"):
+        train(tiny(2), data=data, partition=replace(dealt, labeled=[]), device="cpu")
+    labels = data.labels.clone()
+    labels[dealt.labeled[2]] = -1
+    with pytest.raises(ValueError, match=f"image {dealt.labeled[2]} .* its label is unknown"):
+        train(tiny(2), data=replace(data, labels=labels), partition=dealt, device="cpu")
