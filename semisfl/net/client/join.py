@@ -87,20 +87,9 @@ def _explained(address: str, certificates: Path | None, policy: Path | None) -> 
 def load_images(
     root: Path, shape: Shape, budget: Budget | None = None, stop: StopFlag | None = None
 ) -> tuple[torch.Tensor, int]:
-    """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable.
-
-    Links that lead out of ``root`` are not followed: anyone who can put a link into the folder could
-    otherwise make the device train on private images elsewhere.
-    """
-    listing = folder.everything(root).listing()
-    home = root.resolve()
-    inside = [
-        place
-        for place, name in enumerate(listing.names)
-        if (root / name).resolve().is_relative_to(home)
-    ]
-    if outside := len(listing.names) - len(inside):
-        log.warning("%d links lead out of %s and are not followed", outside, root)
+    """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
+    source = folder.everything(root)
+    listing, inside = source.listing(), folder.inside(root, source.files)
     channels, height, width = shape
     if budget is not None:
         budget.images(len(inside) * channels * height * width)
