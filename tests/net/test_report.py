@@ -136,4 +136,5 @@ def test_the_last_line_says_what_the_signal_ended() -> None:
         until(lambda: client.device.doing == "waiting for a round")
         client.device.stop()
         client.join(10)
+        assert not client.device.finished, "the run goes on"
         assert client.device.doing == "waiting for a round", "not what came after"

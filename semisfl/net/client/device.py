@@ -50,6 +50,7 @@ class Device:
         """Rounds this client did its part of to the end."""
         self._doing = CONNECTING
         self._stopped_while: str | None = None
+        self._finished = False
         self._connection = connection
         self._allowance, self._budget = connection.owner.allowance, connection.owner.budget
         self._images = images
@@ -87,8 +88,8 @@ class Device:
 
     @property
     def finished(self) -> bool:
-        """Return whether the server has reported that the run is finished."""
-        return self._connection.over.is_set()
+        """Return whether the device ended because the server reported that the run is finished."""
+        return self._finished
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -126,6 +127,8 @@ class Device:
                     raise Rejected(reason, "policy") from breach
         except Stopped:
             self._stopped_while = self.doing
+            # The server also ends the stream after the goodbye below.
+            self._finished = self._connection.over.is_set()
         finally:
             self._connection.close()
 
