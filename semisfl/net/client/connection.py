@@ -64,7 +64,8 @@ class Connection:
         self._instance = secrets.token_hex(8)
         self._attempts = 0
         self._options = chunks.options()
-        self._inbox: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
+        # Before Python 3.13 a signal at the wrong moment makes the wait of a SimpleQueue endless.
+        self._inbox: queue.Queue[Received | Exception | None] = queue.Queue()
         self._jitter = random.SystemRandom()
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
