@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from semisfl.fleet.base import RoundAborted
-from semisfl.fleet.caps import Spent
+from semisfl.fleet.caps import Price, Spent
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.join import join
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.server import admission
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy
+from tests.disk import largest_file
 from tests.net.harness import Network, network, tiny, until
 
 SESSIONS = "semisfl.net.server.session_table"
@@ -40,6 +41,20 @@ def test_caps_that_cannot_be_written_down_are_said_before_anything_is_sent(tmp_p
     file = tmp_path / "policy.spent.json"
     Allowance(file).check_writable()
     assert Allowance(file).spent.rounds == 0
+
+
+def test_a_full_disk_in_a_round_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    file, policy = tmp_path / "policy.spent.json", DevicePolicy(rounds=3)
+    allowance = Allowance(file)
+    allowance.take(policy, Price(10))
+    with (
+        largest_file(4),
+        pytest.raises(
+            ConfigError, match=r"spent\.json cannot be written \(.* in a folder with room"
+        ),
+    ):
+        allowance.take(policy, Price(10))
+    assert Allowance(file).spent.rounds == 1
 
 
 def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(
@@ -114,7 +129,7 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
             net.experiment.method.round(2)
         assert "round 3 of this client would exceed the policy's rounds = 2" in ended(net)
     assert file.name == "policy.spent.json" and Allowance(file).spent.rounds == 2
-    assert "would exceed the policy's rounds = 2" in lines(caplog, "semisfl.audit")[-1]
+    assert "what its owner's caps allow is used up" in lines(caplog, "semisfl.audit")[-1]
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"policy.spent.json cannot be read"):
         Allowance(file)
@@ -145,7 +160,7 @@ def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
         until(lambda: bool(lines(caplog, "semisfl.audit")))
         assert net.fleet.roster.images == {} and not net.fleet.device_log.events["here"]
     (line,) = lines(caplog, "semisfl.audit")
-    assert f"the client's policy: {reason}" in line
+    assert "the client's policy: what its owner's caps allow is used up" in line
 
 
 @pytest.mark.parametrize(
