@@ -227,6 +227,7 @@ class Device:
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         ranges.check("client", frame.fields["client"], ranges.CLIENTS)
+        received.stream.enrolled = True
         self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
