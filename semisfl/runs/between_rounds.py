@@ -126,18 +126,7 @@ class Rounds:
             seconds_training=trained - begun,
         )
         if self._is_tested or self._limit_after(metrics):
-            scores = experiment.evaluate()
-            ended = time.perf_counter()
-            judged = next(iter(scores.values()))
-            metrics = replace(
-                metrics,
-                accuracy=judged.accuracy,
-                accuracies={name: one.accuracy for name, one in scores.items()},
-                macro_f1=judged.macro_f1,
-                recall_by_class=judged.recall,
-                seconds=ended - started,
-                seconds_testing=ended - trained,
-            )
+            metrics = self._judged(metrics)
         self._good = fault is None
         if self._good:
             self._failures = self._returns = 0
@@ -157,16 +146,37 @@ class Rounds:
         at_end = self._is_last or metrics.stopped_by is not None
         return self._tested(metrics) if at_end and experiment.validation is not None else metrics
 
+    def test_end(self) -> None:
+        """Test a resumed run that ends at once because a limit is met, as any other end is tested."""
+        if self.limit is None or not self._history or "stopped_by" in self._history[-1]:
+            return
+        metrics = replace(RoundMetrics.from_dict(self._history[-1]), stopped_by=self.limit)
+        if metrics.accuracy is None:
+            metrics = self._judged(metrics)
+        if self._experiment.validation is not None:
+            metrics = self._tested(metrics)
+        self._begin_at(self.next - 1)
+        self.keep(metrics)
+        self._checkpoints.write(self._state())
+
+    def _judged(self, metrics: RoundMetrics) -> RoundMetrics:
+        begun = time.perf_counter()
+        scores = self._experiment.evaluate()
+        judged = next(iter(scores.values()))
+        tested = replace(
+            metrics,
+            accuracy=judged.accuracy,
+            accuracies={name: one.accuracy for name, one in scores.items()},
+            macro_f1=judged.macro_f1,
+            recall_by_class=judged.recall,
+        )
+        return tested.longer(time.perf_counter() - begun)
+
     def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
         judged = next(iter(self._experiment.test().values()))
-        taken = time.perf_counter() - begun
-        return replace(
-            metrics,
-            test_accuracy=judged.accuracy,
-            seconds=(metrics.seconds or 0.0) + taken,
-            seconds_testing=(metrics.seconds_testing or 0.0) + taken,
-        )
+        tested = replace(metrics, test_accuracy=judged.accuracy)
+        return tested.longer(time.perf_counter() - begun)
 
     def keep(self, metrics: RoundMetrics) -> list[Path]:
         """Record a finished round and return the checkpoints written, which are of good states only."""
@@ -274,9 +284,14 @@ class Rounds:
             )
         why = f"going back to the last good checkpoint: round {state['round']} is next"
         self._restore(why, state, counted)
-        self.next, self._good = state["round"], True
+        self._good = True
+        self._begin_at(state["round"])
+        return True
+
+    def _begin_at(self, round_index: int) -> None:
+        """Forget the metrics of this round and of later ones."""
+        self.next = round_index
         if self._directory is not None:
             self._directory.keep_metrics_before(self.next)
         self._history = [line for line in self._history if line["round"] < self.next]
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
-        return True

@@ -41,6 +41,11 @@ def run_rounds(
             stack.callback(sink.close)
         device = experiment.hardware.device
         log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
+        if first < config.rounds:
+            try:
+                rounds.test_end()
+            except Stopped:
+                return rounds.result(stopped=True)
         while rounds.next < config.rounds and rounds.limit is None:
             try:
                 metrics = rounds.attempt()
