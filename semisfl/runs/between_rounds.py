@@ -77,7 +77,7 @@ class Rounds:
     def tell_end(self) -> None:
         if self.limit is not None:
             why = reason(self._experiment.config.stop, self.limit, self._standing)
-            log.info("ended after round %d: %s", self.next - 1, why)
+            log.info("ended after round %d: %s", self.next, why)
         log.info("finished: %d rounds are done", self.next)
 
     def attempt(self) -> RoundMetrics | None:
@@ -97,7 +97,7 @@ class Rounds:
             started += begun - saved
             reported = experiment.method.round(self.next)
         except RoundAborted as aborted:
-            self._undo(f"round {self.next} is repeated: {aborted}")
+            self._undo(f"round {self.next + 1} is repeated: {aborted}")
             self._failed(may_wait=not isinstance(aborted, AbnormalValues))
             return None
         except ValueError as error:
@@ -109,7 +109,7 @@ class Rounds:
         fault = self._health.fault(reported)
         suspect = fleet.settle(fault is None)
         if suspect is not None:
-            self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
+            self._undo(f"round {self.next + 1} is repeated without {suspect}: {fault}")
             return None
         if fault is not None and self._failed():
             return None
@@ -134,7 +134,7 @@ class Rounds:
             log.warning(
                 "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
                 "checkpoint; lower optimizer.lr = %g",
-                self.next,
+                self.next + 1,
                 fault,
                 experiment.config.optimizer.lr,
             )
@@ -279,10 +279,10 @@ class Rounds:
         self._failures, self._returns = 0, self._returns + 1
         if self._returns == FAILURES:
             raise Diverged(
-                f"the run failed {FAILURES} times from round {state['round']} on, its last good state; "
+                f"the run failed {FAILURES} times from round {state['round'] + 1} on, its last good state; "
                 "remove the device that the log names or lower optimizer.lr, then use --resume"
             )
-        why = f"going back to the last good checkpoint: round {state['round']} is next"
+        why = f"going back to the last good checkpoint: round {state['round'] + 1} is next"
         self._restore(why, state, counted)
         self._good = True
         self._begin_at(state["round"])

@@ -120,6 +120,15 @@ def test_a_signal_is_answered_by_what_the_device_does(
     assert ("stopping; once more to stop at once" in output) is not in_round
 
 
+def test_people_count_rounds_from_one() -> None:
+    doing: list[str] = []
+    with network(tiny(1)) as net:
+        net.join(0, break_at=lambda client, _frame: doing.append(client.device.doing))
+        assert net.fleet.wait_for(1, 20)
+        net.experiment.method.round(0)
+    assert doing[-1] == "training in round 1"
+
+
 def test_the_last_line_says_what_the_signal_ended() -> None:
     """A device that has a connection and no terms yet does not wait for a round."""
     first_frame, go_on = threading.Event(), threading.Event()

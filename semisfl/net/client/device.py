@@ -240,7 +240,7 @@ class Device:
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
         """Spend a round of the caps before anything of it is sent, and log what is spent."""
         self._begun.add(self.member)
-        self._doing = f"training in round {fields['round']}"
+        self._doing = f"training in round {fields['round'] + 1}"
         price = self._price(fields["steps"])
         self._allowance.take(self.outgoing.policy, price)
         spent = self._allowance.total
