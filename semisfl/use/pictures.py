@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops, UnidentifiedImageError
+from PIL import Image, ImageChops
 from torch import Tensor
 
-from semisfl.data import folder
-from semisfl.data.decode import FORMATS, GREY_MODES, open_image, pixels_of
+from semisfl.data import folder, unreadable
+from semisfl.data.decode import GREY_MODES, open_image, pixels_of
 from semisfl.data.large import shrunk
 
 Shape = tuple[int, int, int]
@@ -129,14 +129,8 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
             raise ValueError("it is no regular file")
         with open_image(path) as image:
             return _pixels(image, (width, height), channels)
-    except UnidentifiedImageError:
-        raise ValueError(f"it is no image of {', '.join(FORMATS)}") from None
-    except OSError as error:
-        raise ValueError(error.strerror or " ".join(str(error).split())) from error
-    except ValueError:
-        raise
     except Exception as error:  # a damaged file can raise nearly anything inside a decoder
-        raise ValueError(f"it is damaged: {' '.join(str(error).split())}") from error
+        raise ValueError(unreadable.reason(error)) from error
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
