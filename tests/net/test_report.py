@@ -87,7 +87,7 @@ def test_every_reason_has_its_exit_code(
     with network(tiny(1)) as net:
         assert join(net, images, "--status", str(status), name="stranger") == 4
         assert "error: 127.0.0.1:" in (line := last_line(capsys)) and "places are taken" in line
-        assert "; 0 rounds with 0 images" in line
+        assert " rounds with " not in line, "nothing was received"
         assert json.loads(status.read_text())["state"] == "refused"
         assert "places are taken" in json.loads(status.read_text())["reason"]
         assert join(net, images, "--policy", str(policy)) == 6
@@ -100,7 +100,7 @@ def test_every_reason_has_its_exit_code(
     own = str(place / "clients" / "client-0")
     with network(tiny(1), certificates=place) as net:
         assert join(net, images, "--certs", own) == 5
-    assert "the certificate of client-0 is revoked; 0 rounds" in last_line(capsys)
+    assert "the certificate of client-0 is revoked" in last_line(capsys)
 
 
 def test_no_client_may_choose_its_servers_exit_code(images: Path) -> None:
