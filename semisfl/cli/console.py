@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import select
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -135,6 +136,16 @@ def say(text: str, level: str = "") -> None:
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         line = json.dumps({"time": now, "level": level or "info", "message": text})
     err.print(line, markup=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return a name from elsewhere without control characters, which could steer the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def quoted(path: object) -> str:
+    """Return a path as a shell takes it, for a command that is suggested."""
+    return shlex.quote(str(path))
 
 
 def shows_bars() -> bool:

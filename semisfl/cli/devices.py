@@ -124,7 +124,9 @@ def serve(
                 sinks=sinks,
                 busy=lambda: fleet.waiting.state is None,
             )
-    again = f"semisfl serve --resume {place} --labeled {labeled} ..."
+    again = (
+        f"semisfl serve --resume {console.quoted(place)} --labeled {console.quoted(labeled)} ..."
+    )
     if ending := one_run.how_it_ended(result, options, again):
         print(ending)
     if not result.stopped:

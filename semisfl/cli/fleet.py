@@ -47,7 +47,7 @@ def fleet(
     elif action is Action.list:
         _show(answer)
     else:
-        print(DONE[action].format(run=run, name=name))
+        print(DONE[action].format(run=console.quoted(run), name=name))
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def rounds(
     if directory.unsaved:
         raise OSError(
             f"the run's end could not be saved: {', '.join(directory.unsaved)} in "
-            f"{directory.path}; make room, then --resume {directory.path} repeats what is missing"
+            f"{directory.path}; make room, then --resume {console.quoted(directory.path)} repeats what is missing"
         )
     return result
 

@@ -108,7 +108,7 @@ def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> 
         f"{speed['seconds_an_iteration']:.3f} s each, on {speed['device']}"
     )
     if out is not None:
-        print(f"profile: {out}; use it with: semisfl plan {preset} --profile {out}")
+        print(f"profile: {out}; use it with: semisfl plan {preset} --profile {console.quoted(out)}")
 
 
 def _as_profile(speed: dict[str, Any]) -> str:

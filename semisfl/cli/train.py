@@ -119,11 +119,12 @@ def _print_run(result: Any, as_json: bool) -> None:
             f"{config.rounds}; best {result.best:.1f} %){one_run.at_the_end(result)}, {sent} sent, "
             f"{console.clock(sum(row['seconds'] for row in result.rounds))} min"
         )
-    resume = f"semisfl run --resume {result.directory}"
+    place = console.quoted(result.directory)
+    resume = f"semisfl run --resume {place}"
     if ending := one_run.how_it_ended(result, config, resume):
         print(ending)
     if not result.stopped:
-        print(f"saved in {result.directory}; draw it with: semisfl report {result.directory}")
+        print(f"saved in {result.directory}; draw it with: semisfl report {place}")
 
 
 def compare(

@@ -66,7 +66,7 @@ def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_
     if as_json and as_csv:
         raise ValueError("--json and --csv cannot be combined; choose one")
     for skipped in predictions.skipped:
-        console.say(f"skipped {skipped.image}: {skipped.reason}", "warning")
+        console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
     best = list(zip(predictions.names, predictions.top(top), strict=True))
     if as_json:
         plain = [
@@ -86,7 +86,9 @@ def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_
             writer.writerow([name, *(cell for c, p in classes for cell in (c, f"{p:.6f}"))])
     else:
         for name, classes in best:
-            print(f"{name}: {', '.join(f'{c} {100 * p:.1f} %' for c, p in classes)}")
+            print(
+                f"{console.printable(name)}: {', '.join(f'{c} {100 * p:.1f} %' for c, p in classes)}"
+            )
     if not best:
         raise ValueError(f"none of the {len(predictions.skipped)} images could be read")
 
@@ -107,7 +109,7 @@ def evaluate(
     console.check_folder(out)
     result = evaluation.evaluate_on(open_model(run, device), data)
     for skipped in result.skipped:
-        console.say(f"skipped {skipped.image}: {skipped.reason}", "warning")
+        console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")
     if not json_:
         _print(result)
     picture = console.picture_at(out)

@@ -12,13 +12,12 @@ from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.engine.hardware import free_memory
 from semisfl.methods.sizes import Cost
-from semisfl.models.memory import FP32
+from semisfl.models.memory import FP32, amount
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.run import FleetConfig
 
 CHECKPOINTS = 3
 """The latest, the one before it, and the best."""
-GIGA = 1e9
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,14 @@ def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
     least = wanted.memory // (1 if _on_cpu(device) else 2)
     if memory is not None and least > memory:
         raise ConfigError(
-            f"this run needs at least {least / GIGA:.1f} GB of memory and "
-            f"{memory / GIGA:.1f} GB are free; lower clients.batch = {config.clients.batch}, "
+            f"this run needs at least {amount(least)} of memory and "
+            f"{amount(memory)} are free; lower clients.batch = {config.clients.batch}, "
             f"clients.active = {config.clients.active} or server.batch = {config.server.batch}, "
             "or choose a smaller model"
         )
     if disk is not None and wanted.disk > disk:
         raise ConfigError(
-            f"the checkpoints of this run need {wanted.disk / GIGA:.1f} GB and {disk / GIGA:.1f} GB are "
+            f"the checkpoints of this run need {amount(wanted.disk)} and {amount(disk)} are "
             f"free at {place}; name another --out, or choose a smaller model"
         )
 

@@ -171,7 +171,7 @@ def _render(
     images = allocate((count, channels, height, width))
 
     def fill(place: int) -> bool:
-        pixels = decoded(listing, place, (width, height), channels) if headers[place] else None
+        pixels = _decoded(listing, place, (width, height), channels) if headers[place] else None
         if pixels is not None:
             images[place] = pixels
         return pixels is not None
@@ -229,17 +229,13 @@ def _header(listing: Listing, place: int) -> tuple[tuple[int, int], str] | None:
         return None
 
 
-def decoded(
-    listing: Listing,
-    place: int,
-    size: tuple[int, int],
-    channels: int,
-    room: int | None = None,
+def _decoded(
+    listing: Listing, place: int, size: tuple[int, int], channels: int
 ) -> np.ndarray | None:
-    """Return uint8 [C, H, W], or None if the image cannot be decoded in ``room`` bytes."""
+    """Return uint8 [C, H, W], or None if the image cannot be decoded."""
     try:
         with listing.open(place) as image:
-            return pixels_of(image, size, channels, room)
+            return pixels_of(image, size, channels)
     except TooLarge as error:
         log.warning("%.200r is left out: %s", listing.names[place], error)
         return None

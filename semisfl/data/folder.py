@@ -12,13 +12,16 @@ suffix; hidden files are skipped, other files are counted in a note. Links are f
 (`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
 """
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from semisfl.data.decode import Listing, Source, open_image
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 
@@ -42,6 +45,19 @@ def everything(root: Path) -> Source:
     collected = _Collected(root)
     collected.add(root)
     return Source(root.name, tuple(collected.files), lambda: collected.listing(()))
+
+
+def inside(root: Path, files: Sequence[Path]) -> list[int]:
+    """Return the places of the files that lie in ``root``: what a device may use.
+
+    Links that lead out of it are not followed: anyone who can put a link into the folder could
+    otherwise make the device use private images elsewhere.
+    """
+    home = root.resolve()
+    kept = [place for place, file in enumerate(files) if file.resolve().is_relative_to(home)]
+    if outside := len(files) - len(kept):
+        log.warning("%d links lead out of %s and are not followed", outside, root)
+    return kept
 
 
 class _Collected:

@@ -3,7 +3,7 @@
 # ruff: noqa: RUF009 (each metric is a field of its own)
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Self
 
@@ -141,6 +141,14 @@ class RoundMetrics(MethodMetrics):
             if key not in shared and value is not None
         }
         return cls(**{key: getattr(reported, key) for key in shared}, own=own, **values)
+
+    def longer(self, seconds: float) -> Self:
+        """Return the metrics with the seconds of a test added."""
+        return replace(
+            self,
+            seconds=(self.seconds or 0.0) + seconds,
+            seconds_testing=(self.seconds_testing or 0.0) + seconds,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by key, as a file has them; keys without a value are left out."""

@@ -50,3 +50,8 @@ def of_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[Footprint,
         modules = named_layers(uncut(table, shape, classes))
     layers = place(MODELS[table].table() if isinstance(table, str) else table, shape, classes)
     return footprint(layers[: cut_index(modules, model.cut)]), footprint(layers)
+
+
+def amount(size: float) -> str:
+    """Return bytes in GB or, below one, in MB."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -60,6 +60,8 @@ def options() -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", 8 * 1024),
         # No message is compressed: a short one could become a long one. 1: as it is, and no other way.
         ("grpc.compression_enabled_algorithms_bitset", 1),
+        # Proxies of the environment are for the web: a device would connect to one, or not at all.
+        ("grpc.enable_http_proxy", 0),
         # Every client has its own connection and back-off, also where many share a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]

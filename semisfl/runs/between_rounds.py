@@ -77,7 +77,7 @@ class Rounds:
     def tell_end(self) -> None:
         if self.limit is not None:
             why = reason(self._experiment.config.stop, self.limit, self._standing)
-            log.info("ended after round %d: %s", self.next - 1, why)
+            log.info("ended after round %d: %s", self.next, why)
         log.info("finished: %d rounds are done", self.next)
 
     def attempt(self) -> RoundMetrics | None:
@@ -97,7 +97,7 @@ class Rounds:
             started += begun - saved
             reported = experiment.method.round(self.next)
         except RoundAborted as aborted:
-            self._undo(f"round {self.next} is repeated: {aborted}")
+            self._undo(f"round {self.next + 1} is repeated: {aborted}")
             self._failed(may_wait=not isinstance(aborted, AbnormalValues))
             return None
         except ValueError as error:
@@ -109,7 +109,7 @@ class Rounds:
         fault = self._health.fault(reported)
         suspect = fleet.settle(fault is None)
         if suspect is not None:
-            self._undo(f"round {self.next} is repeated without {suspect}: {fault}")
+            self._undo(f"round {self.next + 1} is repeated without {suspect}: {fault}")
             return None
         if fault is not None and self._failed():
             return None
@@ -126,18 +126,7 @@ class Rounds:
             seconds_training=trained - begun,
         )
         if self._is_tested or self._limit_after(metrics):
-            scores = experiment.evaluate()
-            ended = time.perf_counter()
-            judged = next(iter(scores.values()))
-            metrics = replace(
-                metrics,
-                accuracy=judged.accuracy,
-                accuracies={name: one.accuracy for name, one in scores.items()},
-                macro_f1=judged.macro_f1,
-                recall_by_class=judged.recall,
-                seconds=ended - started,
-                seconds_testing=ended - trained,
-            )
+            metrics = self._judged(metrics)
         self._good = fault is None
         if self._good:
             self._failures = self._returns = 0
@@ -146,7 +135,7 @@ class Rounds:
             log.warning(
                 "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
                 "checkpoint; lower optimizer.lr = %g",
-                self.next,
+                self.next + 1,
                 fault,
                 experiment.config.optimizer.lr,
             )
@@ -158,16 +147,37 @@ class Rounds:
         at_end = self._is_last or metrics.stopped_by is not None
         return self._tested(metrics) if at_end and experiment.validation is not None else metrics
 
+    def test_end(self) -> None:
+        """Test a resumed run that ends at once because a limit is met, as any other end is tested."""
+        if self.limit is None or not self._history or "stopped_by" in self._history[-1]:
+            return
+        metrics = replace(RoundMetrics.from_dict(self._history[-1]), stopped_by=self.limit)
+        if metrics.accuracy is None:
+            metrics = self._judged(metrics)
+        if self._experiment.validation is not None:
+            metrics = self._tested(metrics)
+        self._begin_at(self.next - 1)
+        self.keep(metrics)
+        self._checkpoints.write(self._state())
+
+    def _judged(self, metrics: RoundMetrics) -> RoundMetrics:
+        begun = time.perf_counter()
+        scores = self._experiment.evaluate()
+        judged = next(iter(scores.values()))
+        tested = replace(
+            metrics,
+            accuracy=judged.accuracy,
+            accuracies={name: one.accuracy for name, one in scores.items()},
+            macro_f1=judged.macro_f1,
+            recall_by_class=judged.recall,
+        )
+        return tested.longer(time.perf_counter() - begun)
+
     def _tested(self, metrics: RoundMetrics) -> RoundMetrics:
         begun = time.perf_counter()
         judged = next(iter(self._experiment.test().values()))
-        taken = time.perf_counter() - begun
-        return replace(
-            metrics,
-            test_accuracy=judged.accuracy,
-            seconds=(metrics.seconds or 0.0) + taken,
-            seconds_testing=(metrics.seconds_testing or 0.0) + taken,
-        )
+        tested = replace(metrics, test_accuracy=judged.accuracy)
+        return tested.longer(time.perf_counter() - begun)
 
     def keep(self, metrics: RoundMetrics) -> list[Path]:
         """Record a finished round and return the checkpoints written, which are of good states only."""
@@ -270,14 +280,19 @@ class Rounds:
         self._failures, self._returns = 0, self._returns + 1
         if self._returns == FAILURES:
             raise Diverged(
-                f"the run failed {FAILURES} times from round {state['round']} on, its last good state; "
+                f"the run failed {FAILURES} times from round {state['round'] + 1} on, its last good state; "
                 "remove the device that the log names or lower optimizer.lr, then use --resume"
             )
-        why = f"going back to the last good checkpoint: round {state['round']} is next"
+        why = f"going back to the last good checkpoint: round {state['round'] + 1} is next"
         self._restore(why, state, counted)
-        self.next, self._good = state["round"], True
+        self._good = True
+        self._begin_at(state["round"])
+        return True
+
+    def _begin_at(self, round_index: int) -> None:
+        """Forget the metrics of this round and of later ones."""
+        self.next = round_index
         if self._directory is not None:
             self._directory.keep_metrics_before(self.next)
         self._history = [line for line in self._history if line["round"] < self.next]
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
-        return True

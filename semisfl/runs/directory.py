@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -70,9 +71,8 @@ class RunDirectory:
         except BaseException as failure:
             directory.undo()
             if isinstance(failure, OSError):
-                reason = failure.strerror or failure
                 raise ValueError(
-                    f"cannot write to {path}: {reason}; choose another --out"
+                    f"cannot write to {path}: {failure.strerror or failure}; choose another --out"
                 ) from failure
             raise
         return directory
@@ -82,7 +82,8 @@ class RunDirectory:
         """Raise the error that `create` would raise, before anything costly is done."""
         if (path / "config.toml").exists():
             raise Taken(
-                f"{path} already holds a run; choose another --out, or continue it with --resume {path}"
+                f"{path} already holds a run; choose another --out, or continue it with --resume "
+                f"{shlex.quote(str(path))}"
             )
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")

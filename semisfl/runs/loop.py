@@ -40,13 +40,18 @@ def run_rounds(
             sink.start(info)
             stack.callback(sink.close)
         device = experiment.hardware.device
-        log.info("%s, rounds %d to %d on %s", config.method, first, config.rounds - 1, device)
+        log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
+        if first < config.rounds:
+            try:
+                rounds.test_end()
+            except Stopped:
+                return rounds.result(stopped=True)
         while rounds.next < config.rounds and rounds.limit is None:
             try:
                 metrics = rounds.attempt()
             except Stopped:
                 tell_checkpoints(callbacks, rounds.save_unfinished())
-                log.info("stopped before round %d was complete", rounds.next)
+                log.info("stopped before round %d was complete", rounds.next + 1)
                 return rounds.result(stopped=True)
             if metrics is None:
                 continue
@@ -60,7 +65,7 @@ def run_rounds(
                 raise
             if ended and rounds.next < config.rounds and rounds.limit is None:
                 tell_checkpoints(callbacks, rounds.save_now())
-                log.info("stopped by a callback after round %d", rounds.next - 1)
+                log.info("stopped by a callback after round %d", rounds.next)
                 return rounds.result(stopped=True)
         rounds.tell_end()
     return rounds.result(stopped=False)

@@ -4,6 +4,7 @@ A `Pool` executes them: processes of this machine here, a Ray cluster in `ray_po
 """
 
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -87,7 +88,7 @@ def run_in_pool(
         message = f"{len(failed)} of {len(jobs)} runs failed; {path}: {problem}"
         if len(failed) < len(jobs):
             folder = os.path.commonpath([job.path for job in jobs])
-            message += f"; `semisfl report {folder}` shows the others"
+            message += f"; `semisfl report {shlex.quote(folder)}` shows the others"
         raise OSError(message)
     return True
 

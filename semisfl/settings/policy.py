@@ -151,6 +151,10 @@ def read_policy(path: Path) -> DevicePolicy:
     values = read(path)
     if isinstance(inner := values.get("policy"), dict) and len(values) == 1:
         values = inner
+    if not values:  # an empty or cut-off file must not count as consent to everything
+        raise ConfigError(
+            f"{path} holds no line of a policy; policies/open.toml is one without limits"
+        )
     return parse_policy(values, str(path))
 
 

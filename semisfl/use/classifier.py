@@ -54,12 +54,12 @@ class Predictions:
         ]
 
 
-def listed_pictures(images: Pictures) -> ListedPictures:
-    """Return every picture on its own; folders become the files in them."""
+def listed_pictures(images: Pictures, *, follow_links: bool = True) -> ListedPictures:
+    """Return every picture on its own; folders become the files in them, as in `pictures.files_of`."""
     if isinstance(images, np.ndarray | Tensor):
         return torch.as_tensor(images)
     several = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
-    return pictures.listed(several)
+    return pictures.listed(several, follow_links=follow_links)
 
 
 def predictions(

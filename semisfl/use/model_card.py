@@ -122,7 +122,9 @@ def _data(about: Description) -> str:
     digests = f"\n{digests}" if digests else ""
     if not about.sent:
         return f"{server}, and no other.{digests}"
-    clients = about.settings["clients"]["total"]
+    # A run over a network has so many places, and not all need be taken.
+    real = about.settings.get("fleet", {}).get("kind") == "network"
+    clients = f"{'up to ' if real else ''}{about.settings['clients']['total']}"
     held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
     return (
         f"{server}; {held}unlabelled images on {clients} clients, which did not give them away. Labels of "

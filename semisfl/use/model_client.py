@@ -153,8 +153,11 @@ class ModelClient:
     # --- asking ----------------------------------------------------------------------------------
 
     def predict(self, images: Pictures) -> Predictions:
-        """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps."""
-        listed = listed_pictures(images)
+        """Classify images, as `Classifier.predict` does; raise `PolicyBreach` beyond the policy's caps.
+
+        Links that lead out of a folder are not followed, as in training.
+        """
+        listed = listed_pictures(images, follow_links=False)
         self._spend(listed)
         return predictions(listed, self.shape, self.classes, self._answers, self._rows)
 

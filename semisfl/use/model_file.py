@@ -1,6 +1,7 @@
 """Load a model from a run or a file: ``load("runs/first")``, ``load("best.safetensors")``."""
 
 import os
+import shlex
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def find(path: Path) -> Path:
     if (path / "config.toml").is_file():
         raise CheckpointError(
             f"{path} has no checkpoint yet; wait for its first, or go on with: "
-            f"semisfl run --resume {path}"
+            f"semisfl run --resume {shlex.quote(str(path))}"
         )
     if lookup.data_set(str(path)):
         raise ValueError(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -137,7 +138,7 @@ class ModelServer:
                 code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
                 # A connection that broke looks like the request's end until gRPC says so.
                 await asyncio.sleep(BREAK_SECONDS)
-            self._refusals.note(context.peer(), identity, cleaned(reason))
+            self._refusals.note(unquote(context.peer()), identity, cleaned(reason))
             await context.abort(code, reason)
 
         return call

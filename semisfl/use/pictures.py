@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops, UnidentifiedImageError
+from PIL import Image, ImageChops
 from torch import Tensor
 
-from semisfl.data.decode import FORMATS, GREY_MODES, open_image, pixels_of
-from semisfl.data.folder import SUFFIXES
+from semisfl.data import folder, unreadable
+from semisfl.data.decode import GREY_MODES, open_image, pixels_of
 from semisfl.data.large import shrunk
 
 Shape = tuple[int, int, int]
@@ -30,8 +30,11 @@ class Skipped(NamedTuple):
     reason: str
 
 
-def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the named files, and for a folder every image file below it that is not hidden, in order."""
+def files_of(places: Iterable[str | os.PathLike[str]], *, follow_links: bool = True) -> list[Path]:
+    """Return the named files, and for a folder every image file below it that is not hidden, in order.
+
+    Without ``follow_links`` those that lead out of such a folder are left out.
+    """
     files: list[Path] = []
     for place in map(Path, places):
         if not place.is_dir():
@@ -40,22 +43,27 @@ def files_of(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
         inside = [
             file
             for file in sorted(place.rglob("*"))
-            if file.suffix.lower() in SUFFIXES
+            if file.suffix.lower() in folder.SUFFIXES
             and not any(part.startswith(".") for part in file.relative_to(place).parts)
         ]
+        if not follow_links:
+            inside = [inside[kept] for kept in folder.inside(place, inside)]
         if not inside:
             raise ValueError(
-                f"{place} holds no images ({', '.join(sorted(SUFFIXES))}); name another folder"
+                f"{place} holds no images ({', '.join(sorted(folder.SUFFIXES))}); name another folder"
             )
         files += inside
     return files
 
 
-def listed(pictures: Iterable[Picture]) -> list[Picture]:
-    """Return the pictures, with each folder replaced by the images in it."""
+def listed(pictures: Iterable[Picture], *, follow_links: bool = True) -> list[Picture]:
+    """Return the pictures, with each folder replaced by the images in it, as `files_of` does."""
     single: list[Picture] = []
     for picture in pictures:
-        single += [picture] if isinstance(picture, Image.Image) else files_of([picture])
+        if isinstance(picture, Image.Image):
+            single.append(picture)
+        else:
+            single += files_of([picture], follow_links=follow_links)
     return single
 
 
@@ -121,14 +129,8 @@ def read(picture: Picture, shape: Shape) -> np.ndarray:
             raise ValueError("it is no regular file")
         with open_image(path) as image:
             return _pixels(image, (width, height), channels)
-    except UnidentifiedImageError:
-        raise ValueError(f"it is no image of {', '.join(FORMATS)}") from None
-    except OSError as error:
-        raise ValueError(error.strerror or " ".join(str(error).split())) from error
-    except ValueError:
-        raise
     except Exception as error:  # a damaged file can raise nearly anything inside a decoder
-        raise ValueError(f"it is damaged: {' '.join(str(error).split())}") from error
+        raise ValueError(unreadable.reason(error)) from error
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:

@@ -97,7 +97,7 @@ def test_run_keeps_everything_in_its_directory(
     assert answer["accuracy"] == rows[-1]["accuracy"]
     assert answer["bytes"] == rows[-1]["bytes_total"] > 0
     assert json.loads(Path("first/environment.json").read_text())["semisfl"] == __version__
-    assert "rounds 0 to 1" in Path("first/run.log").read_text()
+    assert "rounds 1 to 2" in Path("first/run.log").read_text()
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -148,7 +148,7 @@ def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
     again = "semisfl run --resume r --set stop.hours=none"
     assert f"ended as stop.hours = 1e-09 is met; go on beyond it with: {again}\n" in output
     log = Path("r/run.log").read_text()
-    assert re.search(r"INFO ended after round 0: stop.hours = 1e-09 is met \(.* h\)\n", log)
+    assert re.search(r"INFO ended after round 1: stop.hours = 1e-09 is met \(.* h\)\n", log)
     assert main(["run", "--resume", "r", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["rounds"], answer["stopped"], answer["stopped_by"]) == (1, False, "hours")

@@ -7,15 +7,25 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from semisfl.cli import console, look, progress, results
+from semisfl.cli import console, look, progress, results, use_model
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
+from semisfl.net.client.approval import NotAccepted
+from semisfl.net.client.owner import how_to_accept
+from semisfl.net.server.administration import ask
+from semisfl.runs.checkpoint import CheckpointError
+from semisfl.runs.directory import RunDirectory, Taken
 from semisfl.runs.paired import Difference
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
+from semisfl.use.classifier import Predictions
+from semisfl.use.model_file import find
+from semisfl.use.pictures import Skipped
 
 
 class Full(io.StringIO):
@@ -25,6 +35,31 @@ class Full(io.StringIO):
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(text)
+
+
+def test_names_of_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["a\x1b[2Jb.png", "c\nd.png", "e\udcffé.png"]
+    found = Predictions(names[:1], torch.ones(1, 1), ("cat",), [Skipped(n, "no") for n in names])
+    use_model.tell_predictions(found, 1, as_json=False, as_csv=False)
+    out, err = capsys.readouterr()
+    assert out == "a?[2Jb.png: cat 100.0 %\n"
+    assert err.splitlines() == [
+        f"warning: skipped {name}: no" for name in ("a?[2Jb.png", "c?d.png", "e?é.png")
+    ]
+
+
+def test_a_path_in_a_suggested_command_can_be_pasted(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "config.toml").touch()
+    with pytest.raises(ValueError, match=rf"serve --resume '{run}' --labeled DIR`"):
+        ask(run, "list")
+    with pytest.raises(Taken, match=rf"continue it with --resume '{run}'"):
+        RunDirectory.check_free(run)
+    with pytest.raises(CheckpointError, match=rf"semisfl run --resume '{run}'"):
+        find(run)
+    refused = how_to_accept(NotAccepted("sha256:0"), "join", "a:1", Path("my certs"), None)
+    assert "`semisfl inspect a:1 --certs 'my certs'`" in refused
 
 
 def speak() -> None:

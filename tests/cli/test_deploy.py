@@ -170,7 +170,7 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
         "ended as stop.gigabytes = 1e-09 is met" in out
         and "% after the last round (1 rounds)" in out
     )
-    assert "ended after round 0: stop.gigabytes = 1e-09 is met" in err
+    assert "ended after round 1: stop.gigabytes = 1e-09 is met" in err
     words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")
     more = ["--watch", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
     with served(*words, *more) as (server, port):

@@ -190,6 +190,18 @@ def test_an_answer_is_remembered_and_changed_terms_are_asked_about_again(tmp_pat
     Approval(file=file).check(other)
 
 
+def test_terms_that_are_named_replace_those_that_are_remembered(tmp_path: Path) -> None:
+    file, other = tmp_path / "accepted.txt", terms(data={"augment": {"cutout": 0}})
+    Approval([terms().digest], file).check(terms())
+    for _ in range(2):
+        named = Approval([other.digest], file)
+        named.check(other)
+        with pytest.raises(NotAccepted):
+            named.check(terms())
+    assert file.read_text().split() == [terms().digest, other.digest], "each once"
+    Approval(file=file).check(terms())
+
+
 def test_a_folder_that_cannot_be_written_keeps_no_answer_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -231,6 +231,8 @@ def test_images_of_another_size_are_resized_and_corrupt_ones_counted(
     paths[5].write_bytes(paths[4].read_bytes()[:60])
     images, skipped = load_images(tmp_path / "images", (3, SIDE, SIDE))
     assert (images.shape, images.dtype, skipped) == ((7, 3, SIDE, SIDE), torch.uint8, 2)
+    assert f"'{paths[2].name}' is left out: it is no image of PNG" in caplog.text
+    assert f"'{paths[5].name}' is left out: " in caplog.text
     with network(tiny(1)) as net:
         with caplog.at_level("INFO", logger="semisfl"):
             net.join(0, load=lambda shape: load_images(tmp_path / "images", shape))

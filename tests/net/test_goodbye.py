@@ -1,13 +1,18 @@
 """How connections and runs end, and what a device's folder may hold."""
 
 import os
+import queue
+import signal
 import threading
+import time
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
 
+from semisfl.net.client import connection
 from semisfl.net.client.join import load_images
 from semisfl.net.server.roster import Roster
 from tests.net.harness import SIDE, Proxy, network, tiny, until
@@ -53,6 +58,58 @@ def test_an_enrolment_that_the_disk_refuses_is_none(tmp_path: Path) -> None:
     assert not roster.index and not roster.images
     (tmp_path / "not there").mkdir()
     assert roster.enrol("b", 7) == 0 and roster.enrol("a", 5) == 1
+
+
+def test_a_device_waits_longer_each_time_until_it_has_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with a full disk welcomes its devices and cannot enrol them."""
+    monkeypatch.setattr(connection, "FIRST_DELAY", 0.001)
+    with network(tiny(1)) as net:
+        net.fleet.roster.keep_in(tmp_path / "full" / "roster.json")
+        link = net.join(0).link
+        until(lambda: link._failures >= 3)
+        assert link.losses >= 3, "it was welcomed each time"
+        (tmp_path / "full").mkdir()
+        assert net.fleet.wait_for(1, 20)
+        net.fleet._listener.table.enrolled[0].close(grpc.StatusCode.UNAVAILABLE, "lost")
+        until(lambda: link._failures == 1)
+
+
+def test_a_device_never_tires_of_trying() -> None:
+    with network(tiny(1)) as net:
+        link = net.join(0).link
+        link._failures = 100_000
+        assert 3.0 <= link._delay() <= 6.0
+
+
+def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with network(tiny(1)) as net:
+        net.join(0)
+        assert net.fleet.wait_for(1, 20)
+
+
+def test_a_slow_signal_handler_does_not_make_a_wait_endless() -> None:
+    with network(tiny(1)) as net:
+        inboxes = (net.join(0).link._inbox, net.fleet._questions._context.inbox)
+        assert net.fleet.wait_for(1, 20)
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.3))
+    try:
+        for inbox in inboxes:
+            rescue = threading.Timer(30, inbox.put, [None])
+            rescue.start()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(queue.Empty):
+                while True:  # what the run left there, then nothing
+                    inbox.get(timeout=0.2)
+                    assert not rescue.finished.is_set(), "the signal made the wait endless"
+            rescue.cancel()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 # --- a device's folder -----------------------------------------------------------------------------

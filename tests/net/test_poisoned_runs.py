@@ -101,7 +101,7 @@ def test_what_the_server_itself_ruined_takes_the_run_back_and_is_nobodys_fault(
         assert_sound(net)
         assert strikes(net) == {} and net.fleet.present() == [0, 1, 2]
     assert "the values that the server computed are impossible" in caplog.text
-    assert "going back to the last good checkpoint: round 1 is next" in caplog.text
+    assert "going back to the last good checkpoint: round 2 is next" in caplog.text
     rounds = [line["round"] for line in directory.metrics()]
     assert rounds == [line["round"] for line in result.rounds] == [0, 1, 2, 3]
     assert result.rounds[-1]["bytes_repeated"] > 0
@@ -114,7 +114,7 @@ def test_a_run_that_fails_again_and_again_ends_with_its_last_good_checkpoint(
     with network(tiny(3, rounds=4)) as net:
         net.join_all()
         ruined(net, lambda run: run >= 1, monkeypatch)
-        with pytest.raises(Diverged, match="failed 3 times from round 1 on"):
+        with pytest.raises(Diverged, match="failed 3 times from round 2 on"):
             saved_run(net, tmp_path / "run")
         assert strikes(net) == {}
     state = RunDirectory.open(tmp_path / "run").load()

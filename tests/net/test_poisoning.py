@@ -103,7 +103,7 @@ def test_with_two_clients_a_round_that_blows_up_is_repeated_without_who_stands_o
         assert_sound(net)
         assert strikes(net) == {"plaintext:client-1": 2 - first}
     if first == 0 and kind == "features":
-        assert "round 0 is repeated" in caplog.text and "client-1" in caplog.text
+        assert "round 1 is repeated" in caplog.text and "client-1" in caplog.text
 
 
 def test_a_round_is_repeated_as_if_who_stood_out_had_not_been_there(
@@ -118,7 +118,7 @@ def test_a_round_is_repeated_as_if_who_stood_out_had_not_been_there(
         assert_same(net.experiment, oracle(config, Leaving(1, -1, 0)))
         assert {client for _, _, client in net.fleet.traffic.counts} == {0}
         assert strikes(net) == {"plaintext:client-1": 1}
-    repeated = "round 0 is repeated without plaintext:client-1: the norm of the student bottom's"
+    repeated = "round 1 is repeated without plaintext:client-1: the norm of the student bottom's"
     assert repeated in caplog.text
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from semisfl.fleet.base import RoundAborted
-from semisfl.fleet.caps import Spent
+from semisfl.fleet.caps import Price, Spent
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.join import join
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.server import admission
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy
+from tests.disk import largest_file
 from tests.net.harness import Network, network, tiny, until
 
 SESSIONS = "semisfl.net.server.session_table"
@@ -40,6 +41,20 @@ def test_caps_that_cannot_be_written_down_are_said_before_anything_is_sent(tmp_p
     file = tmp_path / "policy.spent.json"
     Allowance(file).check_writable()
     assert Allowance(file).spent.rounds == 0
+
+
+def test_a_full_disk_in_a_round_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    file, policy = tmp_path / "policy.spent.json", DevicePolicy(rounds=3)
+    allowance = Allowance(file)
+    allowance.take(policy, Price(10))
+    with (
+        largest_file(4),
+        pytest.raises(
+            ConfigError, match=r"spent\.json cannot be written \(.* in a folder with room"
+        ),
+    ):
+        allowance.take(policy, Price(10))
+    assert Allowance(file).spent.rounds == 1
 
 
 def test_terms_that_break_a_policy_end_with_a_line_on_both_sides(

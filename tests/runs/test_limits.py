@@ -92,7 +92,7 @@ def test_a_run_ends_at_its_limit_and_goes_on_beyond_it_as_if_there_had_been_none
     assert first.stopped_by == "gigabytes" and not first.stopped
     (row,) = first.rounds
     assert row["stopped_by"] == "gigabytes" and "accuracy" in row, "the last round is tested"
-    assert "ended after round 0: stop.gigabytes = 1e-09 is met (" in caplog.text
+    assert "ended after round 1: stop.gigabytes = 1e-09 is met (" in caplog.text
     assert checkpoint.read(path / "latest.safetensors")["round"] == 1
     assert read_run(path).finished and not read_run(path).complete
     assert losses(resume(path, **own())) == losses(first), "the limit is still met"

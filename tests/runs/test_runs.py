@@ -283,7 +283,7 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     assert {"semisfl", "torch", "python"} <= json.loads(
         (directory.path / "environment.json").read_text()
     ).keys()
-    assert "rounds 0 to 2" in (directory.path / "run.log").read_text()
+    assert "rounds 1 to 3" in (directory.path / "run.log").read_text()
     assert directory.metrics() == result.rounds
     best = max(row["accuracy"] for row in result.rounds)
     assert directory.load("best")["best"] == best == result.best

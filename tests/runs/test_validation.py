@@ -14,6 +14,8 @@ from semisfl.cli.main import main
 from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition, set_aside
 from semisfl.data.sources import Dataset
+from semisfl.metrics import RoundMetrics
+from semisfl.runs.callbacks import Callback
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.run_data import divide
@@ -179,6 +181,28 @@ def test_a_run_that_a_limit_ended_is_tested_and_goes_on_exactly(tmp_path: Path) 
     first = ("test_accuracy", "stopped_by")
     assert numbers(beyond.rounds[:1], *first) == numbers(straight.rounds[:1])
     assert numbers(beyond.rounds[1:]) == numbers(straight.rounds[1:])
+
+
+class EndsAtOnce(Callback):
+    def on_round(self, metrics: RoundMetrics) -> bool:
+        return True
+
+
+def test_a_limit_that_is_met_when_a_run_is_resumed_ends_it_with_a_test(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"data": toy.dataset(), "model": toy.network(), "device": "cpu"}
+    settings = config("runtime.evaluate_every=3")
+    first = train(settings, out=tmp_path / "run", callbacks=[EndsAtOnce()], **own)
+    assert first.stopped and first.test_accuracy is None and "accuracy" not in first.rounds[-1]
+    ended = resume(tmp_path / "run", settings=["stop.hours=1e-9"], **own)
+    assert len(ended.rounds) == len(first.rounds) and ended.stopped_by == "hours"
+    assert ended.test_accuracy == pytest.approx(share_right(ended.model, toy.dataset(), None))
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["test_accuracy"] == ended.test_accuracy
+    assert json.loads(line)["accuracy"] == ended.accuracy
+    described = card(load(tmp_path / "run" / "latest.safetensors"))
+    assert f"{ended.test_accuracy:.1f} % of the test images" in described
+    again = resume(tmp_path / "run", **own)
+    assert again.rounds == ended.rounds, "tested once"
 
 
 def test_judging_changes_nothing_of_the_training() -> None:

@@ -27,6 +27,14 @@ def test_a_file_may_have_its_keys_alone_or_in_a_section(tmp_path: Path) -> None:
         assert read_policy(file) == DevicePolicy(codec="int8", rounds=3)
 
 
+@pytest.mark.parametrize("text", ["", "# rounds = 3\n", "[policy]\n"])
+def test_a_file_without_a_line_is_not_a_policy_without_limits(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"policy\.toml holds no line of a policy; policies/open"):
+        read_policy(file)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

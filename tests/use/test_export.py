@@ -182,6 +182,9 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
     settings = {**best.settings, "fleet": {**best.settings["fleet"], "kind": "network"}}
     served.description = replace(best, settings=settings)
     text = export(served, PIXELS, tmp_path, to="safetensors").card.read_text()
+    places = best.settings["clients"]["total"]
+    assert f"unlabelled images on {places} clients" in card
+    assert f"unlabelled images on up to {places} clients" in text, "places may be free"
     assert "data.labeled" not in text, "a server with devices uses all labelled images"
     alone = export(load(trained("supervised")[0]), PIXELS, tmp_path, to="safetensors").card
     assert "Nothing crossed" in alone.read_text()

@@ -162,6 +162,27 @@ def test_more_images_than_a_call_takes(
     assert split_inference.rows_at_a_time(10**7, "fp32") == 1
 
 
+def test_links_out_of_a_folder_are_not_followed(
+    address: str,
+    authority: Path,
+    images: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing of an image elsewhere may leave; a link that is named itself may be used."""
+    first, second = sorted(images.rglob("*.png"))[:2]
+    folder = tmp_path / "camera"
+    folder.mkdir()
+    (folder / "own.png").write_bytes(first.read_bytes())
+    (folder / "again.png").symlink_to(folder / "own.png")
+    (folder / "elsewhere.png").symlink_to(second)
+    with connect(address, authority) as client:
+        names = client.predict(folder).names
+        assert [Path(name).name for name in names] == ["again.png", "own.png"]
+        assert f"1 links lead out of {folder} and are not followed" in caplog.text
+        assert len(client.predict(folder / "elsewhere.png").names) == 1
+
+
 def test_a_request_crosses_in_many_messages(
     model: Classifier, address: str, authority: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

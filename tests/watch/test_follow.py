@@ -96,7 +96,7 @@ def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
     assert state()[0] == "crashed" and "ended without saying why in round 2" in state()[1]
     (directory.path / "run.log").write_text("2026 INFO stopped before round 1 was complete\n")
     assert state()[0] == "stopped"
-    (directory.path / "run.log").write_text("2026 INFO stopped by a callback after round 0\n")
+    (directory.path / "run.log").write_text("2026 INFO stopped by a callback after round 1\n")
     assert state()[0] == "stopped"
     directory.lock()
     assert state()[0] == "running", "looking did not keep it from the lock"

@@ -91,9 +91,9 @@ def test_a_finished_run(chromium: Browser, done: Path) -> None:
         assert text.index("clients.total") < text.index("As in the preset")
         type_into(page, "settings", "WARMUP")
         assert "teacher.warmup" in page.text() and "clients.total" not in page.text()
-        assert "rounds 0 to 2" in page.text_of("log")
+        assert "rounds 1 to 3" in page.text_of("log")
         type_into(page, "log", "Finished")
-        assert "rounds 0 to 2" not in page.text() and "finished: 3 rounds" in page.text()
+        assert "rounds 1 to 3" not in page.text() and "finished: 3 rounds" in page.text()
 
 
 def test_a_running_run_is_followed(chromium: Browser, done: Path, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_one_file_shows_the_same_without_a_server(
         *(
             ("devices", "there are no devices"),
             ("settings", "clients.total"),
-            ("log", "rounds 0 to 2"),
+            ("log", "rounds 1 to 3"),
         ),
     ):
         assert text in chromium.text_of(view), view

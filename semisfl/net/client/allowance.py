@@ -53,14 +53,8 @@ class Allowance:
     def check_writable(self) -> None:
         """Raise `ConfigError` now, not in the first round, if the file cannot be written."""
         if self._file is not None:
-            try:
-                with self._locked(self._file):
-                    pass
-            except OSError as error:
-                raise ConfigError(
-                    f"{self._file} cannot be written ({error.strerror or error}), where this device counts "
-                    "what the policy's caps allow; keep the policy in a folder that it may write to"
-                ) from error
+            with self._locked(self._file):
+                pass
 
     def _write(self, file: Path) -> None:
         """Write the count; it is on the disk, under its name, when this returns."""
@@ -109,13 +103,22 @@ class Allowance:
 
     @contextlib.contextmanager
     def _locked(self, file: Path) -> Iterator[None]:
-        """Read what was spent before the block, and write it after; another process may count too."""
-        with _opened(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT) as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if file.exists():
-                self._read(file)
-            yield
-            self._write(file)
+        """Read what was spent before the block, and write it after; another process may count too.
+
+        Raises `ConfigError` if it cannot be written: nothing may be sent then.
+        """
+        try:
+            with _opened(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT) as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                if file.exists():
+                    self._read(file)
+                yield
+                self._write(file)
+        except OSError as error:
+            raise ConfigError(
+                f"{file} cannot be written ({error.strerror or error}), where this device counts what "
+                "the policy's caps allow; keep the policy in a folder with room that it may write to"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ Ask = Callable[[str], bool]
 
 
 class Approval:
-    """Accept terms by their digest: those of ``accepted``, of ``file``, and those that the owner accepts.
+    """Accept terms by their digest: those of ``accepted`` or else of ``file``, and those that the owner accepts.
 
     ``ask`` asks the owner; None: nobody is there, and other terms are refused. Accepted terms are
     added to ``file``.
@@ -41,24 +41,23 @@ class Approval:
     def __init__(
         self, accepted: Iterable[str] = (), file: Path | None = None, ask: Ask | None = None
     ) -> None:
-        self._accepted = set(accepted)
         self._file = file
         self._ask = ask
         self._remembered = _read(file)
+        self._accepted = set(accepted) or set(self._remembered)
 
     def check(self, terms: Digested, show: Callable[[Any], str] = text_of_terms) -> None:
         """Raise `NotAccepted` unless the terms are accepted; ``show`` makes the text for the owner."""
         digest = terms.digest
-        if digest in self._remembered:
-            return
         if digest not in self._accepted and not (self._ask and self._ask(show(terms))):
             raise NotAccepted(digest)
+        self._accepted.add(digest)
         self._remember(digest)
 
     def _remember(self, digest: str) -> None:
-        self._remembered.add(digest)
-        if self._file is None:
+        if self._file is None or digest in self._remembered:
             return
+        self._remembered.add(digest)
         try:
             append_whole(self._file, f"{digest}\n".encode(), private=True)
         except OSError as error:

@@ -5,7 +5,7 @@ from math import prod
 
 from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
-from semisfl.models.memory import FP32, of_model
+from semisfl.models.memory import FP32, amount, of_model
 from semisfl.net.messages import Terms
 from semisfl.net.terms import placed_model
 from semisfl.settings.policy import PolicyBreach
@@ -103,10 +103,6 @@ def _features(terms: Terms) -> int:
     """Return the values of one image's features."""
     placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
     return prod(placed[held - 1].gives)
-
-
-def amount(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def parse_memory(text: str) -> int:

@@ -29,6 +29,8 @@ log = brief_logger(__name__)
 
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
+DOUBLINGS = 10
+"""Of the first delay at most: after a thousand it is no longer a float."""
 PROGRESS_SECONDS = 0.5
 INBOX = 2
 """Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""
@@ -63,8 +65,11 @@ class Connection:
         self._name = target.name
         self._instance = secrets.token_hex(8)
         self._attempts = 0
+        self._failures = 0
+        """Attempts since the server last gave this client its place."""
         self._options = chunks.options()
-        self._inbox: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
+        # Before Python 3.13 a signal at the wrong moment makes the wait of a SimpleQueue endless.
+        self._inbox: queue.Queue[Received | Exception | None] = queue.Queue()
         self._jitter = random.SystemRandom()
         self._thread = thread or LoopThread("semisfl-client")
         self._owns_thread = thread is None
@@ -126,7 +131,6 @@ class Connection:
             self._inbox.put(None)
 
     async def _until_over(self) -> None:
-        attempt = 0
         while True:
             self._identity.renew()
             self._identity.check()
@@ -138,14 +142,18 @@ class Connection:
             if not welcomed:
                 reason = await self._identity.look_into(reason)
             self.losses += welcomed
-            attempt = 1 if welcomed else attempt + 1
-            await self._pause(attempt, reason)
+            self._failures += 1
+            await self._pause(reason)
 
-    async def _pause(self, attempt: int, reason: str) -> None:
+    def _delay(self) -> float:
+        """Return the seconds until the next attempt."""
         # Half of the delay is random: a server's clients must not all return at the same moment.
-        longest = min(LONGEST_DELAY, FIRST_DELAY * 2**attempt)
-        delay = longest * self._jitter.uniform(0.5, 1)
-        level = logging.WARNING if attempt == 1 else logging.INFO
+        longest = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(self._failures, DOUBLINGS))
+        return longest * self._jitter.uniform(0.5, 1)
+
+    async def _pause(self, reason: str) -> None:
+        delay = self._delay()
+        level = logging.WARNING if self._failures == 1 else logging.INFO
         log.log(
             level, "no connection to %s (%s); next attempt in %.1f s", self._address, reason, delay
         )
@@ -185,6 +193,8 @@ class Connection:
                 pass
             finally:
                 self._current = None
+                if stream.enrolled:
+                    self._failures = 0
                 stream.drained.set()
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)

@@ -50,6 +50,7 @@ class Device:
         """Rounds this client did its part of to the end."""
         self._doing = CONNECTING
         self._stopped_while: str | None = None
+        self._finished = False
         self._connection = connection
         self._allowance, self._budget = connection.owner.allowance, connection.owner.budget
         self._images = images
@@ -87,8 +88,8 @@ class Device:
 
     @property
     def finished(self) -> bool:
-        """Return whether the server has reported that the run is finished."""
-        return self._connection.over.is_set()
+        """Return whether the device ended because the server reported that the run is finished."""
+        return self._finished
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -126,6 +127,8 @@ class Device:
                     raise Rejected(reason, "policy") from breach
         except Stopped:
             self._stopped_while = self.doing
+            # The server also ends the stream after the goodbye below.
+            self._finished = self._connection.over.is_set()
         finally:
             self._connection.close()
 
@@ -224,6 +227,7 @@ class Device:
 
     def _enrolled(self, received: Received, frame: Frame) -> None:
         ranges.check("client", frame.fields["client"], ranges.CLIENTS)
+        received.stream.enrolled = True
         self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
         log.info(
             "taking part as client %d with %d images", self.member.client, len(self.member.images)
@@ -236,7 +240,7 @@ class Device:
     def _begin_round(self, fields: Mapping[str, Any]) -> None:
         """Spend a round of the caps before anything of it is sent, and log what is spent."""
         self._begun.add(self.member)
-        self._doing = f"training in round {fields['round']}"
+        self._doing = f"training in round {fields['round'] + 1}"
         price = self._price(fields["steps"])
         self._allowance.take(self.outgoing.policy, price)
         spent = self._allowance.total

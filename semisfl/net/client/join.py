@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from semisfl.data import decode, folder
+from semisfl.data import decode, folder, unreadable
+from semisfl.data.large import TooLarge
 from semisfl.models.split import Shape
 from semisfl.net.client.approval import Ask, NotAccepted
 from semisfl.net.client.budget import Budget
@@ -25,6 +26,9 @@ from semisfl.settings.config import ConfigError
 from semisfl.stopping import StopFlag
 
 log = brief_logger(__name__)
+
+NAMED = 3
+"""Unreadable images that are named; only images that are too large are named all."""
 
 
 def join(
@@ -87,42 +91,33 @@ def _explained(address: str, certificates: Path | None, policy: Path | None) -> 
 def load_images(
     root: Path, shape: Shape, budget: Budget | None = None, stop: StopFlag | None = None
 ) -> tuple[torch.Tensor, int]:
-    """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable.
-
-    Links that lead out of ``root`` are not followed: anyone who can put a link into the folder could
-    otherwise make the device train on private images elsewhere.
-    """
-    listing = folder.everything(root).listing()
-    home = root.resolve()
-    inside = [
-        place
-        for place, name in enumerate(listing.names)
-        if (root / name).resolve().is_relative_to(home)
-    ]
-    if outside := len(listing.names) - len(inside):
-        log.warning("%d links lead out of %s and are not followed", outside, root)
+    """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
+    source = folder.everything(root)
+    listing, inside = source.listing(), folder.inside(root, source.files)
     channels, height, width = shape
     if budget is not None:
         budget.images(len(inside) * channels * height * width)
     images = np.empty((len(inside), *shape), np.uint8)
-    kept = 0
+    kept = lost = 0
     for place in inside:
         if stop is not None:
             stop.check()
         room = None if budget is None else budget.left
-        pixels = decode.decoded(listing, place, (width, height), channels, room)
-        if pixels is not None:
-            images[kept] = pixels
+        try:
+            with listing.open(place) as image:
+                images[kept] = decode.pixels_of(image, (width, height), channels, room)
             kept += 1
+        except Exception as error:  # a damaged file can raise nearly anything inside a decoder
+            lost += 1
+            if lost <= NAMED or isinstance(error, TooLarge):
+                why = unreadable.reason(error)
+                log.warning("%.200r is left out: %s", listing.names[place], why)
     if not kept:
         raise ConfigError(
             f"none of the {len(inside)} images in {root} can be read; formats: {', '.join(decode.FORMATS)}"
         )
-    if kept < len(inside):
+    if lost:
         log.warning(
-            "%d of %d images in %s could not be read and are skipped",
-            len(inside) - kept,
-            len(inside),
-            root,
+            "%d of %d images in %s could not be read and are skipped", lost, len(inside), root
         )
-    return torch.from_numpy(images[:kept]), len(inside) - kept
+    return torch.from_numpy(images[:kept]), lost

@@ -47,7 +47,11 @@ class Member:
         self.images, self.skipped = load(terms.shape)
         self._budget.images(self.images.nbytes)
         self._budget.frames(self.schemas.split.limit)
-        log.info("this run %s; %d threads", self._budget.words(), torch.get_num_threads())
+        log.info(
+            "this run %s; Python and PyTorch take about 350 MB more; %d threads",
+            self._budget.words(),
+            torch.get_num_threads(),
+        )
 
     @property
     def held(self) -> Held:

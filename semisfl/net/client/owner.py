@@ -1,5 +1,6 @@
 """Gather what the owner of a device allows: a policy, what is left of its caps, terms and memory."""
 
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,10 @@ def how_to_accept(
     refused: NotAccepted, command: str, address: str, certificates: Path | None, policy: Path | None
 ) -> str:
     """Return one line: which terms were not accepted, how to see them, and how to accept them."""
-    digest, option = refused.digest, f" --certs {certificates}" if certificates else ""
+    digest, option = (
+        refused.digest,
+        f" --certs {shlex.quote(str(certificates))}" if certificates else "",
+    )
     how = f"--accept {digest}"
     if policy is not None and read_policy(policy).model:
         how = f'model = "{digest}" in {policy}'

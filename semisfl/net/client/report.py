@@ -63,6 +63,8 @@ class Report:
         now, doing = self._values(self._device), self._device.doing
         known = {"finished": "the run is finished", "stopped": f"stopped while {doing}"}
         why = known.get(self.ended or "", self._reason)
+        if not now["bytes_received"]:
+            return str(why)
         bits = now["bits_per_image"]
         carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (

@@ -20,6 +20,8 @@ class Stream:
         self.outbox: asyncio.Queue[tuple[int, Parts] | None] = asyncio.Queue()
         self.drained = asyncio.Event()
         self.beaten = time.monotonic()
+        self.enrolled = False
+        """Whether the server gave this client its place; set by the thread that trains."""
         self._loop = loop
 
     @property

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +94,7 @@ def ask(directory: Path, action: str, name: str = "") -> dict[str, Any]:
         except (FileNotFoundError, ConnectionRefusedError):
             raise ValueError(
                 f"no server runs in {directory}; start it with "
-                f"`semisfl serve --resume {directory} --labeled DIR`"
+                f"`semisfl serve --resume {shlex.quote(str(directory))} --labeled DIR`"
             ) from None
         except PermissionError:
             raise ValueError(

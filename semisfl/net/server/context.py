@@ -26,8 +26,9 @@ class ServerContext:
     held_back: HeldBack
     stop: StopFlag
     device_log: DeviceLog = field(default_factory=DeviceLog)
-    inbox: "queue.SimpleQueue[Arrival]" = field(default_factory=queue.SimpleQueue)
-    """From the listener's loop to the thread that trains."""
+    inbox: queue.Queue[Arrival] = field(default_factory=queue.Queue)
+    """From the listener's loop to the thread that trains. Before Python 3.13 a signal at the wrong moment
+    makes the wait of a SimpleQueue endless."""
 
     def drop_arrivals(self) -> None:
         """Forget what arrived; only the thread that trains calls it, and between two rounds nothing is awaited."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from semisfl.files import append_whole, write_whole
 from semisfl.net.server.admission import audit, audit_held_back
@@ -129,13 +130,14 @@ class DeviceLog:
     def refused(self, peer: str, name: str, reason: str) -> None:
         """Record a refused or disconnected client, also in the audit log, where one line may sum up many."""
         self.events["refused"] += 1
-        self._refusals.note(peer, name, reason)
+        self._refusals.note(unquote(peer), name, reason)
 
     def _tell_refused(self, peer: str, name: str, reason: str) -> None:
         audit(peer, name, reason)
         self._append("refused", name, peer=peer, reason=reason)
 
     def held_back(self, peer: str, name: str, reason: str) -> None:
+        peer = unquote(peer)
         audit_held_back(peer, name, reason)
         self._note("held_back", name, peer=peer, reason=reason)
 

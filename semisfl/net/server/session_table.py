@@ -87,13 +87,11 @@ class SessionTable:
         self.streams[identity] = session
         self.lost.pop(identity, None)
         if older is not None:
-            log.info("%s connected again; its older connection is closed", identity)
+            again = f"{identity} connected again, or another device has the same certificate"
+            log.info("%s; the older connection is closed", again)
             # Remove it before anything else is read, so that its frames are never applied.
             self.forget(older)
-            older.close(
-                grpc.StatusCode.ABORTED,
-                f"{identity} connected again; this older connection is closed",
-            )
+            older.close(grpc.StatusCode.ABORTED, f"{again}; this older connection is closed")
         fields = {"terms": self.terms, "run": self._context.terms.run, "epoch": session.epoch}
         session.ask(encode("welcome", fields, {}), messages.READY.limit)
         return session

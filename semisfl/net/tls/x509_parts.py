@@ -1,6 +1,7 @@
 """Make X.509 parts and PEM, and read and write files that nobody else may read."""
 
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from datetime import datetime
@@ -143,7 +144,7 @@ def _why(error: OSError, path: Path) -> str:
         except OSError:
             continue
         owner, user = _user(status.st_uid), _user(os.geteuid())
-        fix = f"`chown {user} {place}`, or run it as {owner}"
+        fix = f"`chown {user} {shlex.quote(str(place))}`, or run it as {owner}"
         if owner == user:
             fix = f"`chmod u+rwX {place}`"
         return (
