@@ -80,9 +80,8 @@ def open_port(
 def _allow_files() -> None:
     """Let this process open as many files as the system allows: every connection takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # unlimited on some systems, which then refuse it
+    # Where there is no limit, some systems refuse to set none.
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
