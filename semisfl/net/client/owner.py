@@ -54,10 +54,8 @@ def how_to_accept(
     refused: NotAccepted, command: str, address: str, certificates: Path | None, policy: Path | None
 ) -> str:
     """Return one line: which terms were not accepted, how to see them, and how to accept them."""
-    digest, option = (
-        refused.digest,
-        f" --certs {shlex.quote(str(certificates))}" if certificates else "",
-    )
+    digest = refused.digest
+    option = f" --certs {shlex.quote(str(certificates))}" if certificates else ""
     how = f"--accept {digest}"
     if policy is not None and read_policy(policy).model:
         how = f'model = "{digest}" in {policy}'

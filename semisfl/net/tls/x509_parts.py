@@ -146,7 +146,7 @@ def _why(error: OSError, path: Path) -> str:
         owner, user = _user(status.st_uid), _user(os.geteuid())
         fix = f"`chown {user} {shlex.quote(str(place))}`, or run it as {owner}"
         if owner == user:
-            fix = f"`chmod u+rwX {place}`"
+            fix = f"`chmod u+rwX {shlex.quote(str(place))}`"
         return (
             f"{reason}; {place} belongs to {owner} with mode {stat.S_IMODE(status.st_mode):04o} and"
             f" this runs as {user}: {fix}"
