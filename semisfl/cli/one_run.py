@@ -13,10 +13,10 @@ from semisfl.costs import needs
 from semisfl.data import holdings
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.runs import grouping
 from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.grouping import Run as PastRun
 from semisfl.runs.result import Result
 from semisfl.runs.run_data import load_data
 from semisfl.runs.sinks import Guarded, Sink
@@ -96,7 +96,7 @@ def leave_if_diverged(result: Result) -> None:
         raise typer.Exit(DIVERGED)
 
 
-def leave_if_any_diverged(trained: Sequence[PastRun]) -> None:
+def leave_if_any_diverged(trained: Sequence[grouping.Run]) -> None:
     """End the command with `DIVERGED` if one of several runs did; the remarks below the table name it."""
     if bad := sum(run.diverged for run in trained):
         console.say(
@@ -108,7 +108,7 @@ def leave_if_any_diverged(trained: Sequence[PastRun]) -> None:
 
 def judged(config: Config) -> str:
     """Return the name of a run's accuracy."""
-    return "test accuracy" if config.data.validation is None else "validation accuracy"
+    return f"{grouping.judged_on(config.model_dump())} accuracy"
 
 
 def at_the_end(result: Result) -> str:

@@ -37,9 +37,14 @@ def times(factor: float) -> Callable[[Tensor], Tensor]:
 
 
 def poisoning(
-    monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[Tensor], Tensor], first: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    change: Callable[[Tensor], Tensor],
+    first: int = 0,
+    *,
+    counters: bool = False,
 ) -> None:
-    """From round ``first`` on, every ``kind`` of frame that client 1 sends has its values changed."""
+    """From round ``first`` on, every ``kind`` of frame that client 1 sends has its values changed, or its counters."""
     original = Device.answer
 
     def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
@@ -47,7 +52,7 @@ def poisoning(
             original(self, received, sent, fields, cleared, codecs, **how)
             return
         tensors = {
-            name: change(tensor) if tensor.is_floating_point() else tensor
+            name: change(tensor) if tensor.is_floating_point() != counters else tensor
             for name, tensor in cleared.tensors.items()
         }
         send_past_policy(received, sent, fields, tensors, codecs)
@@ -195,19 +200,7 @@ def test_a_counter_that_no_training_reaches_shuts_out_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mean of 2**53 and honest counters would bring honest clients above what is believed."""
-    original = Device.answer
-
-    def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
-        if sent != "bottom" or self.member.client != 1:
-            original(self, received, sent, fields, cleared, codecs, **how)
-            return
-        tensors = {
-            name: tensor if tensor.is_floating_point() else tensor.new_tensor(MOST_COUNTED)
-            for name, tensor in cleared.tensors.items()
-        }
-        send_past_policy(received, sent, fields, tensors, codecs)
-
-    monkeypatch.setattr(Device, "answer", answer)
+    poisoning(monkeypatch, "bottom", filled(MOST_COUNTED), counters=True)
     with network(tiny(3, rounds=3, model={"layers": BATCHNORM})) as net:
         net.join_all()
         run_rounds(net.experiment)

@@ -30,7 +30,7 @@ log = brief_logger(__name__)
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 6.0
 DOUBLINGS = 10
-"""Of the first delay at most: after a thousand it is no longer a float."""
+"""Doublings of the first delay at most: after a thousand it is no longer a float."""
 PROGRESS_SECONDS = 0.5
 INBOX = 2
 """Frames that may wait to be looked at. The next ones wait at the server: nothing more is read."""

@@ -194,6 +194,11 @@ class Questions:
 
         Those others are the clients that owe no answer now, if they are at least half of all.
         """
+        if not any(
+            self._took(client, now) > item.session.patience.deadline
+            for client, item in self._awaited.items()
+        ):
+            return  # as after nearly every answer
         others = [
             self._paces[client].seconds for client in self._paces.keys() - self._awaited.keys()
         ]
@@ -201,13 +206,17 @@ class Questions:
             return
         usual = statistics.median(others)
         for client, item in list(self._awaited.items()):
-            patience, pace = item.session.patience, self._paces[client]
-            seconds = pace.seconds + now - patience.asked_at
-            if seconds > patience.deadline + SLOWEST * usual + pace.transfer:
+            deadline, pace = item.session.patience.deadline, self._paces[client]
+            seconds = self._took(client, now)
+            if seconds > deadline + SLOWEST * usual + pace.transfer:
                 item.session.abandon()
                 self.too_slow.add(client)
                 reason = f"its answers of this round took {seconds:.3g} s, the median client's {usual:.3g} s"
                 self._leave_out(client, reason)
+
+    def _took(self, client: int, now: float) -> float:
+        """Return the seconds of an awaited client's answers of this round, with the one that it owes."""
+        return self._paces[client].seconds + now - self._awaited[client].session.patience.asked_at
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._awaited.pop(client, None)
