@@ -48,7 +48,7 @@ class Member:
         self._budget.images(self.images.nbytes)
         self._budget.frames(self.schemas.split.limit)
         log.info(
-            "this run %s; Python and PyTorch take about 350 MB more; %d threads",
+            "this run %s, beside Python and PyTorch themselves; %d threads",
             self._budget.words(),
             torch.get_num_threads(),
         )
