@@ -50,8 +50,8 @@ def frontier() -> str:
             82.9,
             "h200/cifar10-250-semisfl",
             PLAIN,
-            "frontier/cifar10-250-fixed",
-            PLAIN,
+            "h200/cifar10-250-semisfl-mixed-t0.65-global",
+            ("-seed0", "-seed1"),
             85.0,
         ),
     }
@@ -137,10 +137,11 @@ def frontier_parts() -> str:
 BOTH_VIEWS = '`server.labeled_view = "both"`'
 MIXED = '`server.labeled_view = "mixed"`'
 THRESHOLD = "`semisfl.confidence_threshold ="
+GLOBAL = '`semisfl.align = "global"`'
 FEW = {
     "plain": "SemiSFL",
     "both-views": BOTH_VIEWS,
-    "align-global": '`semisfl.align = "global"`',
+    "align-global": GLOBAL,
     "rate-5": "`optimizer.lr = 0.05`",
     "fewer-steps": "32 supervised steps per round, always",
 }
@@ -151,6 +152,10 @@ FEW_MIDDLE = {
     "mixed-300": f"{MIXED} and {THRESHOLD} 0.8`",
     "mixed-t0.65-300": f"{MIXED} and {THRESHOLD} 0.65`",
     "mixed-t0.5-300": f"{MIXED} and {THRESHOLD} 0.5`",
+    "mixed-t0.65-global-300": f"{MIXED}, {THRESHOLD} 0.65` and {GLOBAL}",
+    "mixed-t0.65-fixed-300": f'{MIXED}, {THRESHOLD} 0.65` and `controller.kind = "fixed"`',
+    "mixed-t0.65-period15-300": f"{MIXED}, {THRESHOLD} 0.65` and `controller.period = 15`",
+    "mixed-t0.65-lrmin-300": f"{MIXED}, {THRESHOLD} 0.65` and `optimizer.lr_min = 0.0005`",
 }
 
 
@@ -181,6 +186,9 @@ FEW_LONG = {
         ]
         for threshold in (0.8, 0.5)
     },
+    f"the preset with {MIXED}, {THRESHOLD} 0.65` and {GLOBAL}": [
+        f"h200/cifar10-250-semisfl-mixed-t0.65-global-seed{seed}" for seed in (0, 1)
+    ],
     f'the preset with {MIXED} and `semisfl.align = "client"`': [
         "h200/cifar10-250-semisfl-mixed-align-seed0"
     ],

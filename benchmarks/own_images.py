@@ -276,6 +276,14 @@ def correction() -> str:
     return by_task(cells, validation)
 
 
+def threshold() -> str:
+    """Return the preset beside its runs with a lower confidence threshold."""
+    cells, chosen = read("threshold"), read("choice")
+    for method in ("semisfl", "fedswitch-sl"):
+        cells[method, "t8"] = chosen[method, "mixed"]
+    return by_task(cells, validation)
+
+
 def tried(name: str) -> str:
     """Return the mean over all tasks of every variant of a table, best first."""
     cells = read(name)
@@ -295,6 +303,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "images-choice": lambda: by_task(read("choice"), validation),
     "images-test": lambda: by_task(read("choice"), test),
     "images-correction": correction,
+    "images-threshold": threshold,
     "images-untuned": lambda: by_task(read("untuned"), test),
     "images-longer": lambda: by_task(read("longer"), validation),
     "images-parts": lambda: by_task(read("parts"), validation),

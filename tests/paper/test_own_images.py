@@ -42,6 +42,16 @@ def test_runs_are_the_preset_and_the_baselines_of_three_seeds(
     assert len(chosen) == 3 * len(cells) == 3 * 4 * len(tasks)
 
 
+def test_the_lower_threshold_was_tried_alike_for_both_methods() -> None:
+    cells = own_images.read("threshold")
+    assert set(cells) == {("semisfl", "t6"), ("fedswitch-sl", "t6")}
+    for (method, _), by_task in cells.items():
+        setting = f"{method.split('-')[0]}.confidence_threshold=0.6"
+        assert {task: [one["set"] for one in runs] for task, runs in by_task.items()} == {
+            task: [[setting]] * 3 for task in own_images.TASKS
+        }
+
+
 def test_on_images_that_nobody_tuned_for_semisfl_is_ahead_as_the_docs_say() -> None:
     cells = own_images.read("untuned")
     ahead = []
