@@ -82,6 +82,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Train the missing runs of a table or figure of the paper; write it beside the paper's values."""
+    from semisfl.cli import one_run
     from semisfl.paper import exhibits
     from semisfl.paper.missing import chosen, missing
 
@@ -98,8 +99,9 @@ def reproduce(
     if estimate:
         _estimate(left, bench or out / "bench.json", bench is None, device, json_)
         return
-    if left and not no_run:
-        if not _run(left, engine, at_once, device, quiet):
+    trained = [] if no_run else left
+    if trained:
+        if not _run(trained, engine, at_once, device, quiet):
             print("stopped; the same command continues")
             return
         index = RunIndex(out, others)
@@ -107,6 +109,8 @@ def reproduce(
         _write_into(into, selected, index, rounds)
     else:
         _write(selected, index, rounds, out, json_)
+    found = [index.one(each.config) for each in trained]
+    one_run.leave_if_any_diverged([indexed.run for indexed in found if indexed])
 
 
 def _run(

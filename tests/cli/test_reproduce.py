@@ -28,18 +28,22 @@ SMALL = (
 )
 
 
-@pytest.fixture(autouse=True)
-def small(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put small images and few steps into the table that these tests make."""
-    changes = (*SMALL, f"data.name={images}", "data.augment.cutout=4")
+def change_cells(monkeypatch: pytest.MonkeyPatch, *changes: str) -> None:
+    """Change settings of the table that these tests make."""
 
-    def smaller(part: Part) -> Part:
+    def changed(part: Part) -> Part:
         cells = [replace(cell, changes=(*cell.changes, *changes)) for cell in part.cells]
         return replace(part, cells=tuple(cells))
 
     table = EXHIBITS["digits"]
-    parts = tuple(smaller(part) for part in table.parts)
+    parts = tuple(changed(part) for part in table.parts)
     monkeypatch.setitem(EXHIBITS, "digits", replace(table, parts=parts))
+
+
+@pytest.fixture(autouse=True)
+def small(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put small images and few steps into it."""
+    change_cells(monkeypatch, *SMALL, f"data.name={images}", "data.augment.cutout=4")
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:
@@ -107,6 +111,16 @@ def test_an_interrupted_cell_is_continued(tmp_path: Path) -> None:
     assert len(first) == 1
     assert main(["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path), "--quiet"]) == 0
     assert rows_of(left.path)[0] == first[0] and len(rows_of(left.path)) == 2
+
+
+def test_a_diverged_cell_is_written_and_ends_with_exit_code_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_cells(monkeypatch, "optimizer.lr=1e30")
+    words = ["reproduce", "digits", *TWO_ROUNDS, "--out", str(tmp_path), "--quiet"]
+    assert main(words) == 4
+    assert "1 of 1 runs diverged" in capsys.readouterr().err
+    assert (tmp_path / "digits.md").exists()
 
 
 def test_a_cell_that_another_process_trains_is_skipped(
