@@ -95,12 +95,16 @@ class SemiSFL:
         loss_supervised = sums["loss_supervised"] / supervised_steps
         loss_semi = sums["loss_semi"] / clients.steps if self.active else 0.0
         self.controller.observe(loss_supervised, loss_semi, lr)
+        reported: dict[str, Any] = {}
+        if self.active:
+            of_clients = statistics.of_split_round(sums, self.active, clients.steps)
+            reported = {"loss_clustering": 0.0, **of_clients}  # 0 if C is switched off
         return MethodMetrics(
             learning_rate=lr,
             supervised_steps=supervised_steps,
             loss_supervised=loss_supervised,
             loss_supervised_contrast=sums.get("loss_supervised_contrast", 0.0) / supervised_steps,
-            **(statistics.of_split_round(sums, self.active, clients.steps) if self.active else {}),
+            **reported,
         )
 
     def _plan(self, round_index: int, lr: float) -> SplitRound:
