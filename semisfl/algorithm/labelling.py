@@ -27,6 +27,8 @@ WARMUP_ROUNDS = 10
 """First rounds in which labels are not corrected: the first predictions say little about a client."""
 SMOOTHING = 0.1
 """Share of pi in a client's estimated mix, so that no class is ever ruled out."""
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Least share to divide by: a softmax of logits that are far apart is exactly 0 for some classes."""
 
 
 class Labelling:
@@ -78,7 +80,7 @@ class Labelling:
         """Return q' of every row, and move the means by what this step shows."""
         means = self._means
         if self.align == "global":
-            corrected = self._reweighted(raw, self.prior / means["classes"])
+            corrected = self._reweighted(raw, self.prior / means["classes"].clamp(min=SMALLEST))
             weight = _weight(means["steps"].add_(1), DECAY)
             means["classes"].lerp_(raw.mean(0), weight)
             return corrected
@@ -97,7 +99,8 @@ class Labelling:
         """Return the mean mix of the clients seen so far; pi_s before the first."""
         seen = self._means["client_steps"] > 0
         total = (self._means["client_mix"] * seen.unsqueeze(1)).sum(0)
-        return torch.where(seen.any(), total / seen.sum().clamp(min=1), self.prior)
+        mean = torch.where(seen.any(), total / seen.sum().clamp(min=1), self.prior)
+        return mean.clamp(min=SMALLEST)
 
     def _reweighted(self, probabilities: Tensor, ratio: Tensor) -> Tensor:
         """Return predictions times ``ratio``, normalised; unchanged before the warm-up is over."""

@@ -113,6 +113,17 @@ def test_predictions_are_aligned_with_the_labelled_images() -> None:
     assert labels.tolist() != torch.tensor(ROWS).argmax(1).tolist()
 
 
+@pytest.mark.parametrize("align", ["client", "global"])
+def test_a_class_that_is_never_predicted_at_all_leaves_the_others_as_they_are(align: str) -> None:
+    """A softmax of logits far apart is exactly 0 for the other classes, and so are their means."""
+    by = labelling(align=align)
+    far = torch.tensor([[200.0, 200.0, 0.0]] * 3 + [[0.0, 200.0, -10.0]])
+    for _ in range(3):
+        labels, confident = by.label(far, ACTIVE, ACTIVE)
+        assert labels[3] == 1 and confident[3]
+    assert all(mean.isfinite().all() for mean in by.state_dict().values())
+
+
 @pytest.mark.parametrize(("rule", "reached"), [(">=", True), (">", False)])
 def test_the_setting_decides_if_a_confidence_equal_to_tau_counts(rule: str, reached: bool) -> None:
     even = torch.full((4,), 0.25)
