@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from semisfl.algorithm.losses import pseudo_label
+from semisfl.algorithm.losses import most_likely
 
 DECAY = 0.999
 """Per step, of the mean over all clients: about the last 1,000 steps count."""
@@ -62,14 +62,10 @@ class Labelling:
         self, logits: Tensor, clients: Sequence[int], active: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Return labels and whether each is confident. Rows belong to ``clients`` in equal shares."""
-        if self.align == "none":
-            return pseudo_label(logits, self.threshold, self.rule)
-        raw = logits.float().softmax(1)
-        places = self._places(clients, active)
-        corrected = self._corrected(raw, places)
-        confidence, labels = corrected.max(1)
-        reached = confidence >= self.threshold if self.rule == ">=" else confidence > self.threshold
-        return labels, reached
+        probabilities = logits.float().softmax(1)
+        if self.align != "none":
+            probabilities = self._corrected(probabilities, self._places(clients, active))
+        return most_likely(probabilities, self.threshold, self.rule)
 
     def _places(self, clients: Sequence[int], active: Sequence[int]) -> Tensor:
         if tuple(clients) == tuple(active):

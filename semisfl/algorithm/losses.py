@@ -56,5 +56,10 @@ def contrastive(
 
 def pseudo_label(logits: Tensor, threshold: float, rule: str = ">=") -> tuple[Tensor, Tensor]:
     """Return labels q-hat and whether their confidence reaches tau."""
-    confidence, labels = logits.float().softmax(1).max(1)
+    return most_likely(logits.float().softmax(1), threshold, rule)
+
+
+def most_likely(probabilities: Tensor, threshold: float, rule: str) -> tuple[Tensor, Tensor]:
+    """Return the most likely classes and whether their probability reaches ``threshold``."""
+    confidence, labels = probabilities.max(1)
     return labels, confidence >= threshold if rule == ">=" else confidence > threshold
