@@ -1,5 +1,6 @@
 """Set the number of supervised steps in a round: K_s of Eq. (8), adapted to how fast the two losses fall."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,7 @@ class Controller:
         )
         self.semi_faster_share = float(np.mean(semi_fell_faster >= MARGIN))
         if self.semi_faster_share >= 0.5:
-            lowered = max(self.supervised_steps / self.config.step_decay, self.min_supervised_steps)
-            self._lower(round(lowered))
+            self._lower(round(self._lowered))
 
     def _decide_raw(self) -> None:
         # R_h is over ten differences (period / window), thus over eleven windows. Whole ones only,
@@ -87,10 +87,13 @@ class Controller:
         semi_fell_faster = self._fall("semi") > self._fall("supervised")
         self.semi_faster_share = float(np.mean(semi_fell_faster))
         if self.semi_faster_share >= 0.5:
-            lowered = max(
-                int(self.supervised_steps / self.config.step_decay), int(self.min_supervised_steps)
-            )
-            self._lower(lowered)
+            # Without the small number, the floor of 33 / 1.1 would be 29.
+            self._lower(math.floor(self._lowered + 1e-9))
+
+    @property
+    def _lowered(self) -> float:
+        """Return the next K_s, not yet a whole number."""
+        return max(self.supervised_steps / self.config.step_decay, self.min_supervised_steps)
 
     def _lower(self, steps: int) -> None:
         self.supervised_steps = max(1, min(self.supervised_steps, steps))

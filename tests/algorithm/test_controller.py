@@ -132,6 +132,12 @@ def test_raw_decides_every_round_with_floors() -> None:
     assert steps[108:115] == [100, 66, 44, 32, 32, 32, 32]
 
 
+def test_raw_floors_what_a_division_leaves_just_below_a_whole_number() -> None:
+    assert 33 / 1.1 < 30 and 8 * 50 * (290 / 1000) < 116
+    assert feed(controller("raw", 33, 0.0, step_decay=1.1), range(110), semi_falls)[-1] == 30
+    assert feed(controller("raw", 150, 290 / 1000), range(110), semi_falls)[-1] == 116
+
+
 def test_raw_looks_at_ten_differences_in_every_round() -> None:
     """Between two whole windows the share does not change: a window is never forgotten early."""
 
