@@ -35,7 +35,8 @@ class MethodMetrics:
     )
     loss_semi: float | None = _loss(
         "on unlabelled images, all terms with their weights: `loss_consistency`, and in SemiSFL the clustering term, in "
-        "SemiFL the term of mixed images, in FedMatch helpers' consistency; without FedMatch's penalties on weights",
+        "SemiFL the term of mixed images, in (FL)² sharpness-aware consistency, in FedMatch helpers' consistency; "
+        "without FedMatch's penalties on weights",
         methods=WITH_CLIENTS,
         missing=NO_CLIENTS,
         panel=UNLABELLED,
@@ -55,7 +56,8 @@ class MethodMetrics:
         line="clustering",
     )
     supervised_steps: int | None = metric(
-        "steps on labelled images, K_s; changes only where a controller adapts it",
+        "steps on labelled images, K_s; changes only where a controller adapts it, and in (FL)² after the first "
+        "round, which has those of ten rounds more",
         unit="steps",
         panel=Panel("Supervised steps per round, Kₛ", "steps"),
     )

@@ -26,7 +26,7 @@ class RoundMetrics(MethodMetrics):
     )
     accuracy: float | None = _test(
         "test images, or with `data.validation` the images set aside, classified correctly by the method's result: "
-        "the teacher in SemiSFL, FedSwitch and FedSwitch-SL, the only model elsewhere",
+        "the teacher in SemiSFL, FedSwitch and FedSwitch-SL, the student in Supervised-only, the only model elsewhere",
         gauge=None,
         missing="round not tested (`runtime.evaluate_every`; the last one always is)",
     )
