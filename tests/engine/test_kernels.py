@@ -4,6 +4,7 @@ TRITON_INTERPRET=1 pytest tests/engine/test_kernels.py
 """
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -410,3 +411,20 @@ def test_a_step_of_rows_that_lie_apart(followed: bool, scale: float | None, adde
         home.of(master).add_(home.of(base))
     for copy, of in ((work, master), (teacher_work, teacher)):
         torch.testing.assert_close(copy.float(), of, rtol=0.01, atol=0)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="takes 20 GB of memory; a sparse file takes none")
+def test_a_step_of_rows_that_lie_farther_apart_than_32_bits_can_count(tmp_path: Path) -> None:
+    from semisfl.engine.kernels.update import fused_sgd
+
+    rows, stride, size = 3, 2**30, 8
+
+    def sparse(name: str) -> Tensor:
+        count = (rows - 1) * stride + size
+        flat = torch.from_file(str(tmp_path / name), shared=True, size=count)
+        return flat.as_strided((rows, size), (stride, 1))
+
+    master, work, momentum = map(sparse, ("master", "work", "momentum"))
+    gradient = torch.ones(rows, size)
+    fused_sgd(master, work, momentum, gradient, torch.tensor(0.5), 0.0, 0.9, False)
+    assert torch.equal(master, -0.5 * gradient) and torch.equal(work, master)

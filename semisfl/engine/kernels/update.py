@@ -15,7 +15,8 @@ def _sgd(
     NESTEROV: tl.constexpr, FOLLOWED: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, inside_row = tl.program_id(1), tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    inside_row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = inside_row < size
     offsets = row * stride + inside_row
     weight = tl.load(master + offsets, mask=inside)
