@@ -61,7 +61,7 @@ class Ring:
 def _join(
     keys: Tensor, labels: Tensor, positive: Tensor, *rings: tuple[Ring, Tensor, Tensor]
 ) -> References:
-    """Return the current keys, then each ring with its (positive, present) masks."""
+    """Return copies of the current keys, then of each ring with its (positive, present) masks."""
     return References(
         torch.cat([keys.float(), *(ring.keys for ring, _, _ in rings)]),
         torch.cat([labels, *(ring.labels for ring, _, _ in rings)]),
@@ -93,7 +93,7 @@ class TwoLevelQueue:
         """Return the references of a labelled batch: its own keys and the labelled level before them."""
         true = torch.ones_like(labels, dtype=torch.bool)
         level = self.labeled
-        references = _join(keys, labels, true, (level, level.filled.clone(), level.filled.clone()))
+        references = _join(keys, labels, true, (level, level.filled, level.filled))
         level.push(keys, labels, true)
         return references
 
@@ -103,8 +103,8 @@ class TwoLevelQueue:
             keys,
             labels,
             confident,
-            (self.labeled, self.labeled.filled.clone(), self.labeled.filled.clone()),
-            (self.pseudo, self.pseudo.flags.clone(), self.pseudo.filled.clone()),
+            (self.labeled, self.labeled.filled, self.labeled.filled),
+            (self.pseudo, self.pseudo.flags, self.pseudo.filled),
         )
         self.pseudo.push(keys, labels, confident)
         return references
@@ -146,7 +146,7 @@ class SingleQueue:
     def push_pseudo(self, keys: Tensor, labels: Tensor, confident: Tensor) -> References:
         """Return the masks: every slot is a reference, and a positive only if it was pushed as confident."""
         every = torch.ones_like(self.ring.filled)
-        references = _join(keys, labels, confident, (self.ring, self.ring.flags.clone(), every))
+        references = _join(keys, labels, confident, (self.ring, self.ring.flags, every))
         self.ring.push(keys, labels, confident)
         return references
 
