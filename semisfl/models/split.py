@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -89,12 +90,10 @@ def split(
     _adopt_dropout(model)
     layers = named_layers(model)
     at = cut_index(layers, cut)
-    bottom = _stack([*layers[:at]])
-    if not any(True for _ in bottom.parameters()):
+    bottom = _stack(layers[:at])
+    if not _is_trained(bottom):
         if cut is None:
-            first = next(
-                (name for name, layer in layers if any(True for _ in layer.parameters())), ""
-            )
+            first = next((name for name, layer in layers if _is_trained(layer)), "")
             raise ValueError(
                 "model.cut is not given, and before the Flatten layer, where it would be, nothing is "
                 f"trained; set it to the last layer that clients are to hold, from {first!r} on"
@@ -102,7 +101,7 @@ def split(
         raise ValueError(
             f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution"
         )
-    if not any(True for _, layer in layers[at:] for _ in layer.parameters()):
+    if not any(_is_trained(layer) for _, layer in layers[at:]):
         raise ValueError(
             f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
         )
@@ -113,9 +112,7 @@ def split(
         top = _stack([(_unused("uncut", layers), nn.Unflatten(1, cut_shape)), *layers[at:]])
     else:
         top = _stack(layers[at:])
-    size = 1
-    for side in cut_shape:
-        size *= side
+    size = prod(cut_shape)
     hidden = size if size <= widest else NARROW_HEAD
     heads: dict[str, Callable[[], nn.Module]] = {
         "mlp": lambda: Layers(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, projection)),
@@ -123,6 +120,11 @@ def split(
         "none": nn.Identity,
     }
     return SplitModel(bottom, top, heads[projector](), size)
+
+
+def _is_trained(module: nn.Module) -> bool:
+    """Return whether ``module`` has a parameter."""
+    return any(True for _ in module.parameters())
 
 
 def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
