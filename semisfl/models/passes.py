@@ -1,10 +1,14 @@
-"""Pass several batches through one model: together, as far as its layers treat images independently."""
+"""Pass several batches through one model: together, as far as its layers treat images independently.
 
-from collections.abc import Sequence
+Or pass one batch, with other weights than the model's.
+"""
+
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from semisfl.models.layers import Dropout, Layers, Residual
 from semisfl.models.stacked import ROW_BY_ROW
@@ -37,3 +41,21 @@ def passes(model: nn.Module, batches: Sequence[Tensor], training: Sequence[bool]
         for part in rest:
             outputs[number] = part.train(mode)(outputs[number])
     return outputs
+
+
+def called_with(model: nn.Module, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """Return ``model`` of ``images`` with other ``weights``; the model keeps its own.
+
+    They are named as in ``named_parameters`` and ``named_buffers``. Layers that share one have the
+    same new one. `functional_call` would not give its own back to a layer that is used twice.
+    """
+    own = (*model.named_parameters(), *model.named_buffers())
+    new = {id(tensor): weights[name] for name, tensor in own if name in weights}
+    by_layer = {
+        f"{path}.{name}" if path else name: new[id(tensor)]
+        for path, layer in model.named_modules()
+        for name, tensor in (*layer._parameters.items(), *layer._buffers.items())
+        if id(tensor) in new
+    }
+    out: Tensor = functional_call(model, by_layer, (images,), tie_weights=False)
+    return out

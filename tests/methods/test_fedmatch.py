@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -19,6 +20,7 @@ from semisfl.methods.fedmatch.method import (
     agreement,
     decomposed,
     inter_client,
+    joined,
 )
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment
@@ -67,6 +69,17 @@ def test_inter_client_loss_is_the_mean_divergence_over_confident_rows() -> None:
     assert float(got) == pytest.approx(total / 3, rel=1e-10)
     nobody = torch.zeros(5, dtype=torch.bool)
     assert float(inter_client(torch.from_numpy(p).log(), torch.from_numpy(h1)[None], nobody)) == 0
+
+
+def test_the_sum_of_a_layer_that_is_used_twice_is_there_under_both_names() -> None:
+    """A helper loads it over a whole upload, in which psi alone has both names."""
+    layer = nn.Linear(2, 2)
+    sigma = nn.Sequential(layer, nn.BatchNorm1d(2), layer)
+    upload = {name: torch.full_like(value, 3) for name, value in sigma.state_dict().items()}
+    helper = copy.deepcopy(sigma)
+    helper.load_state_dict({**upload, **joined(sigma, upload)})
+    assert torch.equal(helper[0].weight, layer.weight + 3)
+    assert torch.equal(helper[1].weight, sigma[1].weight)
 
 
 def test_psi_starts_as_a_share_of_sigma_and_small_entries_are_not_tested() -> None:

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from semisfl.fleet.base import ClientResult
 from semisfl.methods.full_model import report
+from semisfl.runs import experiment as experiments
 from tests import toy
 
 STATE = {"w": torch.zeros(1)}
@@ -54,3 +56,33 @@ def test_supervised_steps_train_batchnorm_and_dropout() -> None:
         for dropout in (False, True)
     ]
     assert losses[0] != losses[1]
+
+
+class Doubled(nn.Module):
+    """Multiplies by a number that no state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.full((1,), 2.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch", "fl2"])
+def test_a_layer_may_be_used_twice_and_have_buffers_of_its_own(method: str) -> None:
+    conv, norm, linear = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Linear(16, 16)
+    bottom = [nn.Conv2d(3, 6, 3, stride=2), conv, norm, nn.ReLU(), conv, norm, Doubled()]
+    top = [nn.Flatten(), nn.Linear(150, 16), linear, nn.ReLU(), linear, nn.Linear(16, 4)]
+    data, settings = toy.dataset(), toy.values(method, f"{method}.confidence_threshold=0")
+    own = nn.Sequential(*bottom, *top)
+    experiment = experiments.assemble(settings, data, toy.partition(data), own, device="cpu")
+    before = [parameter.detach().clone() for parameter in own.parameters()]
+    for index in range(2):
+        assert experiment.method.round(index).contributing == 2
+    for slot in experiment.fleet.block._full._slots:
+        for model in slot._models.values():
+            assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+    (tested, *_) = experiment.method.tested().values()
+    for parameter, start in zip(tested.parameters(), before, strict=True):
+        assert parameter.isfinite().all() and not torch.equal(parameter, start)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from semisfl.models.layers import Dropout
-from semisfl.models.passes import passes
+from semisfl.models.passes import called_with, passes
 from tests.toy import network
 
 
@@ -92,3 +92,22 @@ def test_layers_that_are_not_known_see_one_batch_at_a_time() -> None:
     batches = [images(0, 5), images(1, 3)]
     for got, batch in zip(passes(model, batches, [True, True]), batches, strict=True):
         torch.testing.assert_close(got, model(batch))
+
+
+def test_a_model_is_called_with_other_weights_and_keeps_its_own() -> None:
+    """One layer is used twice, another shares its weight, and statistics are replaced too."""
+    twice, alike = nn.Linear(6, 6), nn.Linear(6, 6)
+    alike.weight = twice.weight
+    parts = [nn.Linear(432, 6), nn.BatchNorm1d(6), twice, nn.ReLU(), twice, alike]
+    model = nn.Sequential(nn.Flatten(), *parts).eval()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in (*other.parameters(), *other.buffers()):
+            tensor.add_(1)
+    own = list(model.parameters())
+    weights = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    got = called_with(model, weights, images(0, 5))
+    torch.testing.assert_close(got, other(images(0, 5)))
+    assert all(one is before for one, before in zip(model.parameters(), own, strict=True))
+    got.sum().backward()
+    assert twice.weight.grad is None and other[3].weight.grad.any()

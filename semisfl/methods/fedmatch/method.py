@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from semisfl import seeds
@@ -47,7 +46,7 @@ from semisfl.methods.full_model import (
 )
 from semisfl.metrics import MethodMetrics
 from semisfl.models.layers import batchnorms
-from semisfl.models.passes import passes
+from semisfl.models.passes import called_with, passes
 
 PSI_FACTOR = 0.2
 """psi starts as this much of sigma, as in the authors' code."""
@@ -59,17 +58,24 @@ THRESHOLD = 1e-5
 
 def decomposed(model: nn.Module) -> list[str]:
     """Return the names of the parameters that are a sum: all but BatchNorm's affine ones."""
-    affine = {id(parameter) for layer in batchnorms(model) for parameter in layer.parameters()}
+    affine = _affine(model)
     return [name for name, parameter in model.named_parameters() if id(parameter) not in affine]
 
 
 def joined(sigma: nn.Module, psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters theta = sigma + psi; BatchNorm's are sigma's alone."""
-    sums = set(decomposed(sigma))
+    """Return the parameters theta = sigma + psi; BatchNorm's are sigma's alone.
+
+    Those of a layer that is used twice are there under both names, as in a state.
+    """
+    affine = _affine(sigma)
     return {
-        name: value + psi[name] if name in sums else value
-        for name, value in sigma.named_parameters()
+        name: value if id(value) in affine else value + psi[name]
+        for name, value in sigma.named_parameters(remove_duplicate=False)
     }
+
+
+def _affine(model: nn.Module) -> set[int]:
+    return {id(parameter) for layer in batchnorms(model) for parameter in layer.parameters()}
 
 
 class FedMatch:
@@ -119,8 +125,8 @@ class FedMatch:
     def _supervised_step(self) -> None:
         """Descend lambda_s CE with respect to sigma."""
         images, labels = self.setup.labeled.next()
-        theta = joined(self.sigma, dict(self.psi.named_parameters()))
-        loss = cross_entropy(functional_call(self.model.train(), theta, images), *labels)
+        theta = joined(self.sigma, self.psi.state_dict())
+        loss = cross_entropy(called_with(self.model.train(), theta, images), *labels)
         self.sgd.descend(self.settings.lambda_s * loss)
         self.meter.add(loss_supervised=loss)
 
@@ -133,7 +139,7 @@ class FedMatch:
         elif not settings.keep_helpers:
             self.helpers.forget()
         helpers = {client: self.helpers.of(client) for client in active}
-        buffers = dict(self.model.named_buffers())
+        buffers = self._buffers()
         current = {
             "sigma": {**self.sigma.state_dict(), **buffers},
             "psi": {**self.psi.state_dict(), **buffers},
@@ -153,7 +159,7 @@ class FedMatch:
     def _aggregate(self, round_index: int, results: list[ClientResult]) -> None:
         """Set psi and the buffers to the plain mean of the uploads, and renew the embeddings."""
         uploads = {r.client: r.states["psi"] for r in results if r.states}
-        sent = {**self.psi.state_dict(), **dict(self.model.named_buffers())}
+        sent = {**self.psi.state_dict(), **self._buffers()}
         robust = self.setup.config.robust
         too_long = set() if robust.aggregate == "mean" else long_updates(uploads, sent)
         for client, upload in uploads.items():
@@ -161,17 +167,24 @@ class FedMatch:
                 continue  # it helps nobody: its earlier model does, if there is one
             theta = {**upload, **joined(self.sigma, upload)}
             with self.setup.engine.arithmetic():
-                logits = functional_call(self.model.eval(), theta, self.noise)
+                logits = called_with(self.model.eval(), theta, self.noise)
             self.helpers.remember(client, round_index, upload, logits.float().softmax(1)[0])
         mean = combine(robust, uploads, sent, self.setup.fleet.held_back)
         self.psi.load_state_dict(mean)
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self._buffers().items():
             buffer.copy_(mean[name])
+
+    def _buffers(self) -> State:
+        """Return the buffers of the model's state, such as BatchNorm's statistics."""
+        state = self.model.state_dict()
+        buffers = self.model.named_buffers(remove_duplicate=False)
+        return {name: buffer for name, buffer in buffers if name in state}
 
     @torch.no_grad()
     def _join(self) -> None:
         """Make the tested theta, in which small entries of psi are zero."""
-        psi = {name: F.hardshrink(value, THRESHOLD) for name, value in self.psi.named_parameters()}
+        parameters = self.psi.named_parameters(remove_duplicate=False)
+        psi = {name: F.hardshrink(value, THRESHOLD) for name, value in parameters}
         self.model.load_state_dict(joined(self.sigma, psi), strict=False)
 
     def tested(self) -> Mapping[str, nn.Module]:

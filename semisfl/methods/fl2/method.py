@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from semisfl.algorithm.losses import consistency, cross_entropy
@@ -32,6 +31,7 @@ from semisfl.methods.full_model import (
 )
 from semisfl.methods.semifl.method import CLIP_NORM, SemiFL, batches_of
 from semisfl.metrics import MethodMetrics
+from semisfl.models.passes import called_with
 
 # As in its authors' code for CIFAR-10.
 RHO = 0.1
@@ -144,7 +144,7 @@ class FL2Work:
         # Sharpness-aware consistency, of images beyond doubt: climb their loss, agree there.
         beyond_doubt = consistency(logits, labels, sure)
         weights = adversarial(model, beyond_doubt, RHO, ETA)
-        sharp = agreement(functional_call(model, weights, (images,)), logits, sure)
+        sharp = agreement(called_with(model, weights, images), logits, sure)
         client.descend(model, loss + sharp, clip_norm=CLIP_NORM)
         count_loss(client, loss + sharp, consistency=loss)
 
