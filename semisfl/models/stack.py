@@ -67,7 +67,8 @@ class Stack:
         first = self.modules[0]
         rows: Rows = {
             **{id(own): rows for own, rows in zip(first.parameters(), parameters, strict=True)},
-            **{id(own): self.tensors[name] for name, own in first.named_buffers()},
+            # A buffer that no state holds belongs to a layer that is not stacked.
+            **{id(b): self.tensors[n] for n, b in first.named_buffers() if n in self.tensors},
         }
         try:
             return stacked(self.modules, rows)
