@@ -22,7 +22,7 @@ from semisfl.data import decode
 from semisfl.data.decode import Decoded, Size, Source
 from semisfl.files import TEMPORARY, write_whole
 
-CACHE_FORMAT = 2  # raise it when decoding changes: older cached copies are then ignored
+CACHE_FORMAT = 3  # raise it when decoding changes: older cached copies are then ignored
 MAPPED_FROM = 2**30
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, JpegImagePlugin
+from PIL import Image, ImageOps, JpegImagePlugin
 
-from semisfl.data.large import TooLarge, check_pixels, shrunk
+from semisfl.data.large import TooLarge, check_pixels, shrunk, sides, turn
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAX_UNREADABLE = 0.05
@@ -219,9 +219,9 @@ def _header(listing: Listing, place: int) -> tuple[tuple[int, int], str] | None:
     """Return the size as seen upright and the mode, or None if the image cannot be opened."""
     try:
         with listing.open(place) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            width, height = sides(image)
             mode = "I;16" if _is_sixteen_bit(image) else image.mode
-            return (image.height, image.width) if turned else image.size, mode
+            return (height, width) if turn(image) >= 5 else (width, height), mode
     except TooLarge as error:
         log.warning("%.200r is left out: %s", listing.names[place], error)
         return None

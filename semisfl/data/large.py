@@ -65,6 +65,25 @@ def _drafts(image: Image.Image) -> bool:
     return image.format == "JPEG" and not image.info.get("progressive")
 
 
+def sides(image: Image.Image) -> tuple[int, int]:
+    """Return the width and height that an image has once decoded, before it is turned upright."""
+    if image.format == "TIFF" and _orientation(image) >= 5:
+        # Pillow turns a TIFF as it decodes it, and some of its versions tell the size only then.
+        tags = getattr(image, "tag_v2", {})
+        return tags[ExifTags.Base.ImageLength], tags[ExifTags.Base.ImageWidth]
+    return image.size
+
+
+def turn(image: Image.Image) -> int:
+    """Return the EXIF orientation by which a decoded image must still be turned; 1: upright."""
+    return 1 if image.format == "TIFF" else _orientation(image)
+
+
+def _orientation(image: Image.Image) -> int:
+    orientation = image.getexif().get(ExifTags.Base.Orientation)
+    return orientation if orientation in TURNS else 1
+
+
 def shrunk(image: Image.Image, size: tuple[int, int], room: int | None = None) -> Image.Image:
     """Return a large image upright, grey or RGB, at ``GAP`` times ``size`` or more; others as they are.
 
@@ -73,14 +92,15 @@ def shrunk(image: Image.Image, size: tuple[int, int], room: int | None = None) -
     if image.width * image.height <= LARGE:
         return image
     with _alone:
-        turn = image.getexif().get(ExifTags.Base.Orientation, 1)
-        wide, high = size[::-1] if turn >= 5 else size
+        turned = turn(image)
+        wide, high = size[::-1] if turned >= 5 else size
         if _drafts(image):
             image.draft(None, (GAP * wide, GAP * high))
-        factor = max(1, min(image.width // (GAP * wide), image.height // (GAP * high)))
+        width, height = sides(image)
+        factor = max(1, min(width // (GAP * wide), height // (GAP * high)))
         _check_room(image, factor, room)
         small = _reduced(image, factor)
-        return small.transpose(TURNS[turn]) if turn in TURNS else small
+        return small.transpose(TURNS[turned]) if turned in TURNS else small
 
 
 def _check_room(image: Image.Image, factor: int, room: int | None) -> None:
@@ -98,9 +118,11 @@ def _check_room(image: Image.Image, factor: int, room: int | None) -> None:
 
 def _reduced(image: Image.Image, factor: int) -> Image.Image:
     """Return the image in mode L or RGB, smaller by a whole ``factor``."""
+    image.load()  # after which a TIFF is upright
     grey = image.mode in GREY or image.mode in SIXTEEN_BIT
-    sides = ceil(image.width / factor), ceil(image.height / factor)
-    small = Image.new("L" if grey else "RGB", sides)
+    small = Image.new(
+        "L" if grey else "RGB", (ceil(image.width / factor), ceil(image.height / factor))
+    )
     rows = factor * max(1, STRIP // (factor * image.width))
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(top + rows, image.height)))

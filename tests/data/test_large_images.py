@@ -132,7 +132,7 @@ def plainly(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3, 4, 5, 6, 7, 8])
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
 def test_a_large_image_is_decoded_as_a_small_one_would_be(form: str, turn: int) -> None:
     file = io.BytesIO()
     exif = Image.Exif()

@@ -236,11 +236,12 @@ def test_sixteen_bit_grey_keeps_its_range(tmp_path):
     assert torch.equal(dataset.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
 
 
-def test_photos_are_turned_upright(tmp_path):
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_photos_are_turned_upright(tmp_path, suffix):
     for name in ("a", "b"):
         exif = Image.Exif()
         exif[0x0112] = 6  # the camera was held upright
-        save(tmp_path / "me" / f"{name}.png", noise(1, (6, 8, 3)), exif=exif)
+        save(tmp_path / "me" / f"{name}.{suffix}", noise(1, (6, 8, 3)), exif=exif)
     dataset = load(str(tmp_path))
     turned = np.rot90(noise(1, (6, 8, 3)), -1).transpose(2, 0, 1)
     assert torch.equal(dataset.images[0], torch.from_numpy(turned.copy()))
