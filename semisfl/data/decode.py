@@ -119,8 +119,11 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _is_sixteen_bit(image: Image.Image) -> bool:
-    """Tell whether grey values run to 65,535. Older versions of Pillow open such a PNG in mode I."""
-    return image.mode in SIXTEEN_BIT_MODES or (image.mode == "I" and image.format == "PNG")
+    """Tell whether grey values run to 65,535.
+
+    Pillow opens such a PGM in mode I, and its older versions such a PNG.
+    """
+    return image.mode in SIXTEEN_BIT_MODES or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
 def decode(

@@ -286,7 +286,7 @@ def test_a_csv_file_without_the_columns(tmp_path) -> None:
         load(str(listed(tmp_path)))
 
 
-@pytest.mark.parametrize("suffix", ["tif", "tiff", "png"])
+@pytest.mark.parametrize("suffix", ["tif", "tiff", "png", "pgm"])
 def test_sixteen_bit_grey(tmp_path, suffix: str) -> None:
     deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     for split in ("train", "test"):
