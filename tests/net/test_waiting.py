@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,13 +43,15 @@ def test_the_start_waits_for_a_quorum_then_one_deadline_for_the_others(
         until(lambda: waits(directory.path) == "waiting for devices (0 here, 2 needed)")
         net.join(0)
         until(lambda: net.fleet.waiting.state == "waiting for devices (1 here, 2 needed)")
+        time.sleep(2)
         net.join(1)
+        until(lambda: "(2 here, 2 needed; 1.5 s for all 3 to come)" in str(net.fleet.waiting.state))
         trained.join(30)
         assert not trained.is_alive(), "the third is not needed"
         until(lambda: waits(directory.path) is None)
         assert net.fleet.waiting.state is None
     log = (directory.path / "run.log").read_text()
-    assert "waiting for devices (0 here, 2 needed; 1.5 s for all 3 to come); missing" in log
+    assert "waiting for devices (2 here, 2 needed; 1.5 s for all 3 to come); missing" in log
     assert "s: 2 devices are here" in log, "the end of the wait is logged"
     assert log.splitlines()[-1].endswith("INFO finished: 1 rounds are done")
 
@@ -61,9 +64,9 @@ def test_a_resumed_run_says_the_quorum_not_the_number_of_enrolled_devices(
         trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
         net.join(0)
         trained.start()
-        until(lambda: "(1 here, 2 needed; 2 s for all 20 to come)" in str(net.fleet.waiting.state))
         until(lambda: net.fleet.waiting.state == "waiting for devices (1 here, 2 needed)")
         net.join(1)
+        until(lambda: "(2 here, 2 needed; 2 s for all 20 to come)" in str(net.fleet.waiting.state))
         trained.join(30)
         assert not trained.is_alive()
     assert "20 needed" not in caplog.text

@@ -49,13 +49,14 @@ class Waiting:
     def until_ready(self) -> None:
         """Return once a quorum is there.
 
-        After a start or restart everyone who is enrolled, and as many as a round draws, get one
+        After a start or restart everyone who is enrolled, and as many as a round draws, then get one
         deadline to arrive, so that a restarted run goes on with the same clients.
         """
         network, clients = self._context.config.network, self._context.config.clients
         started = time.monotonic()
         self._check_drained()
         if not self._settled:
+            self.wait(network.quorum, idle=True)
             everyone = max(clients.active, len(self._context.roster.index))
             self.wait(everyone, network.deadline, idle=True)
             self._settled = True
