@@ -163,7 +163,8 @@ def _stride(count: int, images: Tensor) -> int:
 def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow: bool) -> None:
     """Compare the images of a resumed run by two descriptions: refuse other ones, and warn of other numbers.
 
-    ``may_grow``: only other classes are refused. Older checkpoints have no digests, or some.
+    ``may_grow``: only other classes are refused, and other images to judge rounds on warned of.
+    Older checkpoints have no digests, or some.
     """
     if tuple(before.get("classes", now["classes"])) != now["classes"]:
         raise ConfigError(
@@ -173,10 +174,21 @@ def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow:
     digests = before.get("digests", {})
     for key, kind in DIGESTS.items():
         digest = now["digests"].get(key)
-        if not may_grow and digests.get(key, digest) != digest:
+        if digests.get(key, digest) == digest:
+            continue
+        if not may_grow:
             raise ConfigError(
                 f"the {kind} are not those that the run began with; continue it with the images it had, or "
                 "start a new run"
+            )
+        if key == "judged":
+            trained = (
+                "; earlier rounds may have trained on some of them, so that accuracy looks too high"
+            )
+            log.warning(
+                "the %s are not those that the run began with: accuracies before and after do not compare%s",
+                kind,
+                trained if now["judged_on"] == "validation" else "",
             )
     for key, kind in (("labeled", "labelled"), ("tested_on", "test")):
         if before.get(key, now[key]) != now[key]:

@@ -523,6 +523,27 @@ def test_a_server_goes_on_with_more_labels_and_a_warning(
     check_images(before, now.description.as_dict(), may_grow=True)
     count = len(DATA.test_images)
     assert f"began with {count} test images and goes on with {count - 1}" in caplog.text
+    assert "images that rounds are judged on are not those that the run began with" in caplog.text
+    assert "may have trained" not in caplog.text, "nobody trains on test images"
+
+
+def test_a_server_says_that_other_labels_change_the_validation_images(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The choice is made anew, and an image that was trained on may be among them."""
+    config = small("rounds=1", "data.validation=0.1")
+    more = replace(
+        DATA,
+        images=torch.cat([DATA.images, DATA.images[:9]]),
+        labels=torch.cat([DATA.labels, DATA.labels[:9]]),
+    )
+    before, now = (
+        assemble(config, data, device="cpu").description.as_dict() for data in (DATA, more)
+    )
+    check_images(before, before, may_grow=True)
+    assert "may have trained" not in caplog.text
+    check_images(before, now, may_grow=True)
+    assert "earlier rounds may have trained on some of them" in caplog.text
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
