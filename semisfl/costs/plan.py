@@ -146,8 +146,7 @@ def make(
     entries = lookup.methods()
     entries.setdefault(config.method, own.entry)
     priced = [
-        replace(own, entry=entry, config=config_of(name) if config_of else config)
-        for name, entry in entries.items()
+        own.by(entry, config_of(name) if config_of else config) for name, entry in entries.items()
     ]
     methods = [line for one in priced if (line := _line(one, world))]
     split = own if _is_split(own) else replace(own, entry=lookup.method(SPLIT_METHOD))

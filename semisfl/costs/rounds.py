@@ -33,6 +33,11 @@ def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
     return cost
 
 
+def _as_held(config: Config, held: AboutImages) -> Config:
+    """Return the configuration with a batch of at most the images of the largest client."""
+    return capped(config, max(held.each.values())) if held.each else config
+
+
 @dataclass(frozen=True)
 class Priced:
     """A method with its settings, model and cut; computes what its rounds send and compute."""
@@ -45,9 +50,11 @@ class Priced:
     @classmethod
     def of(cls, config: Config, held: AboutImages) -> "Priced":
         cut = cut_of(config, held.shape, held.classes)
-        if held.each:
-            config = capped(config, max(held.each.values()))
-        return cls(config, lookup.method(config.method), cut, held)
+        return cls(_as_held(config, held), lookup.method(config.method), cut, held)
+
+    def by(self, entry: NamedMethod, config: Config) -> "Priced":
+        """Return the same with another method and its settings."""
+        return replace(self, entry=entry, config=_as_held(config, self.held))
 
     def at(self, index: int) -> "Priced":
         """Return the same with another cut."""

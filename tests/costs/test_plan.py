@@ -147,6 +147,18 @@ def test_clients_with_folders_have_the_images_in_them(tmp_path: Path) -> None:
     assert (held.mean, dict(held.each)) == (5.5, {0: 3, 1: 8})
 
 
+def test_both_tables_have_the_batches_that_clients_can_fill() -> None:
+    """A client of five images sends features of five, whatever `clients.batch` is."""
+    values = presets.values_of("digits")
+    held = AboutImages((1, 28, 28), 10, 4.5, {0: 4, 1: 5})
+    made = make(
+        config.parse(values), held, WORLD, lambda name: config.parse({**values, "method": name})
+    )
+    own = next(line for line in made.methods if line.method == "semisfl")
+    assert own.kinds == made.chosen.kinds
+    assert own.gradients_per_step == 4 * 5 * 1024
+
+
 def test_a_codec_shrinks_a_plan() -> None:
     plain, small = plan("cifar10"), plan("cifar10", *(f"wire.{key}=int8" for key in WIRE))
     assert 3.8 < plain.chosen.total / small.chosen.total < 4
