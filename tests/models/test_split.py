@@ -275,6 +275,32 @@ def test_dropout_used_twice_is_repeatable_in_both_places() -> None:
     assert [type(layer) for layer in model.top] == [Dropout, nn.Linear, Dropout, nn.Linear]
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
+def test_layers_that_work_in_place_may_be_cut_anywhere(cut: int) -> None:
+    """Features stay as the bottom made them, and gradients are those of one plain pass."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        *(
+            nn.Conv2d(3, 4, 3),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.LeakyReLU(0.1, inplace=True),
+        ),
+        *(nn.Flatten(), nn.Linear(100, 4)),
+    )
+    model = split(copy.deepcopy(plain), (3, 12, 12), cut=cut)
+    images = torch.randn(2, 3, 12, 12)
+    features = model.bottom(images).detach().requires_grad_()
+    before = features.detach().clone()
+    model.top(features).square().sum().backward()
+    torch.testing.assert_close(features.detach(), before, rtol=0, atol=0)
+    model.bottom(images).backward(features.grad)
+    plain(images).square().sum().backward()
+    trained = [*model.bottom.parameters(), *model.top.parameters()]
+    for got, expected in zip(trained, plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
+
+
 def test_dropout_keeps_the_mean_and_is_off_in_eval() -> None:
     layer = Dropout(0.3)
     layer.generator = torch.Generator().manual_seed(0)
