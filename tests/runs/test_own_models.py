@@ -45,6 +45,25 @@ def own_model() -> nn.Sequential:
     )
 
 
+@pytest.mark.parametrize("method", ["fl2", "fedmatch"])
+def test_a_layer_used_twice_keeps_its_weights_between_rounds(method: str, tmp_path: Path) -> None:
+    """Weights that a method only tries must not stay in the model: a resumed run would not have them."""
+    torch.manual_seed(3)
+    again = nn.Conv2d(3, 3, 3, padding=1)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 3, 5, stride=3), again, nn.ReLU(), again, nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(3, 10)),
+    )
+    settings = small(f"method={method}")
+    whole = train(settings, model=model, device="cpu")
+    stop = StopFlag()
+    out = tmp_path / "stopped"
+    ends = {"stop": stop, "observe": lambda row: stop.request()}
+    train(settings, model=model, device="cpu", out=out, **ends)
+    resumed = resume(out, model=model, device="cpu")
+    assert resumed.history["loss_supervised"] == whole.history["loss_supervised"]
+
+
 def last_state(path: Path) -> dict[str, torch.Tensor]:
     flat: dict[str, torch.Tensor] = {}
 
