@@ -275,9 +275,9 @@ def build_model(
             seed=seed,
             widest=widest,
         )
-    check_own(own, shape, classes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        check_own(own, shape, classes)  # lazy layers draw their weights here
         limit = widest or NARROW_HEAD
         return split(own, shape, settings.cut, projector, settings.projection, limit)
 

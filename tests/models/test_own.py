@@ -1,5 +1,7 @@
 """Any module that can be cut: its children in order, or a list of stages."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from semisfl.models.own import check_own, stages_of
-from semisfl.models.split import split
+from semisfl.models.split import build_model, split
 from tests import toy
 
 SHAPE = (3, 12, 12)
@@ -137,6 +139,18 @@ def test_hooks_that_training_would_not_call_are_refused(kind: str) -> None:
 def test_a_layer_that_makes_its_weights_on_the_first_image_is_no_hook() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(toy.CLASSES))
     check_own(stages_of(model, SHAPE), SHAPE, toy.CLASSES)
+
+
+def test_weights_made_on_the_first_image_follow_from_the_runs_seed() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(toy.CLASSES))
+    settings = toy.values("supervised")
+    state = torch.random.get_rng_state()
+    one, other = (
+        build_model(settings, SHAPE, toy.CLASSES, copy.deepcopy(model)).top.state_dict()
+        for _ in range(2)
+    )
+    toy.assert_same(one, other)
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_parameters_that_are_not_to_be_trained_are_refused() -> None:
