@@ -57,7 +57,7 @@ def stages_of(model: Own, shape: Shape) -> nn.Sequential:
         assert isinstance(model, nn.Sequential)
         _refuse_hooks(model)
         return model
-    if isinstance(model, list | tuple) and model:
+    if isinstance(model, list | tuple | nn.ModuleList) and len(model):
         if all(isinstance(stage, nn.Module) for stage in model):
             stages = OrderedDict((f"stage{n}", one) for n, one in enumerate(model, 1))
             _refuse_hooks(stacked := nn.Sequential(stages))
@@ -134,11 +134,10 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
                 f"{_called(name, layer)} draws from torch's global random numbers, so that runs could not be "
                 f"repeated; {instead}"
             )
-    where = ", ".join(map(str, shape))
     try:
         result = _zeros_through(model, shape)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ValueError(f"the model cannot take images [n, {where}]: {_line(error)}") from error
+    except Exception as error:  # a user's layers raise what they will
+        raise _cannot_take(shape, error) from error
     if (out := _sides(result)) != (classes,):
         raise ValueError(
             f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
@@ -149,11 +148,14 @@ def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | 
     """Return how the outputs of two modules with the same layers differ; None if they do not."""
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     for mode in ("eval", "train"):
-        expected = _output(model, images, mode == "train")
+        try:
+            expected = _output(model, images, mode == "train")
+        except Exception as error:
+            raise _cannot_take(shape, error) from error
         _sides(expected)
         try:
             got = _output(stages, images, mode == "train")
-        except (RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:
             return f"fail ({_line(error)})"
         if not isinstance(got, Tensor) or expected.shape != got.shape:
             return "give another shape than its forward"
@@ -168,6 +170,11 @@ def _output(module: nn.Module, images: Tensor, training: bool) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         return copied(images)
+
+
+def _cannot_take(shape: Shape, error: Exception) -> ValueError:
+    where = ", ".join(map(str, shape))
+    return ValueError(f"the model cannot take images [n, {where}]: {_line(error)}")
 
 
 def _line(error: Exception) -> str:

@@ -212,6 +212,18 @@ def test_a_model_returns_one_tensor() -> None:
         split(nn.Sequential(TwoOutputs(), First(), nn.Linear(4, 4)), SHAPE, cut=1)
 
 
+def test_a_model_that_fails_on_the_images_is_refused_with_its_reason() -> None:
+    sentence = r"the model cannot take images \[n, 3, .*\]: "
+    stages = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, toy.CLASSES)]
+    with pytest.raises(ValueError, match=sentence + "mat1 and mat2"):
+        stages_of(Branched(), (3, 20, 20))
+    with pytest.raises(ValueError, match=sentence + "'tuple' object has no attribute"):
+        check_own(nn.Sequential(TwoOutputs(), *stages[2:]), SHAPE, toy.CLASSES)
+    with pytest.raises(ValueError, match=sentence + "Module .* is missing"):
+        stages_of(nn.ModuleDict({"first": stages[0], "second": stages[1]}), SHAPE)
+    check_own(stages_of(nn.ModuleList(stages), SHAPE), SHAPE, toy.CLASSES)
+
+
 def test_a_parameter_is_on_one_side_of_the_cut() -> None:
     shared = nn.Linear(8, 8)
     layers = [nn.Flatten(), nn.Linear(432, 8), shared, nn.ReLU(), shared, nn.Linear(8, 4)]
