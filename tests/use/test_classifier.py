@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from semisfl import load, predict
+from semisfl import evaluate, load, predict
 from semisfl.runs import checkpoint, experiment
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
@@ -228,6 +228,22 @@ def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) ->
     assert torch.equal(probabilities, predict(result.model, DATA.test_images, DATA))
     with pytest.raises(CheckpointError, match="the weights do not fit the network"):
         load(tmp_path / "run", model=toy.network(batchnorm=True))
+
+
+def test_evaluate_gives_the_accuracy_as_a_run_has_it() -> None:
+    """To the last digit: 108 of 120 are 90 %, not 89.9999976."""
+
+    class Known(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.zeros(1))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            chosen = DATA.test_labels.clone()
+            chosen[:12] = (chosen[:12] + 1) % len(DATA.classes)
+            return nn.functional.one_hot(chosen, len(DATA.classes)).float()
+
+    assert evaluate(Known(), DATA) == 90.0
 
 
 def test_cut_elsewhere_it_answers_alike(trained: Trained) -> None:
