@@ -48,7 +48,7 @@ class Rounds:
         self._experiment, self._directory, self._best = experiment, directory, best
         self._history = directory.keep_metrics_before(first) if directory is not None else []
         self._best_by = experiment.config.runtime.best_by
-        self._highest = best if self._best_by == "accuracy" else self._highest_before()
+        self._highest = self._highest_before()
         """The highest value of the measure that `runtime.best_by` names, of good rounds."""
         self._standing = Standing.after(map(RoundMetrics.from_dict, self._history))
         self._advice = Advice(experiment.config, len(experiment.description.classes))
@@ -203,7 +203,8 @@ class Rounds:
 
     def _highest_before(self) -> float:
         key = self._best_by
-        return max((line[key] for line in self._history if key in line), default=-1.0)
+        good = (line for line in self._history if key in line and not line.get("diverged"))
+        return max((line[key] for line in good), default=-1.0)  # 0 % is better than no test
 
     def save_now(self) -> list[Path]:
         """Write the state after the last round if the latest checkpoint has another; return the files written."""
