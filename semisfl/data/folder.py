@@ -73,7 +73,7 @@ class _Collected:
         self.others: list[Path] = []
 
     def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
-        files = list(_files(folder))
+        files = list(files_below(folder))
         # Regular files only: reading from a pipe or a device may never end.
         images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
         if not images:
@@ -161,11 +161,15 @@ def _folders(parent: Path) -> list[Path]:
     )
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Yield every file below a folder that is not hidden, in the same order on every machine."""
-    for place, below, names in os.walk(folder):
+    for place, below, names in os.walk(folder, onerror=_left_out):
         below[:] = sorted(name for name in below if not name.startswith("."))
         yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _left_out(error: OSError) -> None:
+    log.warning("%s cannot be read and is left out: %s", error.filename, error.strerror)
 
 
 def _suffixes() -> str:

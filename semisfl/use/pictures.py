@@ -42,9 +42,8 @@ def files_of(places: Iterable[str | os.PathLike[str]], *, follow_links: bool = T
             continue
         inside = [
             file
-            for file in sorted(place.rglob("*"))
+            for file in sorted(folder.files_below(place))
             if file.suffix.lower() in folder.SUFFIXES
-            and not any(part.startswith(".") for part in file.relative_to(place).parts)
         ]
         if not follow_links:
             inside = [inside[kept] for kept in folder.inside(place, inside)]

@@ -1,6 +1,7 @@
 """Images from every kind of source, and what happens to bad ones."""
 
 import io
+import logging
 import os
 import shutil
 import struct
@@ -17,6 +18,7 @@ from PIL import Image
 from semisfl.data import cached, decode
 from semisfl.data.sources import Dataset, load
 from semisfl.settings import catalog
+from semisfl.use import pictures
 from tests import processes
 
 
@@ -234,6 +236,25 @@ def test_sixteen_bit_grey_keeps_its_range(tmp_path):
     save(tmp_path / "train" / "cat" / "deep.png", deep)
     dataset = load(str(tmp_path))
     assert torch.equal(dataset.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, caplog):
+    class_folder(tmp_path / "set")
+    closed = tmp_path / "set" / "train" / "cat" / "closed"
+    save(closed / "0.png", noise(9))
+    scandir = os.scandir
+
+    def refused(place):
+        if Path(place) == closed:
+            raise PermissionError(13, "Permission denied", str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    monkeypatch.setattr(os, "scandir", refused)
+    said = f"{closed} cannot be read and is left out: Permission denied"
+    assert len(load(str(tmp_path / "set")).images) == 6 and said in caplog.text
+    caplog.clear()
+    assert len(pictures.files_of([tmp_path / "set"])) == 12 and said in caplog.text
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
