@@ -146,7 +146,11 @@ def _unlabeled(collected: _Collected, folders: set[str]) -> None:
 
 def _by_client(collected: _Collected, parent: Path) -> None:
     folders = _folders(parent)
-    loose = [file for file in parent.iterdir() if file.suffix.lower() in SUFFIXES]
+    loose = [
+        file
+        for file in parent.iterdir()
+        if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
+    ]
     if loose and folders:
         raise ValueError(
             f"{parent} mixes images ({loose[0].name}) and folders ({folders[0].name}); "

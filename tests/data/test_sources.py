@@ -238,6 +238,13 @@ def test_sixteen_bit_grey_keeps_its_range(tmp_path):
     assert torch.equal(dataset.images[3, 0], torch.from_numpy(noise(3, (8, 8))))
 
 
+def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(tmp_path):
+    for client in ("cam", "cam.png"):
+        save(tmp_path / client / "0.png", noise(1))
+    (tmp_path / "._cam.png").touch()  # as macOS leaves them on other disks
+    assert set(load(str(tmp_path)).clients) == {"cam", "cam.png"}
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, caplog):
     class_folder(tmp_path / "set")
     closed = tmp_path / "set" / "train" / "cat" / "closed"
