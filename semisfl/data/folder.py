@@ -71,6 +71,8 @@ class _Collected:
         self.holders: list[str] = []
         self.trains = 0
         self.others: list[Path] = []
+        self.loose: list[Path] = []
+        """Images that lie beside class folders, so that no class is known of them."""
 
     def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
         files = list(files_below(folder))
@@ -94,6 +96,11 @@ class _Collected:
         if self.others:
             first = ", ".join(str(file.relative_to(self.root)) for file in self.others[:5])
             notes.append(f"{len(self.others)} files are no images and were skipped: {first}")
+        if self.loose:
+            first = ", ".join(str(file.relative_to(self.root)) for file in self.loose[:5])
+            notes.append(
+                f"{len(self.loose)} images are in no class folder and were skipped: {first}"
+            )
         return Listing(
             names=[file.relative_to(self.root).as_posix() for file in self.files],
             open=lambda place: open_image(self.files[place]),
@@ -131,6 +138,7 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
                 f"{folder} is a class without training images; add train/{folder.name}"
             )
         collected.add(folder, label=classes.index(folder.name), test=True)
+    collected.loose = [*_loose(root / "train"), *_loose(root / "test")]
     return tuple(classes)
 
 
@@ -146,12 +154,7 @@ def _unlabeled(collected: _Collected, folders: set[str]) -> None:
 
 def _by_client(collected: _Collected, parent: Path) -> None:
     folders = _folders(parent)
-    loose = [
-        file
-        for file in parent.iterdir()
-        if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
-    ]
-    if loose and folders:
+    if folders and (loose := _loose(parent)):
         raise ValueError(
             f"{parent} mixes images ({loose[0].name}) and folders ({folders[0].name}); "
             "put every image into a client's folder"
@@ -163,6 +166,15 @@ def _folders(parent: Path) -> list[Path]:
     return sorted(
         entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
+
+
+def _loose(parent: Path) -> list[Path]:
+    """Return the images directly in a folder."""
+    return [
+        file
+        for file in sorted(parent.iterdir())
+        if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
+    ]
 
 
 def files_below(folder: Path) -> Iterator[Path]:

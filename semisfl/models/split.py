@@ -84,7 +84,8 @@ def split(
 
     ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
     to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` is replaced by
-    the repeatable one, and no layer works in place. ``widest``: most features for which the head is as wide as its input.
+    the repeatable one, and no layer works in place.
+    ``widest``: most features for which the head is as wide as its input.
     ``outputs``: the shape of each layer's output, if it is known; else zeros are passed through.
     """
     _adopt_dropout(model)

@@ -261,7 +261,8 @@ def split_address(address: str) -> tuple[str, int]:
     """Return the host and the port of ``host:port``."""
     host, _, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
-    if not bare or not port.isdigit() or int(port) > 65535 or host in SCHEMES:
+    odd = not bare or any(c.isspace() or c == "/" for c in bare)
+    if odd or not port.isdigit() or int(port) > 65535 or host in SCHEMES:
         raise ConfigError(f"{address!r} is not HOST:PORT, e.g. 192.0.2.7:8443")
     if (":" in bare) != (host == f"[{bare}]"):
         raise ConfigError(f"{address!r} is not HOST:PORT; IPv6 is written as [2001:db8::7]:8443")

@@ -57,6 +57,8 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         (["--labeled", str(labeled / "train" / "a")], "a holds no labelled images"),
         (["--listen", "127.0.0.1:99999"], r"'127.0.0.1:99999' is not HOST:PORT"),
         (["--listen", "127.0.0.1"], "is not HOST:PORT"),
+        (["--listen", "local host:8443"], "'local host:8443' is not HOST:PORT"),
+        (["--listen", "https://server:8443"], "'https://server:8443' is not HOST:PORT"),
         (["--listen", "192.0.2.1:1"], "not a loopback address"),
         (
             ["--listen", "::1:0"],

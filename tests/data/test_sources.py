@@ -353,6 +353,15 @@ def test_damaged_packed_images_are_named_too(tmp_path):
     assert torch.equal(dataset.test_images, planes(30, *range(32, 40)))
 
 
+def test_images_beside_class_folders_are_skipped_and_counted(tmp_path):
+    class_folder(tmp_path)
+    for place in ("train/preview.png", "test/.hidden.png"):
+        save(tmp_path / place, noise(1))
+    dataset = load(str(tmp_path))
+    assert dataset.notes == ("1 images are in no class folder and were skipped: train/preview.png",)
+    assert len(dataset.images) == 6
+
+
 def test_other_files_are_skipped_and_counted(tmp_path):
     class_folder(tmp_path)
     (tmp_path / "train" / "cat" / ".DS_Store").write_text("")
