@@ -96,9 +96,9 @@ def split(
     layers = named_layers(model)
     at = cut_index(layers, cut)
     bottom = _stack(layers[:at])
-    if not _is_trained(bottom):
+    if not parameter_count(bottom):
         if cut is None:
-            first = next((name for name, layer in layers if _is_trained(layer)), "")
+            first = next((name for name, layer in layers if parameter_count(layer)), "")
             raise ValueError(
                 "model.cut is not given, and before the Flatten layer, where it would be, nothing is "
                 f"trained; set it to the last layer that clients are to hold, from {first!r} on"
@@ -106,7 +106,7 @@ def split(
         raise ValueError(
             f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution"
         )
-    if not any(_is_trained(layer) for _, layer in layers[at:]):
+    if not any(parameter_count(layer) for _, layer in layers[at:]):
         raise ValueError(
             f"model.cut = {cut!r} leaves the server no parameters; cut before the last linear layer"
         )
@@ -125,11 +125,6 @@ def split(
         "none": nn.Identity,
     }
     return SplitModel(bottom, top, heads[projector](), size)
-
-
-def _is_trained(module: nn.Module) -> bool:
-    """Return whether ``module`` has a parameter."""
-    return any(True for _ in module.parameters())
 
 
 def _refuse_shared(bottom: nn.Module, rest: nn.Module) -> None:
