@@ -82,7 +82,6 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Train the missing runs of a table or figure of the paper; write it beside the paper's values."""
-    from semisfl.cli import one_run
     from semisfl.paper import exhibits
     from semisfl.paper.missing import chosen, missing
 
@@ -109,8 +108,11 @@ def reproduce(
         _write_into(into, selected, index, rounds)
     else:
         _write(selected, index, rounds, out, json_)
-    found = [index.one(each.config) for each in trained]
-    one_run.leave_if_any_diverged([indexed.run for indexed in found if indexed])
+    if trained:
+        from semisfl.cli.one_run import leave_if_any_diverged
+
+        found = [index.one(each.config) for each in trained]
+        leave_if_any_diverged([indexed.run for indexed in found if indexed])
 
 
 def _run(
