@@ -49,6 +49,17 @@ FLAT = [
 """Settings of a run that is over soon, for tests that do not ask what is trained."""
 
 
+class Doubled(nn.Module):
+    """Multiplies by a number that no state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.full((1,), 2.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
 def dataset(count: int = 200, tests: int = 120, seed: int = 5) -> Dataset:
     rng = np.random.default_rng(seed)
     colours = np.array([[190, 70, 70], [70, 190, 70], [70, 70, 190], [170, 170, 60]])

@@ -76,8 +76,7 @@ class _Collected:
 
     def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
         files = list(files_below(folder))
-        # Regular files only: reading from a pipe or a device may never end.
-        images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
+        images = [file for file in files if _is_image(file)]
         if not images:
             raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
         self.files += images
@@ -93,14 +92,13 @@ class _Collected:
 
     def listing(self, classes: tuple[str, ...]) -> Listing:
         notes = []
-        if self.others:
-            first = ", ".join(str(file.relative_to(self.root)) for file in self.others[:5])
-            notes.append(f"{len(self.others)} files are no images and were skipped: {first}")
-        if self.loose:
-            first = ", ".join(str(file.relative_to(self.root)) for file in self.loose[:5])
-            notes.append(
-                f"{len(self.loose)} images are in no class folder and were skipped: {first}"
-            )
+        for files, what in (
+            (self.others, "files are no images"),
+            (self.loose, "images are in no class folder"),
+        ):
+            if files:
+                first = ", ".join(str(file.relative_to(self.root)) for file in files[:5])
+                notes.append(f"{len(files)} {what} and were skipped: {first}")
         return Listing(
             names=[file.relative_to(self.root).as_posix() for file in self.files],
             open=lambda place: open_image(self.files[place]),
@@ -173,8 +171,13 @@ def _loose(parent: Path) -> list[Path]:
     return [
         file
         for file in sorted(parent.iterdir())
-        if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
+        if _is_image(file) and not file.name.startswith(".")
     ]
+
+
+def _is_image(file: Path) -> bool:
+    """Return whether a regular file is named as an image; to read a pipe or a device may never end."""
+    return file.suffix.lower() in SUFFIXES and file.is_file()
 
 
 def files_below(folder: Path) -> Iterator[Path]:

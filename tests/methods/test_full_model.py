@@ -58,21 +58,10 @@ def test_supervised_steps_train_batchnorm_and_dropout() -> None:
     assert losses[0] != losses[1]
 
 
-class Doubled(nn.Module):
-    """Multiplies by a number that no state holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("factor", torch.full((1,), 2.0), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
 @pytest.mark.parametrize("method", ["semifl", "fedmatch", "fedswitch", "fl2"])
 def test_a_layer_may_be_used_twice_and_have_buffers_of_its_own(method: str) -> None:
     conv, norm, linear = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Linear(16, 16)
-    bottom = [nn.Conv2d(3, 6, 3, stride=2), conv, norm, nn.ReLU(), conv, norm, Doubled()]
+    bottom = [nn.Conv2d(3, 6, 3, stride=2), conv, norm, nn.ReLU(), conv, norm, toy.Doubled()]
     top = [nn.Flatten(), nn.Linear(150, 16), linear, nn.ReLU(), linear, nn.Linear(16, 4)]
     data, settings = toy.dataset(), toy.values(method, f"{method}.confidence_threshold=0")
     own = nn.Sequential(*bottom, *top)

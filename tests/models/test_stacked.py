@@ -11,6 +11,7 @@ from semisfl.models import split as models
 from semisfl.models.layers import Dropout, Layers, Residual, use_generator
 from semisfl.models.stack import Stack
 from semisfl.settings.run import OptimizerConfig
+from tests import toy
 from tests.twin import largest_difference
 
 SLOTS, SHARE = 3, 4
@@ -146,21 +147,10 @@ def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
     assert Stack(whole, 1, trainable=False, together=True)._pass is not None
 
 
-class Doubled(nn.Module):
-    """Multiplies by a number that no state holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("factor", torch.full((1,), 2.0), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Doubled(), "Doubled"),
+        (toy.Doubled(), "Doubled"),
         (nn.Conv2d(2, 3, 3, padding="same"), "Conv2d"),
         (nn.Conv2d(2, 3, 3, padding_mode="reflect", padding=1), "Conv2d"),
         (nn.BatchNorm2d(2, momentum=None), "cumulative average"),
