@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from semisfl.algorithm.losses import most_likely
+from semisfl.algorithm.losses import most_likely, needed_confidence
+from semisfl.settings.sections import Confidence
 
 DECAY = 0.999
 """Per step, of the mean over all clients: about the last 1,000 steps count."""
@@ -35,14 +36,15 @@ class Labelling:
     def __init__(
         self,
         align: str,
-        threshold: float,
+        threshold: Confidence,
         rule: str,
         prior: Tensor,
         clients: int,
         active: int,
     ) -> None:
         """Take ``align``: ``none``, ``global`` or ``client``; ``prior``: pi_s; ``clients``: N; ``active``: the largest number of clients in a round."""
-        self.align, self.threshold, self.rule = align, threshold, rule
+        self.align, self.rule = align, rule
+        self.threshold = needed_confidence(threshold, len(prior))
         self.prior = prior / prior.sum()
         self._means = {
             "steps": prior.new_zeros(()),

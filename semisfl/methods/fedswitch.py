@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.losses import consistency, pseudo_label
+from semisfl.algorithm.losses import consistency, needed_confidence, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
 from semisfl.data.positions import draw_batches
@@ -137,7 +137,8 @@ class FedSwitchWork:
         student, labeller = client.model("student").train(), client.model("labeller").eval()
         with torch.no_grad():
             labels, confident = pseudo_label(
-                labeller(client.batch_of("weak")), client.settings["confidence_threshold"]
+                labeller(client.batch_of("weak")),
+                needed_confidence(client.settings["confidence_threshold"], client.classes),
             )
         loss = consistency(student(client.batch_of("strong")), labels, confident)
         client.descend(student, loss)

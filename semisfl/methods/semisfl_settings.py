@@ -5,12 +5,13 @@ from typing import Literal
 from pydantic import Field
 
 from semisfl.methods.sizes import Cost, Sizes, Work, split_round
-from semisfl.settings.sections import Section
+from semisfl.settings.sections import Confidence, Section
 
 
 class SemiSFLSettings(Section):
-    confidence_threshold: float = Field(
-        0.95, ge=0, le=1, description="confidence that a pseudo-label needs, tau"
+    confidence_threshold: Confidence = Field(
+        0.95,
+        description="confidence that a pseudo-label needs, tau; by_classes: less with more of them",
     )
     confidence_rule: Literal[">=", ">"] = Field(
         ">=", description="confident if conf >= tau (the authors' code) or > (the paper)"

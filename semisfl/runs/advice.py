@@ -138,5 +138,5 @@ def _threshold(config: Config) -> str:
     for name in type(config).model_fields:
         value: Any = getattr(getattr(config, name), "confidence_threshold", None)
         if value is not None:
-            return f"{name}.confidence_threshold = {value:g}"
+            return f"{name}.confidence_threshold = {value}"
     return "the method's confidence threshold"

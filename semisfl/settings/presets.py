@@ -42,8 +42,12 @@ def images() -> Values:
         "server": {"batch": 32, "steps": 50, "labeled_view": "mixed"},
         "model": {"name": "cnn"},
         "optimizer": {"lr": 0.04},
-        "semisfl": {"confidence_threshold": 0.8, "client_teacher": "ema", "align": "client"},
-        "fedswitch": {"confidence_threshold": 0.8},
+        "semisfl": {
+            "confidence_threshold": "by_classes",
+            "client_teacher": "ema",
+            "align": "client",
+        },
+        "fedswitch": {"confidence_threshold": "by_classes"},
     }
 
 

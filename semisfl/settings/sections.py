@@ -1,9 +1,16 @@
 """The base of every section of a configuration, also of those that methods own."""
 
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 View = Literal["strong", "weak"]
@@ -13,6 +20,18 @@ LabeledView = Literal["strong", "weak", "both", "mixed"]
 
 class ConfigError(ValueError):
     """A mistake in a configuration, said in one line."""
+
+
+def _confidence(value: Any) -> Any:
+    if value == "by_classes":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise PydanticCustomError("confidence", "Input should be a number from 0 to 1, or 'by_classes'")
+
+
+Confidence = Annotated[float | Literal["by_classes"], PlainValidator(_confidence)]
+"""A probability, or one that a method chooses by the number of classes."""
 
 
 class Section(BaseModel):

@@ -158,3 +158,17 @@ def test_both_views_of_an_image_have_its_label(monkeypatch: pytest.MonkeyPatch) 
         assert len(labels.unique()) > 1
         # The strong views of all images come first, then the weak ones.
         assert shown.tolist() == [*labels.tolist(), *labels.tolist()]
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch-sl", "fedswitch"])
+def test_a_threshold_by_classes_is_the_one_for_the_images_classes(method: str) -> None:
+    section = "semisfl" if method == "semisfl" else "fedswitch"
+    shares = []
+    for threshold in ("by_classes", "0.675", "0.5"):
+        trained = toy.assemble(
+            method, f"{section}.confidence_threshold={threshold}", "optimizer.lr=0.2"
+        ).method
+        rows = [trained.round(index) for index in range(3)]
+        shares.append([row.mask_rate for row in rows])
+    by_classes, same, other = shares
+    assert by_classes == same != other

@@ -191,8 +191,10 @@ def test_numbers_of_the_terms_have_ranges(path: str, value: Any, reason: str) ->
 
 
 def test_an_honest_run_is_within_its_terms_to_its_last_round() -> None:
+    by_classes = {"confidence_threshold": "by_classes"}
     for method in ("semisfl", "fedswitch-sl", "fedswitch", "semifl", "fedmatch", "fl2"):
-        with network(tiny(1, method=method, rounds=3)) as net:
+        config = tiny(1, method=method, rounds=3, semisfl=by_classes, fedswitch=by_classes)
+        with network(config) as net:
             net.join_all()
             for index in range(3):
                 net.experiment.method.round(index)

@@ -44,7 +44,7 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("optimizer.momentum=1", "optimizer.momentum = 1: should be less than 1"),
         (
             "semisfl.confidence_threshold=1.5",
-            "semisfl.confidence_threshold = 1.5: should be less than or equal to 1",
+            "semisfl.confidence_threshold = 1.5: should be a number from 0 to 1, or 'by_classes'",
         ),
         (
             "teacher.ema_decay=-0.1",
