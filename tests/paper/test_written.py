@@ -198,8 +198,11 @@ def test_a_bar_of_only_some_seeds_is_hatched(index: RunIndex) -> None:
 
 def test_a_row_has_one_colour_in_all_panels(index: RunIndex) -> None:
     one = EXHIBITS["fig11"]
-    figure = drawn.picture(one, [(part, written.measured(part, index)) for part in one.parts])
+    parts = [(part, written.measured(part, index)) for part in one.parts]
+    figure = drawn.picture(one, parts)
     legend = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
-    for axes in figure.axes[1:3]:
+    for axes, (_, cells) in list(zip(figure.axes, parts, strict=True))[1:3]:
         marks = [bar.lines[0] for bar in axes.containers]
-        assert {mark.get_color() for mark in marks} == {legend["SemiSFL"]}
+        rows = {cell.result.cell.row for cell in cells if cell.spread}
+        assert {mark.get_color() for mark in marks} == {legend[row] for row in rows}
+        assert "SemiSFL" in rows
