@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from semisfl.algorithm.losses import most_likely, needed_confidence
-from semisfl.settings.sections import Confidence
+from semisfl.algorithm.losses import most_likely
+from semisfl.settings.sections import Confidence, needed_confidence
 
 DECAY = 0.999
 """Per step, of the mean over all clients: about the last 1,000 steps count."""

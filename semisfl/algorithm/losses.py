@@ -5,7 +5,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from semisfl.engine import kernels
-from semisfl.settings.sections import Confidence
 
 
 class References(NamedTuple):
@@ -53,12 +52,6 @@ def contrastive(
     """
     loss: Tensor = kernels.contrast(projections, labels, *references, temperature, mask)
     return loss
-
-
-def needed_confidence(threshold: Confidence, classes: int) -> float:
-    """Return tau: as it is set, or by the number of classes: 0.8 for two, down to 0.6 from ten on."""
-    # Chosen on validation images: docs/own-images.md.
-    return max(0.6, 0.55 + 0.5 / classes) if threshold == "by_classes" else threshold
 
 
 def pseudo_label(logits: Tensor, threshold: float, rule: str = ">=") -> tuple[Tensor, Tensor]:

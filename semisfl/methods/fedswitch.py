@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisfl.algorithm.losses import consistency, needed_confidence, pseudo_label
+from semisfl.algorithm.losses import consistency, pseudo_label
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
 from semisfl.data.positions import draw_batches
@@ -33,6 +33,7 @@ from semisfl.methods.full_model import (
 )
 from semisfl.metrics import MethodMetrics
 from semisfl.settings.config import ConfigError
+from semisfl.settings.sections import needed_confidence
 
 
 def divergence(mean: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 from semisfl.metrics import RoundMetrics
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.sections import needed_confidence
 
 DIVERGED = 4
 """Exit code of a command whose run ended with NaN, or with losses or weights out of bounds."""
@@ -26,7 +27,7 @@ class Advice:
     """Look at each round after the ones before it. Every warning comes once per run."""
 
     def __init__(self, config: Config, classes: int) -> None:
-        self._config, self._chance = config, 100 / classes
+        self._config, self._classes, self._chance = config, classes, 100 / classes
         self._unsure = 0
         """Rounds in a row without a confident image."""
         self._best, self._labels_alone = 0.0, 0.0
@@ -77,12 +78,13 @@ class Advice:
     def _warnings(self, done: int) -> Iterator[tuple[str, str]]:
         config = self._config
         lr = f"optimizer.lr = {config.optimizer.lr:g}"
+        threshold = _threshold(config, self._classes)
         early = done < self._first_rounds
         if self._unsure >= ROUNDS and not early:
             yield (
                 "unsure",
                 f"no image was confident for {ROUNDS} rounds, so the clients learn nothing; "
-                f"lower {_threshold(config)}, {_more_labels(config)}, or raise server.steps",
+                f"lower {threshold}, {_more_labels(config)}, or raise server.steps",
             )
         if self._losses and self._mean_loss > max(RISE * self._lowest, self._lowest + LEAST_RISE):
             yield (
@@ -103,7 +105,7 @@ class Advice:
                 "nothing",
                 f"the clients bring nothing: {self._best:.1f} % with them, {self._labels_alone:.1f} % "
                 f"with labels alone; lower clients.steps = {config.clients.steps}, or raise "
-                f"{_threshold(config)} so that fewer labels are wrong",
+                f"{threshold} so that fewer labels are wrong",
             )
 
         stuck = 0 < self._late <= self._early < NOTHING_TO_GAIN
@@ -112,7 +114,7 @@ class Advice:
                 "stuck",
                 f"the accuracy has not risen since the first {self._first_rounds:.0f} rounds: {self._early:.1f} % "
                 f"then, {self._late:.1f} % since, so more rounds with the clients bring nothing; compare with "
-                f"method=supervised, raise {_threshold(config)} so that fewer labels are wrong, or "
+                f"method=supervised, raise {threshold} so that fewer labels are wrong, or "
                 f"{_more_labels(config)}",
             )
 
@@ -133,10 +135,10 @@ def _more_labels(config: Config) -> str:
     return "add labelled images to --labeled" if network else "raise data.labeled"
 
 
-def _threshold(config: Config) -> str:
+def _threshold(config: Config, classes: int) -> str:
     """Return the setting with the confidence that a pseudo-label needs, and its value."""
     for name in type(config).model_fields:
         value: Any = getattr(getattr(config, name), "confidence_threshold", None)
         if value is not None:
-            return f"{name}.confidence_threshold = {value}"
+            return f"{name}.confidence_threshold = {needed_confidence(value, classes):g}"
     return "the method's confidence threshold"

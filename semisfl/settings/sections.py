@@ -31,7 +31,13 @@ def _confidence(value: Any) -> Any:
 
 
 Confidence = Annotated[float | Literal["by_classes"], PlainValidator(_confidence)]
-"""A probability, or one that a method chooses by the number of classes."""
+"""A probability, or one that follows from the number of classes: `needed_confidence`."""
+
+
+def needed_confidence(threshold: Confidence, classes: int) -> float:
+    """Return tau: as it is set, or by the number of classes: 0.8 for two, down to 0.6 from ten on."""
+    # Chosen on validation images: docs/own-images.md.
+    return max(0.6, 0.55 + 0.5 / classes) if threshold == "by_classes" else threshold
 
 
 class Section(BaseModel):

@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.algorithm.losses import (
-    References,
-    consistency,
-    contrastive,
-    needed_confidence,
-    pseudo_label,
-)
+from semisfl.algorithm.losses import References, consistency, contrastive, pseudo_label
 from semisfl.models import split as models
 
 KAPPA = 0.2
@@ -183,12 +177,6 @@ def test_pseudo_label_at_the_threshold() -> None:
     assert labels.tolist() == [0, 1, 0]
     assert flags.tolist() == [True, True, False]
     assert pseudo_label(logits, confidence, ">")[1].tolist() == [False, True, False]
-
-
-def test_fewer_classes_need_more_confidence() -> None:
-    needed = {classes: needed_confidence("by_classes", classes) for classes in (2, 4, 10, 1000)}
-    assert needed == pytest.approx({2: 0.8, 4: 0.675, 10: 0.6, 1000: 0.6})
-    assert needed_confidence(0.0, 2) == 0.0 and needed_confidence(0.95, 1000) == 0.95
 
 
 def test_the_clustering_loss_trains_bottom_and_projector_but_not_the_top() -> None:

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from benchmarks import own_images
-from semisfl.algorithm.losses import needed_confidence
 from semisfl.runs.report import Spread
 from semisfl.settings import presets
 from semisfl.settings.config import override, parse
+from semisfl.settings.sections import needed_confidence
 
 ROOT = Path(__file__).parent.parent.parent
 RUNS = [json.loads(line) for line in (ROOT / own_images.FILE).read_text().splitlines()]

@@ -85,6 +85,9 @@ def test_clients_that_bring_nothing_after_the_first_rounds() -> None:
     assert index == 29, "half of the rounds"
     assert "61.0 % then, 60.5 % since" in text and "compare with method=supervised" in text
     assert "raise semisfl.confidence_threshold = 0.8" in text
+    by_classes = parse({"rounds": 60, "semisfl": {"confidence_threshold": "by_classes"}})
+    ((_, (text,)),) = warned(by_classes, at(*[50.0, 61.0] * 5, *[60.5] * 40)).items()
+    assert "raise semisfl.confidence_threshold = 0.6 " in text
     assert not warned(config, at(*[61.0] * 10, *[60.5] * 10, *[61.5] * 30))
     assert not warned(config, at(*[99.5] * 50)), "nothing to gain"
     assert not warned(config, [{"accuracy": 60.0}] * 60), "a method without clients"
