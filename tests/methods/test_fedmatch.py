@@ -22,7 +22,8 @@ from semisfl.methods.fedmatch.method import (
     inter_client,
     joined,
 )
-from semisfl.runs import checkpoint
+from semisfl.methods.fedmatch.settings import FedMatchSettings
+from semisfl.runs import checkpoint, health
 from semisfl.runs.experiment import Experiment
 from semisfl.settings import presets
 from tests import toy
@@ -209,6 +210,36 @@ def test_client_half_equals_a_plain_loop(batchnorm: bool, helped: bool) -> None:
     assert 0 < kept < 32, "the threshold must keep some images and drop some"
     assert result.numbers["coverage"] == pytest.approx(kept / 32)
     toy.assert_same(dict(result.states["psi"]), psi.state_dict())
+
+
+def overflowing(psi: nn.Module) -> dict[str, torch.Tensor]:
+    """Return an upload whose model answers NaN, as one with running variances of 0 in a deep model does."""
+    return {name: torch.full_like(value, 1e30) for name, value in psi.state_dict().items()}
+
+
+def test_a_helper_that_answers_nan_harms_no_client() -> None:
+    experiment, method = make("fedmatch.confidence_threshold=0")
+    psi = method.psi.state_dict()
+    plan = FullRound(
+        *(3, (0, 1), 2, 0.1),
+        send={"sigma": method.sigma.state_dict(), "psi": psi},
+        send_to={1: {"helper0": overflowing(method.psi), "helper1": psi}},
+        settings=experiment.config.settings(FedMatchSettings).model_dump(),
+    )
+    result = experiment.fleet.train(FedMatchWork(), plan)[1]
+    assert all(value.isfinite().all() for value in result.states["psi"].values())
+    assert np.isfinite(result.numbers["loss"])
+
+
+def test_a_model_that_answers_nan_becomes_no_helper() -> None:
+    """Its embedding would keep every later checkpoint from being written."""
+    _, method = make()
+    psi = method.psi.state_dict()
+    states = {0: psi, 1: psi, 2: overflowing(method.psi)}
+    results = [ClientResult(client, {"psi": state}, {}) for client, state in states.items()]
+    method._aggregate(0, results)
+    assert sorted(method.helpers.state_dict()["embeddings"]) == ["0", "1"]
+    assert health.finite(method.helpers.state_dict())
 
 
 def test_regularisers_act_without_a_confident_image() -> None:

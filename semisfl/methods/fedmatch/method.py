@@ -168,7 +168,9 @@ class FedMatch:
             theta = {**upload, **joined(self.sigma, upload)}
             with self.setup.engine.arithmetic():
                 logits = called_with(self.model.eval(), theta, self.noise)
-            self.helpers.remember(client, round_index, upload, logits.float().softmax(1)[0])
+            embedding = logits.float().softmax(1)[0]
+            if embedding.isfinite().all():  # of a NaN no checkpoint could be written
+                self.helpers.remember(client, round_index, upload, embedding)
         mean = combine(robust, uploads, sent, self.setup.fleet.held_back)
         self.psi.load_state_dict(mean)
         for name, buffer in self._buffers().items():
@@ -238,7 +240,8 @@ class FedMatchWork:
         own = plain.float().log_softmax(1)
         with torch.no_grad():
             helpers = [client.model(name).eval()(images) for name in helper_names()]
-            guesses = torch.stack(helpers).float().softmax(2)
+            # A helper is another client's upload: one that answers NaN must not make this client's weights NaN.
+            guesses = torch.stack(helpers).float().softmax(2).nan_to_num(0.0)
             confident = own.exp().amax(1) >= settings["confidence_threshold"]
             labels = agreement(own, guesses, helped)
         by_label = settings["lambda_a"] * over_confident(
