@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semisfl.watch.views import Plain, Runs
 
-LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
+LOOPBACK_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 COOKIE = "semisfl-watch"
 SCRIPTS = (
     *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "settings.js", "log.js"),
@@ -162,10 +162,12 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a refused request, or to one that just showed the token; None: let it in."""
-        if request.url.path in PROBES:
+        # Nothing here asks `request.url`, which is made of the header "host": anybody can write anything there.
+        path = request.scope["path"]
+        if path in PROBES:
             return None
         if self._token is None:
-            if request.url.hostname not in LOOPBACK_NAMES:
+            if not LOOPBACK_HOST.fullmatch(request.headers.get("host", "")):
                 return PlainTextResponse("this page answers to localhost only", 403, LEAVE)
             return None
         if _same(request.cookies.get(COOKIE, ""), self._session):
@@ -173,8 +175,8 @@ class Guard:
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(credentials, self._token):
             return None
-        token = parse_qs(request.url.query).get("token", [""])[0]
-        if request.url.path == "/" and _same(token, self._token):
+        token = parse_qs(request.scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if path == "/" and _same(token, self._token):
             # Remove the token from the address bar, and from links copied out of it.
             response = Response(status_code=303, headers={"location": "/"})
             response.set_cookie(
