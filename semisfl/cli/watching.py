@@ -119,7 +119,8 @@ def exported(
 
         def tell(fleet: "NetworkFleet") -> list["Sink"]:
             gate = Gate(
-                present=lambda: len(fleet.present()),
+                # Not `fleet.present`: a device that is not drawn for some rounds is here too.
+                present=lambda: sum(device.since is not None for device in fleet.devices()),
                 enrolled=lambda: len(fleet.roster.index),
                 needed=fleet.config.network.quorum,
                 waiting=lambda: fleet.waiting.state is not None,

@@ -10,11 +10,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from semisfl.cli.watching import exported
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.sinks import RunInfo
 from semisfl.watch.address import Address, serving
 from semisfl.watch.exporter import Exporter, Gate
 from tests import toy
+from tests.net.harness import network, tiny
 from tests.watch.test_app import TOKEN, ask
 
 PAGE = (Path(__file__).parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
@@ -63,6 +65,16 @@ FULL = RoundMetrics(
     bytes_total=1000,
     seconds=2.0,
 )
+
+
+def test_a_device_that_is_not_drawn_for_some_rounds_is_here() -> None:
+    with network(tiny(3)) as net, exported("127.0.0.1:0", None, None) as tell:
+        net.join_all()
+        (made,) = tell(net.fleet)
+        assert isinstance(made, Exporter)
+        net.fleet._trials.pass_over([1])
+        assert len(net.fleet.present()) == 2
+        assert samples(made)["semisfl_clients_present"] == {(): 3}
 
 
 def test_before_the_first_round_only_the_fleet_is_known() -> None:
