@@ -1,20 +1,31 @@
 """Show runs without the names of their devices, on a page that anybody on the machine can open."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from semisfl.watch.tail import Lines
 from semisfl.watch.views import Plain, Runs
 
 KEPT = {"event", "state", "time"}
 """Keys whose values are words of the page, whatever devices are called."""
 ADDRESSES = {"peer", "address"}
+OF_FLEET = {"changed", "paused", "resumed", "draining"}
+"""Events whose name is no device's."""
+INTRODUCED = re.compile(rb"^\S+ INFO ([\w.-]+) has certificate ")
+"""A line of the log that names a device, which may leave before it has a place or an event."""
+PEER = re.compile(r"\bpeer=\S+")
 
 Mask = Callable[[str], str]
 
 
 class Unnamed(Runs):
     """The same runs; a device is called by its place, or "a device" if it has none."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__(paths)
+        self._introduced: dict[str, tuple[Lines, set[str]]] = {}
 
     def listing(self) -> Plain:
         answer = super().listing()
@@ -36,20 +47,29 @@ class Unnamed(Runs):
         return answer | {"lines": _masked(answer["lines"], self._mask(key))}
 
     def _mask(self, key: str) -> Mask:
-        """Return what replaces every known name of a run's devices in a text."""
+        """Return what replaces every known name and address of a run's devices in a text."""
         followed = self._one(key)
         with followed.lock:
+            followed.look()
             index = followed.read_json("roster.json").get("index", {})
-            others = {*followed.devices.turned_away}
-            others |= {str(event.get("name", "?")) for event in followed.devices.latest}
+            log, introduced = self._introduced.setdefault(
+                key, (Lines(followed.path / "run.log"), set())
+            )
+            introduced |= {
+                found[1].decode() for found in map(INTRODUCED.match, log.new()[1]) if found
+            }
+            others = {*followed.devices.turned_away, *introduced}
+            others |= {
+                str(event.get("name", "?"))
+                for event in followed.devices.latest
+                if str(event["event"]) not in OF_FLEET
+            }
         instead = dict.fromkeys(others - {"?"}, "a device")
         if isinstance(index, dict):
             instead |= {str(name): f"client {place}" for name, place in index.items()}
-        if not instead:
-            return lambda text: text
-        names = "|".join(map(re.escape, sorted(instead, key=len, reverse=True)))
+        names = "|".join(map(re.escape, sorted(instead, key=len, reverse=True))) or "(?!)"
         pattern = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])")
-        return lambda text: pattern.sub(lambda match: instead[match[0]], text)
+        return lambda text: pattern.sub(lambda match: instead[match[0]], PEER.sub("peer=?", text))
 
 
 def _masked(value: Any, hide: Mask) -> Any:

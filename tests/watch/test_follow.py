@@ -276,6 +276,31 @@ def test_a_page_without_a_token_does_not_name_devices(tmp_path: Path) -> None:
     assert "client 3" in devices and "camera-" not in devices
 
 
+def test_a_log_without_a_token_names_no_device_and_no_address(tmp_path: Path) -> None:
+    """Also not of devices that left before they had a place, or that came since the page last looked."""
+    directory = begun(tmp_path / "run")
+    lines = [
+        "2026 INFO camera-7 has certificate 2e49, valid until 2027-11-17 21:33 UTC",
+        "2026 INFO the connection to camera-7 was lost",
+    ]
+    later = "2026 WARNING refused peer=ipv4:198.51.100.4:49152 identity=camera-8 reason=no place"
+    (directory.path / "run.log").write_text("\n".join([*lines, "robust.aggregate is krum", ""]))
+    changed = {"event": "changed", "name": "robust.aggregate", "reason": "mean to krum"}
+    (directory.path / "fleet.jsonl").write_text(json.dumps(changed) + "\n")
+    runs = Unnamed([tmp_path])
+    key = runs.listing()["runs"][0]["id"]
+    shown = runs.log(key, -1)["lines"]
+    assert "robust.aggregate is krum" in shown, "a setting is no device"
+    with (directory.path / "run.log").open("a") as log:
+        log.write(later + "\n")
+    refused = {"event": "refused", "name": "camera-8", "peer": "ipv4:198.51.100.4:49152"}
+    with (directory.path / "fleet.jsonl").open("a") as events:
+        events.write(json.dumps(refused) + "\n")
+    text = "\n".join(runs.log(key, -1)["lines"])
+    assert "camera-" not in text and "198.51" not in text
+    assert "refused peer=? identity=a device reason=no place" in text
+
+
 def test_a_directory_that_is_gone_has_no_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
