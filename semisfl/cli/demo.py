@@ -28,7 +28,7 @@ SETTINGS = [
     "clients.total=4",
     "clients.active=4",
     "rounds=8",
-    "network.quorum=2",
+    "network.quorum=3",
     "data.partition.kind=iid",
 ]
 FINISHED_SECONDS, STOPPED_SECONDS = 10.0, 3.0

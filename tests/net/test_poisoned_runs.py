@@ -172,22 +172,24 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("active", "robust", "level", "line"),
+    ("active", "quorum", "robust", "level", "line"),
     [
-        (2, {}, logging.WARNING, "clients.active = 2: a single device can ruin the run"),
-        (3, {}, logging.WARNING, "robust.features = as_sent: a single device can ruin the run"),
-        (3, SERVED, logging.INFO, "each device's influence is limited: robust.aggregate = clipped"),
+        (2, 2, {}, logging.WARNING, "clients.active = 2: a single device can ruin the run"),
+        (3, 3, {}, logging.WARNING, "robust.features = as_sent: a single device can ruin the run"),
+        (3, 3, SERVED, logging.INFO, "each device's influence is limited: robust.aggregate = clip"),
+        (3, 2, SERVED, logging.WARNING, "not in a round of fewer than 3 devices"),
     ],
 )
 def test_a_server_says_at_start_what_one_device_can_do(
     active: int,
+    quorum: int,
     robust: dict[str, str],
     level: int,
     line: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "semisfl")
-    with network(tiny(active, robust=robust)):
+    with network(tiny(active, robust=robust, network={"quorum": quorum})):
         pass
     assert [record.levelno for record in caplog.records if line in record.getMessage()] == [level]
 

@@ -28,7 +28,12 @@ def limits_on_one_client(config: Config) -> tuple[int, str]:
         )
     if robust.aggregate == "mean" or robust.features == "as_sent":
         return logging.WARNING, f"{rules}: a single device can ruin the run; the defaults limit it"
-    return logging.INFO, f"each device's influence is limited: {rules}"
+    limited = f"each device's influence is limited: {rules}"
+    if (quorum := config.network.quorum) < FEWEST:
+        return logging.WARNING, (
+            f"{limited}; not in a round of fewer than {FEWEST} devices, which network.quorum = {quorum} allows"
+        )
+    return logging.INFO, limited
 
 
 class Trials:
