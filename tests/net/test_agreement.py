@@ -20,6 +20,7 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.shown_terms import text_of_terms
 from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
+from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.roster import Roster
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until
@@ -149,6 +150,37 @@ def test_a_full_round_with_part_of_the_model_ends_with_a_reason() -> None:
         with pytest.raises(RoundAborted):
             net.fleet.train(method.work, FullRound(0, (0,), 2, 0.02, send={"student": state}))
         assert "the server's round cannot be done: RuntimeError: " in refusal(net)
+
+
+def test_a_split_round_that_cannot_be_done_ends_with_a_reason() -> None:
+    """BatchNorm has no statistics of a single value."""
+    layers = [{"kind": "avgpool"}, {"kind": "flatten"}, {"kind": "batchnorm"}, {"kind": "linear"}]
+    config = tiny(1, model={"layers": layers, "cut": "batchnorm1"}, clients={"batch": 1})
+    with network(config) as net:
+        net.join_all(policy=DevicePolicy(smallest_batch=1))
+        with pytest.raises(RoundAborted):
+            net.experiment.method.round(0)
+        assert "the server's round cannot be done: ValueError: Expected more than 1" in refusal(net)
+
+
+def test_a_device_that_is_removed_in_a_full_round_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a state then; that the server sends it away is no fault of the round."""
+    with network(tiny(1, method="fedswitch", fedswitch={"iid_threshold": 10.0})) as net:
+        net.join_all()
+        listener = net.fleet._listener
+
+        def remove(*_: Any) -> None:
+            name = net.fleet.roster.name(0)
+            listener.thread.loop.call_soon_threadsafe(listener.penalties.remove, name)
+            until(lambda: not net.fleet.present())
+
+        monkeypatch.setattr(ServerFullRound, "_send_fetched", remove)
+        with pytest.raises(RoundAborted):
+            net.experiment.method.round(0)
+        until(lambda: net.clients[0].error is not None)
+        error = net.clients[0].error
+        assert isinstance(error, Rejected) and error.kind == "refused", error
+        assert "was removed by the operator" in str(error)
 
 
 def test_a_client_index_beyond_all_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

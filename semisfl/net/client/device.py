@@ -16,7 +16,7 @@ from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
 from semisfl.net.client.connection import Connection, Received, Stream
-from semisfl.net.client.full_round import ClientFullRound, Interrupted
+from semisfl.net.client.full_round import ClientFullRound, Interrupted, refusing
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.member import Images, Member
 from semisfl.net.client.rejection import Rejected
@@ -256,10 +256,13 @@ class Device:
         agreement.check_split(self.member.config, frame.fields, with_teacher=with_teacher)
         agreement.check_weights(frame.tensors)
         self._begin_round(frame.fields)
-        self._split_rounds.begin(received, frame)
+        with refusing():
+            self._split_rounds.begin(received, frame)
 
     def _gradients(self, received: Received, frame: Frame) -> None:
-        if self._split_rounds.step(received, frame):
+        with refusing():
+            last = self._split_rounds.step(received, frame)
+        if last:
             self.expect_round()
             self._end_round()
             self._split_rounds.send_bottom(received)

@@ -13,6 +13,7 @@ from semisfl.net import messages
 from semisfl.net.client.agreement import check_weights, full_settings
 from semisfl.net.client.connection import Received
 from semisfl.net.client.member import Member
+from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame, Schema
 from semisfl.settings.policy import PolicyBreach
 
@@ -82,7 +83,7 @@ class ClientFullRound:
             settings=full_settings(member.config),
         )
         member.hold_whole_model()
-        with _refusing():
+        with refusing():
             (result,) = member.block.train(work, plan, between=self.beat)
         # Frames carry finite numbers only: a NaN loss is sent as the largest allowed value, so that
         # the server notices it.
@@ -133,11 +134,11 @@ class ClientFullRound:
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """Raise `PolicyBreach` if the block fails on what the server sent: after a restart it would again."""
     try:
         yield
-    except (Interrupted, PolicyBreach, *OWN_FAULTS):
+    except (Interrupted, PolicyBreach, Rejected, *OWN_FAULTS):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
