@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semisfl.watch.views import Plain, Runs
 
-LOOPBACK_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+LOOPBACK_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 COOKIE = "semisfl-watch"
 SCRIPTS = (
     *("tools.js", "charts.js", "tables.js", "parts.js", "views.js", "settings.js", "log.js"),

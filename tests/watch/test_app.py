@@ -98,7 +98,7 @@ def test_a_request_under_another_host_name_is_refused(run: Path) -> None:
         for host in ("evil.example", "e{vil.example:80", "evil.example:", "evil.example:99999", ""):
             assert ask(url, host=host)[0] == 403, host
         assert ask(url, "/api/runs", host="evil.example:8780")[0] == 403
-        for host in ("localhost:1", "127.0.0.1", "[::1]:8780"):
+        for host in ("localhost:1", "127.0.0.1", "127.0.0.2:8780", "[::1]:8780"):
             assert ask(url, host=host)[0] == 200, host
 
 
