@@ -26,7 +26,7 @@ from semisfl.runs.rank import on_ranks
 from semisfl.runs.result import Result
 from semisfl.runs.run_data import load_data
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
-from semisfl.settings.config import Config
+from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.lookup import check_importable, sink
 from semisfl.stopping import StopFlag
 
@@ -136,7 +136,13 @@ def go_on(
     if not any(assignment.partition("=")[0].strip() == "sinks" for assignment in settings):
         for name in directory.config().sinks:
             check_importable(name, f"{directory.path / 'config.toml'}")
-    config = _where_clients_live(directory.changed(settings), means)
+    config = directory.changed(settings)
+    if means.get("network") is not None and config.fleet.kind != "network":
+        raise ConfigError(
+            f"{directory.path} is a simulated run, with other images and clients; start one with devices from its "
+            f"model: model.weights={directory.path / 'best.safetensors'}"
+        )
+    config = _where_clients_live(config, means)
     if cluster:
         config = on_ranks(config)
     with ExitStack() as stack:

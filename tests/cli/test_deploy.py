@@ -82,6 +82,16 @@ def test_settings_beside_resume_are_refused(
     refused(capsys, [*words, "--set", "rounds=3"], "'rounds=3': .* what can be changed is stop.")
 
 
+def test_a_simulated_run_is_not_continued_with_devices(
+    labeled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDirectory.create(Path("out"), tiny(1)).unlock()
+    before = sorted(Path("out").iterdir())
+    error = "out is a simulated run, .* model.weights=out/best.safetensors"
+    refused(capsys, serve_words(labeled, "--resume", "out"), error)
+    assert sorted(Path("out").iterdir()) == before
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut off"])
 def test_a_configuration_that_is_not_whole_is_an_error(
     damage: str, labeled: Path, capsys: pytest.CaptureFixture[str]
