@@ -25,7 +25,7 @@ DECAY = 0.999
 CLIENT_DECAY = 0.98
 """Per step, of the mean over one client: about the last 50 of its steps count."""
 WARMUP_ROUNDS = 10
-"""First rounds in which labels are not corrected: the first predictions say little about a client."""
+"""First rounds with clients, in which labels are not corrected: the first predictions say little about a client."""
 SMOOTHING = 0.1
 """Share of pi in a client's estimated mix, so that no class is ever ruled out."""
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -55,8 +55,9 @@ class Labelling:
         self._warm = prior.new_zeros(())
         self._clients = torch.zeros(active, dtype=torch.long, device=prior.device)
 
-    def start_round(self, round_index: int, active: Sequence[int]) -> None:
-        self._warm.fill_(float(round_index >= WARMUP_ROUNDS))
+    def start_round(self, before: int, active: Sequence[int]) -> None:
+        """Take ``before``: the number of earlier rounds with clients, whose labels it saw."""
+        self._warm.fill_(float(before >= WARMUP_ROUNDS))
         self._clients[: len(active)].copy_(torch.tensor(active))
 
     @torch.no_grad()

@@ -85,7 +85,7 @@ class FedSwitchSL:
             )
             self.server_sgd.restart(lr)
             self.influence.start_round()
-            self.labelling.start_round(round_index, self.active)
+            self.labelling.start_round(round_index - config.server.pretrain_rounds, self.active)
             for _ in range(clients.steps):
                 self.cross_entity_step()
             self.influence.tell(self.active, fleet.held_back)

@@ -61,6 +61,25 @@ def test_each_extension_changes_the_losses(changed: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("method", SETTINGS)
+def test_rounds_without_clients_are_no_warm_up_of_the_labels(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 1)
+    section = method.partition("-")[0]
+    settings = (f"{section}.confidence_threshold=0.3", "optimizer.lr=0.05", "clients.active=3")
+    plain, corrected = (
+        toy.assemble(
+            method, *settings, f"{section}.align={align}", "server.pretrain_rounds=2"
+        ).method
+        for align in ("none", "client")
+    )
+    losses = [
+        (plain.round(index).loss_semi, corrected.round(index).loss_semi) for index in range(4)
+    ]
+    assert losses[2][0] == losses[2][1] and losses[3][0] != losses[3][1]
+
+
+@pytest.mark.parametrize("method", SETTINGS)
 def test_resume_with_all_of_them_is_bit_identical(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
