@@ -1,7 +1,7 @@
 """Compare the limits of ``stop`` with the metrics of a run. Loads no torch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from semisfl.metrics import RoundMetrics
@@ -16,6 +16,8 @@ class Standing:
     bytes: int = 0
     accuracy: float | None = None
     """Accuracy of the last test."""
+    diverged: bool = False
+    """Whether the round of the last test left the run diverged; its accuracy is no best and meets no target."""
     best: float | None = None
     without_better: int = 0
     """Consecutive tests without a new best accuracy."""
@@ -27,26 +29,28 @@ class Standing:
 
     def then(self, metrics: RoundMetrics) -> "Standing":
         """Return the totals after one more round."""
-        better = metrics.accuracy is not None and (
-            self.best is None or metrics.accuracy > self.best
+        standing = replace(
+            self,
+            seconds=self.seconds + (metrics.seconds or 0.0),
+            bytes=self.bytes if metrics.bytes_total is None else metrics.bytes_total,
         )
         if metrics.accuracy is None:
-            without_better = self.without_better
-        else:
-            without_better = 0 if better else self.without_better + 1
-        return Standing(
-            self.seconds + (metrics.seconds or 0.0),
-            self.bytes if metrics.bytes_total is None else metrics.bytes_total,
-            self.accuracy if metrics.accuracy is None else metrics.accuracy,
-            metrics.accuracy if better else self.best,
-            without_better,
+            return standing
+        diverged = bool(metrics.diverged)
+        better = not diverged and (self.best is None or metrics.accuracy > self.best)
+        return replace(
+            standing,
+            accuracy=metrics.accuracy,
+            diverged=diverged,
+            best=metrics.accuracy if better else self.best,
+            without_better=0 if better else self.without_better + 1,
         )
 
 
 def met(stop: StopConfig, standing: Standing) -> str | None:
     """Return the key of the first limit that is met, or None."""
     now = {
-        "target": standing.accuracy,
+        "target": None if standing.diverged else standing.accuracy,
         "patience": standing.without_better,
         "hours": standing.seconds / 3600,
         "gigabytes": standing.bytes / 1e9,
@@ -62,7 +66,7 @@ def reason(stop: StopConfig, key: str, standing: Standing) -> str:
     """Return a line that names a limit and the value that met it."""
     reached = {
         "target": f"accuracy {standing.accuracy} %",
-        "patience": f"{standing.without_better} tests without more than {standing.best} %",
+        "patience": f"{standing.without_better} tests without more than {standing.best or 0.0} %",
         "hours": f"{standing.seconds / 3600:.4g} h",
         "gigabytes": f"{standing.bytes / 1e9:.4g} GB",
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.grouping import Group
+from semisfl.runs.limits import Standing
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def accuracy_of(kinds: Iterable[str]) -> str:
 
 def summarise(group: Group, target: float | None = None) -> Summary:
     """Return the means of a group; with ``target``, also the cost of reaching that accuracy."""
-    tested = [
-        [one.accuracy for one in run.rounds if one.accuracy is not None] for run in group.runs
+    last = [
+        [one.accuracy for one in run.rounds if one.accuracy is not None][-1] for run in group.runs
     ]
     return Summary(
         label=group.label,
@@ -78,9 +79,9 @@ def summarise(group: Group, target: float | None = None) -> Summary:
         remark=group.remark,
         rounds=max(run.rounds[-1].round + 1 for run in group.runs),
         judged_on=group.judged_on,
-        accuracy=Spread.of([accuracies[-1] for accuracies in tested]),
+        accuracy=Spread.of(last),
         test=_at_the_end(group),
-        best=Spread.of([max(accuracies) for accuracies in tested]),
+        best=Spread.of([Standing.after(run.rounds).best or 0.0 for run in group.runs]),
         bytes=_mean([run.rounds[-1].bytes_total for run in group.runs]),
         seconds=_mean([_total_seconds(run.rounds) for run in group.runs]),
         to_target=_to_target(group, target) if target is not None else None,
@@ -112,7 +113,8 @@ def _to_target(group: Group, target: float) -> ToTarget:
     reached = []
     for run in group.runs:
         for place, metrics in enumerate(run.rounds, 1):
-            if metrics.accuracy is not None and metrics.accuracy >= target:
+            there = metrics.accuracy is not None and metrics.accuracy >= target
+            if there and not metrics.diverged:
                 reached.append(run.rounds[:place])
                 break
     if not reached:

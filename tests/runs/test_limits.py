@@ -1,6 +1,7 @@
 """Limits: when each is met, what a run does then, and that it goes on beyond as if there were none."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_a_limit_is_met_at_its_value(
     stop: dict[str, float], accuracies: list[float | None], expected: str | None
 ) -> None:
     assert met(StopConfig(**stop), Standing.after(rows(*accuracies))) == expected
+
+
+def test_a_diverged_round_meets_no_target_and_is_no_best() -> None:
+    first, second = rows(50.0, 90.0)
+    standing = Standing.after([first, replace(second, diverged=True)])
+    assert (standing.accuracy, standing.best, standing.without_better) == (90.0, 50.0, 1)
+    assert met(StopConfig(target=60), standing) is None
+    assert met(StopConfig(target=60), standing.then(second)) == "target"
 
 
 def test_a_limit_is_described_in_words() -> None:

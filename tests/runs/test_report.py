@@ -51,6 +51,17 @@ def test_mean_and_standard_error_over_seeds(tmp_path: Path) -> None:
     assert str(summary.accuracy) == "83.0 ± 1.7"
 
 
+def test_a_round_that_left_the_run_diverged_is_not_its_best_and_reaches_no_target(
+    tmp_path: Path,
+) -> None:
+    run = grouping.read_run(write_run(tmp_path / "r", [50.0, 90.0, 60.0]))
+    run.rounds[1] = replace(run.rounds[1], diverged=True)
+    (group,) = grouping.group_runs([run])
+    summary = report.summarise(group, target=55.0)
+    assert summary.best.mean == 60.0
+    assert summary.to_target is not None and summary.to_target.rounds == 3
+
+
 def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
     (group,) = grouping.group_runs(grouping.find_runs([write_run(tmp_path / "r", [50.0, 60.0])]))
     plain = report.as_json(report.summarise(group))
