@@ -18,6 +18,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.grouping import judged_on
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.portable import check_images
 from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.policy import Policy
@@ -34,8 +35,13 @@ def of_run(path: Path, device: str, public: str | None) -> Scene:
     last = health.last_good(path)
     if last is None:
         raise ConfigError(f"{path} has no checkpoint yet; train it first, or name a preset")
-    data, partition = load_data(config)
-    experiment = assemble(config, data, partition, device=device, resumed=last[1])
+    try:
+        data, partition = load_data(config)
+        experiment = assemble(config, data, partition, device=device, resumed=last[1])
+        before = last[1].get("model", {}).get("description", {})
+        check_images(before, experiment.description.as_dict(), may_grow=False)
+    except ValueError as error:
+        raise ConfigError(f"the images that {path} was trained on are needed: {error}") from error
     experiment.load_state_dict(last[1])
     return _scene(experiment, data, partition.clients, public)
 

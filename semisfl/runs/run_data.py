@@ -1,6 +1,7 @@
 """Load the images that a configuration names, and divide them among the server and the clients."""
 
 import logging
+from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +31,14 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
     partition = divide(config, data)
     check_clients(config, partition)
     return data, partition
+
+
+def with_name_of(config: Config, data: Dataset | None) -> Config:
+    """Return ``config`` with the name of the images that a program passes, unless it is the path of images of that name."""
+    if data is None or Path(config.data.name).name.startswith(data.name):
+        return config
+    passed = config.data.model_copy(update={"name": data.name, "unlabeled": None})
+    return config.model_copy(update={"data": passed})
 
 
 def check_clients(config: Config, partition: Partition) -> None:

@@ -24,7 +24,7 @@ from semisfl.runs.loop import run_rounds
 from semisfl.runs.portable import check_images
 from semisfl.runs.rank import on_ranks
 from semisfl.runs.result import Result
-from semisfl.runs.run_data import load_data
+from semisfl.runs.run_data import load_data, with_name_of
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.lookup import check_importable, sink
@@ -247,7 +247,7 @@ def train(
     means = Means(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )
-    with begin(config, out=out, **means) as run:
+    with begin(with_name_of(config, data), out=out, **means) as run:
         return run.go(_watchers(observe, sinks), callbacks)
 
 

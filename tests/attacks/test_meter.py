@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from PIL import Image
 
 from semisfl.cli.attack import _defences
 from semisfl.cli.main import main
+from semisfl.data.sources import load_data
+from semisfl.runs.start import train
+from semisfl.settings import config as configs
 from semisfl.settings.bits import row_bits
 from semisfl.settings.policy import Policy
 
@@ -73,6 +77,21 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
+
+
+@pytest.mark.parametrize("name", ["toy", "digits"])
+def test_images_that_a_program_passed_are_not_replaced_by_others(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if they have the size, the classes and the name of others."""
+    digits = load_data("digits")
+    data = replace(digits, name=name, images=255 - digits.images)
+    values = configs.override({}, [*SMALL, "rounds=1"])
+    train(configs.parse(values), data=data, device="cpu", out=tmp_path / "run")
+    words = ["leakage", str(tmp_path / "run"), "--quick", "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path / "leakage")]) == 2
+    error = f"error: the images that {tmp_path / 'run'} was trained on are needed: "
+    assert error in capsys.readouterr().err and not (tmp_path / "leakage").exists()
 
 
 def test_two_policy_files_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     settings = small("data.name=bilder/ü 😀", "fedswitch.iid_threshold=inf", "rounds=3")
-    result = train(settings, data=DATA, device="cpu", out=tmp_path / "run")
+    result = train(settings, data=replace(DATA, name="ü 😀"), device="cpu", out=tmp_path / "run")
     directory = RunDirectory.open(tmp_path / "run")
     assert directory.config() == settings
     assert {"semisfl", "torch", "python"} <= json.loads(

@@ -43,6 +43,20 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.parametrize(
+    ("configured", "recorded"),
+    [("digits", "toy"), ("photos/toy", "photos/toy"), ("toy.npz", "toy.npz")],
+)
+def test_a_run_records_the_images_that_were_passed(
+    configured: str, recorded: str, tmp_path: Path
+) -> None:
+    data, partition = toy_data()
+    config = tiny(rounds=1, data={"name": configured})
+    train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").config().data.name == recorded
+    assert data.name == "toy"
+
+
 @pytest.fixture
 def labeled(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
