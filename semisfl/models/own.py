@@ -1,12 +1,15 @@
 """Models that users write: any module that can be cut, as a sequence of stages."""
 
 import copy
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from semisfl.models.shapes import Shape
 
@@ -86,6 +89,31 @@ def stages_of(model: Own, shape: Shape) -> nn.Sequential:
         f"the model is a {type(model).__name__} that cannot be cut: its children, called in order, {reason}; "
         f"{STAGES}"
     )
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return a short digest of a module's parts: their classes, code, plain attributes and shapes, not their weights."""
+    digest = hashlib.sha256()
+    for name, part in model.named_modules(remove_duplicate=False):
+        tensors = part._parameters | part._buffers
+        shapes = [(key, one is None or is_lazy(one) or one.shape) for key, one in tensors.items()]
+        plain = [(key, one) for key, one in vars(part).items() if _is_plain(one)]
+        plain.remove(("training", part.training))
+        codes = [
+            (key, one.__code__.co_code, list(filter(_is_plain, one.__code__.co_consts)))
+            for kind in type(part).__mro__
+            if not kind.__module__.startswith("torch.")
+            for key, one in vars(kind).items()
+            if isinstance(one, FunctionType)
+        ]
+        digest.update(repr((name, type(part).__qualname__, shapes, plain, codes)).encode())
+    return digest.hexdigest()[:8]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _refuse_hooks(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Dropout, Layers, Residual, named_layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import Own, check_own
+from semisfl.models.own import Own, check_own, digest_of
 from semisfl.models.own import feature_shape as feature_shape
 from semisfl.models.shapes import Shape as Shape
 from semisfl.models.shapes import Sides, place
@@ -281,7 +281,7 @@ def build_model(
 def with_layers_of(config: Config, own: Own | None) -> Config:
     """Return ``config`` with the ``own`` model as a table, so that others can build it again.
 
-    A model that no table describes is called ``code``: it can be trained here, but not by devices, and
+    A model that no table describes is called ``code-`` and a digest of its parts: it can be trained here, but not by devices, and
     a resumed run needs it as an argument again.
     """
     if own is None:
@@ -292,6 +292,6 @@ def with_layers_of(config: Config, own: Own | None) -> Config:
         described = {"layers": layers_of(own)}
     except ValueError as error:
         log.info("the configuration cannot hold the given model: %s", error)
-        described = {"name": CODE, "layers": None}
+        described = {"name": f"{CODE}-{digest_of(own)}", "layers": None}
     model = ModelConfig.model_validate({**config.model.model_dump(), **described})
     return config.model_copy(update={"model": model})

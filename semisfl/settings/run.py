@@ -11,7 +11,7 @@ from semisfl.settings.sections import ConfigError, LabeledView, Section
 CUSTOM = "custom"
 """The name of a model that the user describes by its layers."""
 CODE = "code"
-"""The name of a model that was given to `train` as code, and that no layers describe."""
+"""The name of a model that was given to `train` as code, and that no layers describe; a digest follows it."""
 
 
 def _known_codec(name: str, field: ValidationInfo) -> str:
@@ -87,7 +87,7 @@ class ServerConfig(Section):
 class ModelConfig(Section):
     name: str = Field(
         "cnn",
-        description="a model of `semisfl list`; custom if layers are given, code for a module given to train()",
+        description="a model of `semisfl list`; custom if layers are given, code-... for a module given to train()",
     )
     layers: Annotated[tuple[Layer, ...], BeforeValidator(parse_layers)] | None = Field(
         None, description="your own model, one table per layer; none: the model called name"
@@ -120,7 +120,7 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.name = {CUSTOM!r} needs model.layers; give them, or a known name"
             )
-        if self.layers is None and self.name not in (*catalog.MODELS, CODE):
+        if self.layers is None and self.name not in catalog.MODELS and not self._is_code:
             raise ValueError(
                 f"model.name = {self.name!r} is not known; known: {', '.join(catalog.MODELS)}; or give "
                 "model.layers a table of your own"
@@ -128,11 +128,15 @@ class ModelConfig(Section):
         return self
 
     @property
+    def _is_code(self) -> bool:
+        return self.name.partition("-")[0] == CODE  # runs of earlier versions have no digest
+
+    @property
     def table(self) -> str | tuple[Layer, ...]:
         """Return what to build: the user's layers, or the name of a known model."""
-        if self.name == CODE:
+        if self._is_code:
             raise ConfigError(
-                f"model.name = {CODE!r}: this run's network was given to train() as code, which no file holds; "
+                f"model.name = {self.name!r}: this run's network was given to train() as code, which no file holds; "
                 "give it again, as train(..., model=...) or resume(..., model=...)"
             )
         return self.layers or self.name

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from semisfl.cli.main import main
 from semisfl.models import split as models
 from semisfl.models.layers import Residual
 from semisfl.runs import checkpoint
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.grouping import find_runs, group_runs
 from semisfl.runs.start import resume, train
 from semisfl.settings import config
 from semisfl.settings.config import Config
@@ -137,13 +138,41 @@ def test_the_module_given_is_not_trained_itself(kind: str) -> None:
     assert not any(torch.equal(trained[0], value) for value in before.values())
 
 
+class Scaled(nn.Module):
+    """A layer that no table describes."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+class Shifted(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor + x
+
+
+def test_runs_of_other_code_are_not_averaged(tmp_path: Path) -> None:
+    layers = [Scaled(1.0), Scaled(1.0).eval(), Scaled(2.0), Shifted(1.0), nn.SiLU()]
+    for seed, layer in enumerate(layers):
+        own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), layer, nn.Flatten(), nn.Linear(192, 10))
+        settings = small("rounds=1", f"seed={seed}")
+        train(settings, model=own, device="cpu", out=tmp_path / "runs" / str(seed))
+    groups = group_runs(find_runs([tmp_path / "runs"]))
+    seeds = [[run.config.get("seed") for run in group.runs] for group in groups]
+    assert seeds == [[0, 1], [2], [3], [4]]
+    assert len({group.label for group in groups}) == 4
+
+
 def test_a_model_that_no_table_describes_still_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = nn.Sequential(nn.Conv2d(1, 3, 5, 3), nn.SiLU(), nn.Flatten(), nn.Linear(192, 10))
     train(small("rounds=1"), model=own, device="cpu", out=tmp_path / "run")
     model = RunDirectory.open(tmp_path / "run").config().model
-    assert (model.name, model.layers) == ("code", None)
+    assert model.name.startswith("code-") and model.layers is None
     assert resume(tmp_path / "run", model=own, device="cpu").rounds
     for words in (["--resume", str(tmp_path / "run")], [str(tmp_path / "run" / "config.toml")]):
         assert main(["run", *words, "--device", "cpu"]) == 2
