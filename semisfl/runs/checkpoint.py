@@ -108,6 +108,8 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint {path}") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
+    if not metadata.get("format", "").isdecimal():
+        raise CheckpointError(f"{path} is no checkpoint of semisfl; name one that a run wrote")
     if metadata.get("format") != str(FORMAT):
         raise CheckpointError(
             f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}"

@@ -30,7 +30,14 @@ def load(
     ``model`` is needed for networks that were given to `train` as code that no layer table describes.
     """
     file = find(Path(path))
-    state = checkpoint.read(file)
+    try:
+        state = checkpoint.read(file)
+    except CheckpointError as error:
+        if file.suffix == SUFFIX:
+            raise
+        raise CheckpointError(
+            f"{file} holds no model; name a run's directory, or a {SUFFIX} file of a model"
+        ) from error
     described, weights, digest = _model_in(file, state)
     table = described.layers
     if table is None and model is None:
