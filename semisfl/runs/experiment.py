@@ -211,6 +211,7 @@ def assemble(
         )
     if not len(data.test_images):
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
+    _warn_of_grey_images(config.data.augment.cutout, data.shape)
     # A copy: the caller's module keeps its weights, and a second run with it starts from the same ones.
     own = copy.deepcopy(stages_of(model, data.shape)) if model is not None else None
     widest = widest_head_in(resumed) if resumed is not None else None
@@ -252,6 +253,19 @@ def assemble(
         describe(config, data, partition, next(iter(method.tested())), own),
         holdings,
     )
+
+
+def _warn_of_grey_images(cutout: int, shape: tuple[int, int, int]) -> None:
+    _, height, width = shape
+    if cutout + 1 >= max(height, width):  # with both ends, as `Augmentation` draws it
+        log.warning(
+            "the grey square of data.augment.cutout = %d covers some images of %d x %d pixels whole; set "
+            "data.augment.cutout=%d",
+            cutout,
+            height,
+            width,
+            min(height, width) // 2,
+        )
 
 
 def _set_aside(

@@ -41,7 +41,11 @@ class PartitionConfig(Section):
 
 class AugmentConfig(Section):
     flip: bool = Field(True, description="flip half of the images left to right")
-    cutout: int = Field(16, ge=0, description="side of the grey square of a strong view")
+    cutout: int = Field(
+        16,
+        ge=0,
+        description="side of the grey square of a strong view, in pixels; half of the image's or less",
+    )
 
 
 class DataConfig(Section):

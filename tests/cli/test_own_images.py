@@ -19,7 +19,7 @@ from tests.cli.test_cli import inside_tmp as inside_tmp
 def test_a_path_without_a_preset_gets_the_preset_for_own_images(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*TINY, f"data.name={images}", "clients.active=3"]
+    words = [*TINY, f"data.name={images}", "clients.active=3", "data.augment.cutout=4"]
     assert main(["run", "--out", "r", *words]) == 0
     printed = capsys.readouterr()
     line = f"preset images, for your own images in {images}; semisfl show images explains it"

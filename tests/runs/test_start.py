@@ -57,6 +57,19 @@ def test_a_run_records_the_images_that_were_passed(
     assert data.name == "toy"
 
 
+def test_a_grey_square_that_can_cover_a_whole_image_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data, partition = toy_data()
+    warnings = []
+    for cutout in (SIDE - 2, SIDE - 1):
+        caplog.clear()
+        config = tiny(rounds=1, data={"augment": {"cutout": cutout}})
+        train(config, data=data, partition=partition, device="cpu")
+        warnings.append("covers some images of 16 x 16 pixels whole" in caplog.text)
+    assert warnings == [False, True] and "set data.augment.cutout=8" in caplog.text
+
+
 @pytest.fixture
 def labeled(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
