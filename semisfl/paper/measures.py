@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from semisfl.metrics import RoundMetrics
 from semisfl.paper.grid import Cell
 from semisfl.runs.grouping import Run
+from semisfl.runs.report import rounds_to
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
@@ -50,12 +51,8 @@ def _last(key: str, scale: float = 1.0) -> Callable[[Run, Cell], float | str]:
 
 
 def _rounds_to_target(run: Run, cell: Cell) -> list[RoundMetrics] | None:
-    """Return the rounds up to the first that reaches the target, or None."""
     assert cell.target is not None
-    for count, metrics in enumerate(run.rounds, 1):
-        if metrics.accuracy is not None and metrics.accuracy >= cell.target:
-            return run.rounds[:count]
-    return None
+    return rounds_to(run, cell.target)
 
 
 def _gigabytes(run: Run, cell: Cell) -> float | str:

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.grouping import Group
+from semisfl.runs.grouping import Group, Run
 from semisfl.runs.limits import Standing
 
 
@@ -109,14 +109,17 @@ def _total_seconds(rounds: Sequence[RoundMetrics]) -> float | None:
     return sum(known) if len(known) == len(rounds) else None
 
 
+def rounds_to(run: Run, target: float) -> list[RoundMetrics] | None:
+    """Return the rounds up to the first good one that reaches the accuracy ``target``, or None."""
+    for count, metrics in enumerate(run.rounds, 1):
+        there = metrics.accuracy is not None and metrics.accuracy >= target
+        if there and not metrics.diverged:
+            return run.rounds[:count]
+    return None
+
+
 def _to_target(group: Group, target: float) -> ToTarget:
-    reached = []
-    for run in group.runs:
-        for place, metrics in enumerate(run.rounds, 1):
-            there = metrics.accuracy is not None and metrics.accuracy >= target
-            if there and not metrics.diverged:
-                reached.append(run.rounds[:place])
-                break
+    reached = [rounds for run in group.runs if (rounds := rounds_to(run, target)) is not None]
     if not reached:
         return ToTarget(0, None, None, None)
     return ToTarget(
