@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semisfl.cli import console
-from semisfl.cli.options import Json, Target
+from semisfl.cli.options import AllowMethod, Json, Target
 from semisfl.cli.planning import (
     LATENCY,
     PROFILE,
@@ -46,6 +46,7 @@ def replay(
         Path | None,
         typer.Option(help="Picture; default: replay.png in the run's folder, or here if several."),
     ] = None,
+    allow_method: AllowMethod = None,
     json_: Json = False,
 ) -> None:
     """Compute the hours and bytes of recorded runs over other links, devices and codecs.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from semisfl.cli import console, watching
-from semisfl.cli.options import Json, Tables, Target
+from semisfl.cli.options import AllowMethod, Json, Tables, Target
 from semisfl.runs import grouping, paired, plots, report, sweeps
 from semisfl.runs.grouping import Group
 from semisfl.runs.paired import Difference
@@ -204,6 +204,7 @@ def _cost_cells(size: float | None, seconds: float | None) -> list[str]:
 def record(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     file: Annotated[Path, typer.Argument(metavar="FILE.run.json", help="The file to write.")],
+    allow_method: AllowMethod = None,
 ) -> None:
     """Write a run as one small text file; `report`, `replay` and `reproduce` read it like a directory.
 

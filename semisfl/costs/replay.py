@@ -15,6 +15,7 @@ from semisfl.costs.traffic import Crossed, crossed_in, recoded
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.grouping import Run
 from semisfl.settings import config as configs
+from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
 
@@ -50,6 +51,7 @@ class Replay:
 
 def price(run: Run) -> Priced:
     """Return the costs of a recorded run's configuration, model and images."""
+    lookup.check_importable(run.config["method"], f"{run.path}")
     config = configs.parse(run.config)
     return Priced.of(config, about_images.recorded(config, run.path))
 

@@ -115,7 +115,10 @@ def _below(folder: Path, own: bool) -> Iterator[IndexedRun]:
         if path.is_dir() and not (path / reading.METRICS).is_file() and not own:
             continue  # a configuration file alone is no run
         try:
-            config = configs.parse(reading.read_config(path))
+            values = reading.read_config(path)
+            if ":" in str(values["method"]):
+                continue  # of another package: none of the paper's
+            config = configs.parse(values)
         except ValueError as error:
             raise ConfigError(
                 f"{path} cannot be read as a run ({error}); correct it, or move it away"

@@ -29,7 +29,9 @@ def write(run: Path, file: Path) -> None:
         raise ValueError(f"{file}: a record's name must end in {SUFFIX}; call it {file}{SUFFIX}")
     if file.exists():
         raise ValueError(f"{file} is already there; choose another name, or remove it first")
-    config = configs.parse(reading.read_config(run))
+    recorded = reading.read_config(run)
+    lookup.check_importable(recorded["method"], f"{run}")
+    config = configs.parse(recorded)
     values = config.model_dump(mode="json", exclude_none=True)
     settings = without(lookup.unread_settings(config.method), flat(values))
     preset, changed = nearest_preset(settings)
@@ -52,12 +54,11 @@ def write(run: Path, file: Path) -> None:
 
 def unpack(file: Path, folder: Path) -> Path:
     """Write a record as the run directory ``folder``, for what follows files, and return it."""
-    from semisfl.settings.toml import to_toml
+    import tomlkit
 
     folder.mkdir(parents=True)
-    config = configs.parse(reading.read_config(file))
     rows = [json.dumps(row) + "\n" for row in reading.read_rounds(file, dict)]
-    write_whole(folder / "config.toml", to_toml(config).encode())
+    write_whole(folder / "config.toml", tomlkit.dumps(reading.read_config(file)).encode())
     write_whole(folder / reading.METRICS, "".join(rows).encode())
     for name, values in (
         (reading.ENVIRONMENT, reading.read_environment(file)),

@@ -1,6 +1,8 @@
 """A run as one file: it means the same run as its directory, now and when presets have changed."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,3 +200,33 @@ def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_p
         ValueError, match=f"line {number} is damaged: it holds {value}, which is no"
     ):
         reading.read_metrics(file, dict)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_of_somebody_else_imports_no_method(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It names a module that lies where Python looks; importing it would run it."""
+    runs, planted = tmp_path / "runs", tmp_path / "planted_method.py"
+    planted.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'owned')!r}).touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained[0], runs / "run")
+    config = (runs / "run" / "config.toml").read_text()
+    method = 'method = "planted_method:Thing"'
+    (runs / "run" / "config.toml").write_text(re.sub("^method = .*", method, config))
+    record = json.loads(trained[1].read_text())
+    record["settings"]["method"] = "planted_method:Thing"
+    (runs / "sent.run.json").write_text(json.dumps(record))
+    for words in ("replay runs/run", "replay runs/sent.run.json", "record runs/run x.run.json"):
+        assert main(words.split()) == 2
+        assert "add --allow-method planted_method:Thing" in " ".join(
+            capsys.readouterr().err.split()
+        )
+    assert main(["report", "runs"]) == 0
+    assert main(["report", "runs", "--html", "x.html"]) == 0
+    assert main(["reproduce", "table1", "--no-run", "--from", "runs", "--out", "out"]) == 0
+    assert not (tmp_path / "owned").exists()
