@@ -19,6 +19,7 @@ from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.grouping import judged_on
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.portable import check_images
+from semisfl.runs.rank import in_one_process
 from semisfl.runs.run_data import load_data, load_images
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.policy import Policy
@@ -27,7 +28,7 @@ from semisfl.stopping import StopFlag
 
 def of_run(path: Path, device: str, public: str | None) -> Scene:
     """Return the scene of a finished or stopped run, from its last good checkpoint."""
-    config = RunDirectory.open(path).config()
+    config = in_one_process(RunDirectory.open(path).config())
     if config.fleet.kind == "network":
         raise ConfigError(
             f"{path} was trained over a network, so its clients' images are not here; use a simulated run"

@@ -17,6 +17,13 @@ def on_ranks(config: Config) -> Config:
     return config.model_copy(update={"fleet": config.fleet.model_copy(update={"kind": "cluster"})})
 
 
+def in_one_process(config: Config) -> Config:
+    """Return ``config`` with the simulated clients of all ranks in this process; the numbers stay the same."""
+    if config.fleet.kind != "cluster":
+        return config
+    return config.model_copy(update={"fleet": config.fleet.model_copy(update={"kind": "local"})})
+
+
 class TakingPart:
     """A rank other than the first. The constructor waits until all ranks have joined."""
 

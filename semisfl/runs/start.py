@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
+from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.models.split import with_layers_of
@@ -22,7 +23,7 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.portable import check_images
-from semisfl.runs.rank import on_ranks
+from semisfl.runs.rank import in_one_process, on_ranks
 from semisfl.runs.result import Result
 from semisfl.runs.run_data import load_data, with_name_of
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
@@ -128,7 +129,7 @@ def go_on(
 
     ``settings`` are ``key=value`` assignments as for ``--set``, for limits (``stop.*``) and sinks, and for the
     size and the waits of a fleet of devices (``clients.total``, ``clients.active``, ``network.*``).
-    ``cluster``: use all ranks of torchrun, wherever the run was before.
+    ``cluster``: use all ranks of torchrun, wherever the run was before. Without torchrun, the run continues in this process.
     """
     place = Path(path)
     named = place.suffix == ".safetensors"
@@ -145,6 +146,8 @@ def go_on(
     config = _where_clients_live(config, means)
     if cluster:
         config = on_ranks(config)
+    elif launch() is None:
+        config = in_one_process(config)
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from semisfl.attacks import exposure
 from semisfl.cli import torchrun
 from semisfl.fleet.cluster.ranks import Launch
+from semisfl.metrics import RoundMetrics
+from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError, FleetConfig, parse
@@ -37,7 +40,15 @@ def words_of(images: Path, rounds: int, *more: str) -> list[str]:
         for section, row in SETTINGS.items()
         for key, value in row.items()
     ]
-    return ["run", "--set", f"rounds={rounds}", f"data.name={images}", *pairs, *more]
+    return [
+        "run",
+        "--set",
+        f"rounds={rounds}",
+        f"data.name={images}",
+        "data.augment.cutout=4",
+        *pairs,
+        *more,
+    ]
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
@@ -45,6 +56,11 @@ def numbers(path: Path) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
     ]
+
+
+class OneRound(Callback):
+    def on_round(self, metrics: RoundMetrics) -> bool:
+        return True
 
 
 def until_rounds(path: Path, count: int, process: "subprocess.Popen[str]") -> None:
@@ -93,7 +109,7 @@ def ranks(*words: str, restart: int = 0) -> "list[subprocess.Popen[str]]":
 
 
 def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
-    """As torchrun passes Ctrl-C on: to every rank. It goes on in one process too, of torchrun's."""
+    """As torchrun passes Ctrl-C on: to every rank. It goes on without torchrun too."""
     out = images.parent / "out"
     first, second = ranks(*words_of(images, 1_000_000, "--out", str(out)))
     until_rounds(out, 1, first)
@@ -106,8 +122,9 @@ def test_a_signal_ends_all_ranks_and_the_run_can_go_on(images: Path) -> None:
     assert silent == ("", "")
     done = len(numbers(out))
     assert RunDirectory(out).load()["round"] == done
-    with pytest.raises(ConfigError, match="needs the ranks of torchrun"):
-        resume(out, device="cpu")
+    assert len(resume(out, device="cpu", callbacks=[OneRound()]).rounds) == done + 1
+    assert RunDirectory(out).config().fleet.kind == "cluster", "torchrun may take it over again"
+    assert exposure.of_run(out, "cpu", None).config.fleet.kind == "local"
 
 
 def test_a_lost_rank_ends_all_and_the_restarted_run_goes_on(images: Path) -> None:
