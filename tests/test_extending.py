@@ -17,8 +17,10 @@ from semisfl.cli.main import main
 from semisfl.costs.rounds import cost_of
 from semisfl.data import sources
 from semisfl.fleet.codec import codec_named
+from semisfl.methods.supervised import Supervised
 from semisfl.models import split as models
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.start import train
 from semisfl.settings import config, lookup
 from semisfl.settings.config import ConfigError
 from semisfl.settings.toml import commented_toml, to_toml
@@ -225,6 +227,18 @@ def test_what_a_class_lacks_is_named(other: Path, monkeypatch: pytest.MonkeyPatc
         lookup.works(lookup.method("other:HALF"))
     with pytest.raises(ConfigError, match=r"unknown key 'mine\.sise'; did you mean 'mine.size'"):
         config.parse({"method": "other:FINE", "mine": {"sise": 1}})
+
+
+def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = toy.values("supervised", "rounds=1", *toy.FLAT)
+    monkeypatch.setattr(Supervised, "round", lambda self, round_index: {"loss": 1.0})
+    with pytest.raises(
+        ValueError, match=r"round\(\) of Supervised returned a dict; it must return"
+    ):
+        train(settings, data=toy.dataset(), device="cpu")
+    monkeypatch.setattr(Supervised, "tested", lambda self: {})
+    with pytest.raises(ConfigError, match=r"tested\(\) of supervised names no model"):
+        train(settings, data=toy.dataset(), device="cpu")
 
 
 def test_a_broken_package_does_not_take_the_others_down(

@@ -234,6 +234,10 @@ def assemble(
         method = lookup.method_class(lookup.method(config.method))(
             Setup(setup.config, split_model, fleet, labeled, classes, Engine(hardware), stop)
         )
+        if not (tested := list(method.tested())):
+            raise ConfigError(
+                f"tested() of {config.method} names no model; a run needs one to test"
+            )
     except BaseException:
         fleet.close(finished=False)
         raise
@@ -250,7 +254,7 @@ def assemble(
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
         _set_aside(data, partition, hardware),
-        describe(config, data, partition, next(iter(method.tested())), own),
+        describe(config, data, partition, tested[0], own),
         holdings,
     )
 

@@ -40,6 +40,11 @@ class Health:
 
     def fault(self, metrics: MethodMetrics) -> str | None:
         """Return what is wrong with the round that has these metrics; None if it was good."""
+        if not isinstance(metrics, MethodMetrics):
+            raise ValueError(
+                f"round() of {type(self._method).__name__} returned a {type(metrics).__name__}; it must return "
+                "a semisfl.metrics.MethodMetrics"
+            )
         losses = {
             name: value
             for name, value in vars(metrics).items()
