@@ -64,8 +64,9 @@ class _Results(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-out = _Results(highlight=False, emoji=False)
-err = _Progress(stderr=True, highlight=False, emoji=False)
+# Without markup: names of classes and files may hold brackets.
+out = _Results(highlight=False, emoji=False, markup=False)
+err = _Progress(stderr=True, highlight=False, emoji=False, markup=False)
 
 
 # --- streams that end early ---------------------------------------------------------------------------
@@ -131,11 +132,12 @@ _as_json = False
 def say(text: str, level: str = "") -> None:
     """Print a line on stderr, with its ``level`` if it has one; as JSON with ``--log-format json``."""
     if not _as_json:
+        text = "\n".join(map(printable, text.split("\n")))
         line = f"{level}: {text}" if level else text
     else:
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         line = json.dumps({"time": now, "level": level or "info", "message": text})
-    err.print(line, markup=False, soft_wrap=True)
+    err.print(line, soft_wrap=True)
 
 
 def printable(text: str) -> str:

@@ -86,9 +86,8 @@ def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_
             writer.writerow([name, *(cell for c, p in classes for cell in (c, f"{p:.6f}"))])
     else:
         for name, classes in best:
-            print(
-                f"{console.printable(name)}: {', '.join(f'{c} {100 * p:.1f} %' for c, p in classes)}"
-            )
+            answers = ", ".join(f"{c} {100 * p:.1f} %" for c, p in classes)
+            print(console.printable(f"{name}: {answers}"))
     if not best:
         raise ValueError(f"none of the {len(predictions.skipped)} images could be read")
 
@@ -127,37 +126,36 @@ def _print(result: "Evaluation") -> None:
         f"calibration error {result.calibration_error:.1f} %"
     )
     table = console.table("", ("class", "images", "precision %", "recall %"))
-    rows = zip(result.classes, result.confusion, result.precision, result.recall, strict=True)
+    names = [console.printable(name) for name in result.classes]
+    rows = zip(names, result.confusion, result.precision, result.recall, strict=True)
     for name, row, *shares in rows:
         cells = (console.UNKNOWN if share is None else f"{share:.1f}" for share in shares)
         table.add_row(name, str(row.sum()), *cells)
     console.out.print(table)
-    if len(result.classes) <= MOST_COLUMNS:
-        _print_confusion(result)
+    if len(names) <= MOST_COLUMNS:
+        _print_confusion(names, result)
     else:
-        _print_worst(result)
+        _print_worst(names, result)
     sys.stdout.flush()
 
 
-def _print_confusion(result: "Evaluation") -> None:
-    table = console.table("", ("true \\ predicted", *result.classes))
-    for name, row in zip(result.classes, result.confusion.tolist(), strict=True):
+def _print_confusion(names: list[str], result: "Evaluation") -> None:
+    table = console.table("", ("true \\ predicted", *names))
+    for name, row in zip(names, result.confusion.tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "·" for count in row))
     console.out.print(table)
 
 
-def _print_worst(result: "Evaluation") -> None:
+def _print_worst(names: list[str], result: "Evaluation") -> None:
     """Print the most frequent confusions; the picture has the whole matrix."""
     import numpy as np
 
     wrong = result.confusion.copy()
     np.fill_diagonal(wrong, 0)
     for place in np.argsort(wrong, axis=None)[::-1][:MOST_COLUMNS].tolist():
-        true, guess = divmod(place, len(result.classes))
+        true, guess = divmod(place, len(names))
         if count := wrong[true, guess]:
-            print(
-                f"{count} images of {result.classes[true]} were classified as {result.classes[guess]}"
-            )
+            print(f"{count} images of {names[true]} were classified as {names[guess]}")
 
 
 class Format(StrEnum):

@@ -24,6 +24,7 @@ from semisfl.runs.paired import Difference
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import presets
 from semisfl.use.classifier import Predictions
+from semisfl.use.evaluation import judge
 from semisfl.use.model_file import find
 from semisfl.use.pictures import Skipped
 
@@ -46,6 +47,21 @@ def test_names_of_files_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[
     assert err.splitlines() == [
         f"warning: skipped {name}: no" for name in ("a?[2Jb.png", "c?d.png", "e?é.png")
     ]
+    console.say("left out: a\x1b[2Jb.png\nand so on", "warning")
+    assert capsys.readouterr().err == "warning: left out: a?[2Jb.png\nand so on\n"
+
+
+def test_names_of_classes_are_shown_whole_and_do_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    classes = ("cat [bold]", "dog [/x]", "e\x1b[31m")
+    found = Predictions(["a.png"], torch.tensor([[0.5, 0.3, 0.2]]), classes, [])
+    use_model.tell_predictions(found, 3, as_json=False, as_csv=False)
+    assert capsys.readouterr().out == "a.png: cat [bold] 50.0 %, dog [/x] 30.0 %, e?[31m 20.0 %\n"
+    use_model._print(judge(classes, torch.eye(3), torch.arange(3)))
+    out = capsys.readouterr().out
+    for name in ("cat [bold]", "dog [/x]", "e?[31m"):
+        assert out.count(f" {name} ") == 3, "a line of each table, and a column"
 
 
 def test_a_path_in_a_suggested_command_can_be_pasted(tmp_path: Path) -> None:
