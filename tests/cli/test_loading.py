@@ -50,6 +50,12 @@ def test_quick_commands_do_not_import_torch() -> None:
     assert not HEAVY & loaded(*commands)[1]
 
 
+def test_a_question_to_a_running_server_needs_no_torch() -> None:
+    code = "import semisfl.cli.fleet, semisfl.net.server.administration, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.split())
+
+
 def test_a_report_needs_no_torch_and_its_table_comes_before_the_picture(tmp_path: Path) -> None:
     (report, page, output), modules = loaded(
         f"report {RUN} --out {tmp_path}/x.png",

@@ -14,9 +14,10 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from semisfl.net.chunks import LoopThread
+if TYPE_CHECKING:  # `semisfl fleet` starts without torch
+    from semisfl.net.chunks import LoopThread
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ Actions = Mapping[str, Callable[[str], dict[str, Any]]]
 class Administration:
     """Answer the operator on the server's loop."""
 
-    def __init__(self, directory: Path, actions: Actions, thread: LoopThread) -> None:
+    def __init__(self, directory: Path, actions: Actions, thread: "LoopThread") -> None:
         self._path, self._actions, self._thread = directory / SOCKET, actions, thread
         self._server: asyncio.Server | None = None
         try:
