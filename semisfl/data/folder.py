@@ -43,7 +43,7 @@ def source(root: Path) -> Source:
 def everything(root: Path) -> Source:
     """Return every image below a folder, in whatever subfolders: what a device holds."""
     collected = _Collected(root)
-    collected.add(root)
+    collected.add(root, follow_links=False)
     return Source(root.name, tuple(collected.files), lambda: collected.listing(()))
 
 
@@ -74,8 +74,16 @@ class _Collected:
         self.loose: list[Path] = []
         """Images that lie beside class folders, so that no class is known of them."""
 
-    def add(self, folder: Path, *, label: int = -1, test: bool = False, holder: int = -1) -> None:
-        files = list(files_below(folder))
+    def add(
+        self,
+        folder: Path,
+        *,
+        label: int = -1,
+        test: bool = False,
+        holder: int = -1,
+        follow_links: bool = True,
+    ) -> None:
+        files = list(files_below(folder, follow_links=follow_links))
         images = [file for file in files if _is_image(file)]
         if not images:
             raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
@@ -180,10 +188,20 @@ def _is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES and file.is_file()
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder that is not hidden, in the same order on every machine."""
-    for place, below, names in os.walk(folder, onerror=_left_out):
+def files_below(folder: Path, *, follow_links: bool = True) -> Iterator[Path]:
+    """Yield every file below a folder that is not hidden, in the same order on every machine.
+
+    Without ``follow_links``, folders behind links are left out; else each folder is read once.
+    """
+    seen = set(map(str, folder.resolve().parents))  # a link that leads up would mix classes
+    for place, below, names in os.walk(folder, onerror=_left_out, followlinks=follow_links):
+        if (real := os.path.realpath(place)) in seen:
+            below.clear()
+            continue
+        seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
+        if not follow_links and (links := [n for n in below if Path(place, n).is_symlink()]):
+            log.warning("%d links to folders in %s are not followed", len(links), place)
         yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
 
 

@@ -42,7 +42,7 @@ def files_of(places: Iterable[str | os.PathLike[str]], *, follow_links: bool = T
             continue
         inside = [
             file
-            for file in sorted(folder.files_below(place))
+            for file in sorted(folder.files_below(place, follow_links=follow_links))
             if file.suffix.lower() in folder.SUFFIXES
         ]
         if not follow_links:

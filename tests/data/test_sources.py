@@ -245,6 +245,20 @@ def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(t
     assert set(load(str(tmp_path)).clients) == {"cam", "cam.png"}
 
 
+def test_folders_behind_links_are_read_once(tmp_path):
+    root = class_folder(tmp_path / "images")
+    save(tmp_path / "elsewhere" / "x.png", noise(99))
+    before = len(load(str(root)).labels)
+    first, second = sorted((root / "train").iterdir())[:2]
+    (first / "more").symlink_to(tmp_path / "elsewhere")
+    (first / "again").symlink_to(tmp_path / "elsewhere")
+    (first / "up").symlink_to(root / "train")  # would give the images of other classes this label
+    (second / "round").symlink_to(second)
+    labels = load(str(root)).labels
+    assert len(labels) == before + 1
+    assert (labels == 0).sum() == (labels == 1).sum() + 1
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, caplog):
     class_folder(tmp_path / "set")
     closed = tmp_path / "set" / "train" / "cat" / "closed"

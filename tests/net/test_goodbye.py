@@ -155,6 +155,7 @@ def test_links_out_of_a_devices_folder_are_not_followed(
     (tmp_path / "by client" / "me").symlink_to(tmp_path / "private")
     with pytest.raises(ValueError, match="by client holds no images"):
         load_images(tmp_path / "by client", (1, SIDE, SIDE))
+    assert f"1 links to folders in {tmp_path / 'by client'} are not followed" in caplog.text
 
 
 def test_a_device_takes_every_image_below_its_folder(tmp_path: Path) -> None:
