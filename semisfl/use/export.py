@@ -67,6 +67,8 @@ def export(
     path = folder / f"{part}{'-int8' if int8 else ''}{SUFFIXES[to]}"
     calibrating, checking = images[:CALIBRATING], images
     if int8 and len(images) > 1:
+        # Shuffled, because images may be sorted by class, and each half is to have all classes.
+        images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
         half = min(CALIBRATING, len(images) // 2)
         calibrating, checking = images[:half], images[half:]
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as place:

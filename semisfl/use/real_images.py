@@ -19,7 +19,8 @@ def to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
     if not places:
         return _of_run(model)
     batches, reasons = [], []
-    for batch in pictures.batches(pictures.files_of(places)[:MOST], model.shape):
+    files = pictures.files_of(places)
+    for batch in pictures.batches([files[place] for place in _spaced(len(files))], model.shape):
         batches.append(batch.images)
         reasons += batch.skipped
     images = torch.cat(batches)
@@ -43,6 +44,10 @@ def _of_run(model: Classifier) -> Tensor:
         raise ValueError(
             f"there are no images to check the exported model on ({error}); give some: --check IMAGES"
         ) from error
-    # Evenly spaced, because the set may be sorted by class.
-    step = max(1, len(data.test_images) // MOST)
-    return data.test_images[::step][:MOST]
+    return data.test_images[_spaced(len(data.test_images))]
+
+
+def _spaced(count: int) -> list[int]:
+    """Return at most MOST places of ``count`` images, evenly spaced: they may be sorted by class."""
+    taken = min(MOST, count)
+    return [number * count // taken for number in range(taken)]
