@@ -218,7 +218,7 @@ def assemble(
     setup = fleet_setup(config, data, partition, hardware, own, network, stop, widest)
     split_model, classes = setup.model, setup.classes
     if config.model.weights is not None and resumed is None:
-        start_from(split_model, config.model.weights, config.model.name)
+        start_from(split_model, config.model.weights, config.model.name, data.classes)
     chosen = torch.from_numpy(partition.labeled)
     batches = RoundBatches(
         data.images[chosen].to(hardware.device),

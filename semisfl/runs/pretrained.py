@@ -6,7 +6,7 @@ Nothing in a file is executed: ``.safetensors`` holds tensors only, and ``.pth``
 import logging
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,19 @@ def _block(match: re.Match[str]) -> str:
     return f"block{match[1]}_{int(match[2]) + 1}"
 
 
-def start_from(model: SplitModel, file: str, name: str) -> None:
+def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] = ()) -> None:
     """Copy the weights in ``file`` into ``model``, which is called ``name``; log what stays new.
 
-    The head stays new where the classes differ. Raise ConfigError if no layer fits, or the file cannot be read.
+    The head stays new where its size differs, or where a run's own file names other ``classes``. Raise
+    ConfigError if no layer fits, or the file cannot be read.
     """
     where = f"model.weights = {file!r}"
-    stored = _read(Path(file).expanduser(), where, NAMES.get(name, ()))
+    stored, theirs = _read(Path(file).expanduser(), where, NAMES.get(name, ()))
     own = _by_layer(model.whole().state_dict())
+    head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
+    others = bool(classes and theirs) and tuple(theirs) != tuple(classes)
+    if others:
+        stored = {key: one for key, one in stored.items() if key.rpartition(".")[0] != head}
     fits = [key for key in own if key in stored and stored[key].shape == own[key].shape]
     if not any(own[key].is_floating_point() for key in fits):
         some = ", ".join(list(stored)[:3])
@@ -65,11 +70,11 @@ def start_from(model: SplitModel, file: str, name: str) -> None:
     with torch.no_grad():
         for key in fits:
             own[key].copy_(stored[key])
-    head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
     new = _layers(key for key in own if key not in fits and not key.endswith("num_batches_tracked"))
     if head in new:
         new.remove(head)
-        log.warning("%s: the head %s is new", where, _sizes(head, stored, own))
+        why = f"{head} (other classes in the file)" if others else _sizes(head, stored, own)
+        log.warning("%s: the head %s is new", where, why)
     if new:
         reasons = "; ".join(_sizes(layer, stored, own) for layer in new)
         log.warning("%s: these layers do not fit and are new: %s", where, reasons)
@@ -86,33 +91,37 @@ def widest_head_in(state: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _read(file: Path, where: str, rules: Rules) -> dict[str, Tensor]:
-    """Return the tensors in a file by the names they have here."""
+def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequence[str]]:
+    """Return the tensors in a file by the names they have here, and its classes if it names them."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
                 about = opened.metadata() or {}
             if "state" in about:  # written by this package
-                return _by_layer(checkpoint.read(file)["model"]["weights"])
-            return _renamed(load_file(file), rules)
+                stored = checkpoint.read(file)["model"]
+                return _by_layer(stored["weights"]), stored["description"]["classes"]
+            return _renamed(load_file(file), rules), ()
         values = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ConfigError(f"{where} does not exist; give a .safetensors or .pth file") from error
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"{where} holds more than tensors, and reading it would execute code from it; save its "
-            "state_dict() alone"
+            f"{where} is no file of weights, or holds more than tensors, and reading it would execute code "
+            "from it; save its state_dict() alone"
         ) from error
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{where} cannot be read: {reason}") from error
+        reason = " ".join(str(error).split())[:200] if not isinstance(error, KeyError) else ""
+        raise ConfigError(
+            f"{where} cannot be read as weights{f' ({reason})' if reason else ''}; give a .safetensors or .pth "
+            "file of a state_dict()"
+        ) from error
     for key in WRAPPERS:
         if isinstance(values, Mapping) and isinstance(values.get(key), Mapping):
             values = values[key]
     if not isinstance(values, Mapping) or not any(isinstance(v, Tensor) for v in values.values()):
         raise ConfigError(f"{where} holds no tensors by name; save a model's state_dict()")
     tensors = {str(key): value for key, value in values.items() if isinstance(value, Tensor)}
-    return _renamed(tensors, rules)
+    return _renamed(tensors, rules), ()
 
 
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -139,6 +140,20 @@ def test_a_run_starts_from_another_runs_best(cut: str, tmp_path: Path) -> None:
     assert again.rounds
 
 
+def test_the_head_is_new_if_the_classes_have_other_names(tmp_path: Path, warnings: Any) -> None:
+    train(settings(), out=tmp_path / "first", **own())
+    best = load(tmp_path / "first")
+    for classes, same in ((best.classes, True), (tuple("wxyz"), False)):
+        model = models.split(toy.network(batchnorm=True), (3, 12, 12), "conv")
+        file = tmp_path / "first" / "best.safetensors"
+        warnings.clear()
+        start_from(model, str(file), "custom", classes)
+        old, new = best.network.state_dict(), model.whole().state_dict()
+        (head,) = [key for key in new if key.endswith("fc2.weight")]
+        assert torch.equal(old[head], new[head]) is same
+        assert ("the head fc2 (other classes in the file) is new" in warnings.text) is not same
+
+
 def test_a_resumed_run_does_not_read_the_file_again(tmp_path: Path) -> None:
     train(settings(), out=tmp_path / "first", **own())
     best = tmp_path / "first" / "best.safetensors"
@@ -192,6 +207,10 @@ def _write(tmp_path: Path, kind: str) -> Path:
     file = tmp_path / ("a.safetensors" if kind in ("text", "strangers") else "a.pth")
     if kind == "text":
         file.write_text("no tensors at all")
+    if kind == "words":
+        file.write_text("hello world this is text")
+    if kind == "picture":
+        Image.new("L", (2, 2)).save(file, "PNG")
     if kind == "strangers":
         save_file({"encoder.weight": torch.zeros(2)}, file)
     if kind == "list":
@@ -205,7 +224,9 @@ def _write(tmp_path: Path, kind: str) -> Path:
     ("kind", "reason"),
     [
         ("missing", "does not exist; give a .safetensors or .pth file"),
-        ("text", "cannot be read: "),
+        ("text", r"cannot be read as weights \(.+\); give a .safetensors or .pth"),
+        ("words", "cannot be read as weights; give a .safetensors or .pth"),
+        ("picture", "is no file of weights, or holds more than tensors"),
         (
             "strangers",
             "no layer fits model.name = 'cnn'; the file has encoder.weight, the model conv1",
