@@ -37,14 +37,19 @@ def source(root: Path) -> Source:
         _by_client(collected, root)
     if not collected.files:
         raise ValueError(f"{root} holds no images ({_suffixes()}); name another folder")
-    return Source(root.name, tuple(collected.files), lambda: collected.listing(classes))
+    return Source(_name(root), tuple(collected.files), lambda: collected.listing(classes))
 
 
 def everything(root: Path) -> Source:
     """Return every image below a folder, in whatever subfolders: what a device holds."""
     collected = _Collected(root)
     collected.add(root, follow_links=False)
-    return Source(root.name, tuple(collected.files), lambda: collected.listing(()))
+    return Source(_name(root), tuple(collected.files), lambda: collected.listing(()))
+
+
+def _name(root: Path) -> str:
+    """Return the folder's own name, also for ``.`` and ``..``."""
+    return root.resolve().name if root.name in ("", "..") else root.name
 
 
 def inside(root: Path, files: Sequence[Path]) -> list[int]:

@@ -245,6 +245,14 @@ def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(t
     assert set(load(str(tmp_path)).clients) == {"cam", "cam.png"}
 
 
+def test_the_working_directory_has_its_own_name(tmp_path, monkeypatch):
+    root = class_folder(tmp_path / "images")
+    monkeypatch.chdir(root)
+    assert load(".").name == "images"
+    monkeypatch.chdir(root / "train")
+    assert load("..").name == "images"
+
+
 def test_folders_behind_links_are_read_once(tmp_path):
     root = class_folder(tmp_path / "images")
     save(tmp_path / "elsewhere" / "x.png", noise(99))
