@@ -5,6 +5,7 @@ empty) or test. ``client`` names the client that holds an image without a label.
 """
 
 import csv
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,13 +29,18 @@ def _lines(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             reader = csv.DictReader(text)
-            columns = reader.fieldnames or ()
+            columns = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = columns
             if missing := {"path", "label"} - set(columns):
                 raise ValueError(
                     f"{file} has the columns {', '.join(columns) or '(none)'}; it lacks "
                     f"{', '.join(sorted(missing))}"
                 )
-            lines = [_line(file, reader.line_num, line) for line in reader]
+            lines = []
+            first: dict[str, int] = {}
+            for values in reader:
+                lines.append(_line(file, reader.line_num, values))
+                _refuse_twice(file, reader.line_num, lines[-1]["path"], first)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{file} cannot be read as CSV: {error}") from error
     if not lines:
@@ -59,6 +65,13 @@ def _line(file: Path, number: int, values: Mapping[str | None, str | None]) -> d
             "empty label and split, or client"
         )
     return line
+
+
+def _refuse_twice(file: Path, number: int, path: str, first: dict[str, int]) -> None:
+    """Raise ValueError for an image of an earlier line: it would have two labels, or be trained and tested on."""
+    before = first.setdefault(os.path.normpath(path), number)
+    if before != number:
+        raise ValueError(f"{file}, line {number}: {path!r} is in line {before} too; list it once")
 
 
 def _listing(lines: list[dict[str, str]], paths: list[Path]) -> Listing:

@@ -272,6 +272,10 @@ def test_a_csv_file_lists_images(tmp_path) -> None:
         ("all/1.png,cat,later,", "line 2: split = 'later'; use train or test"),
         ("all/1.png,,test,", "line 2: a test image needs a label"),
         ("all/1.png,cat,,camera", "client = 'camera' holds an image without a label"),
+        (
+            "all/1.png,cat,,\nall/../all/1.png,cat,test,",
+            "line 3: 'all/../all/1.png' is in line 2 too; list it once",
+        ),
     ],
 )
 def test_wrong_lines_of_a_csv_file_are_named(tmp_path, line: str, message: str) -> None:
@@ -284,6 +288,9 @@ def test_a_csv_file_without_the_columns(tmp_path) -> None:
         load(str(listed(tmp_path, header="file,class")))
     with pytest.raises(ValueError, match="lists no image"):
         load(str(listed(tmp_path)))
+    spaced = "path, label, split"
+    lines = [f"all/{n}.png, {'ab'[n % 2]}, {('train', 'test')[n // 4]}" for n in range(8)]
+    assert load(str(listed(tmp_path, *lines, header=spaced))).classes == ("a", "b")
 
 
 @pytest.mark.parametrize("suffix", ["tif", "tiff", "png", "pgm"])
