@@ -119,6 +119,8 @@ def partition(
     preset = chosen_preset(preset, settings)
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()
+    sizes, validation = sorted(len(rows) for rows in held.clients), len(held.validation)
+    unused = len(labels) - len(held.labeled) - validation - sum(sizes)
     picture = console.picture_at(out)
     if picture:
         holdings.draw(held, labels, data.classes, picture)
@@ -135,13 +137,15 @@ def partition(
             for name, rows in zip(names, held.clients, strict=True)
         ]
         server = {"images": len(held.labeled), "classes": by_class(held.labeled)}
+        beside = {"validation": validation, "unused": unused}
         place = str(picture) if picture else None
-        print(json.dumps({"server": server, "clients": clients, "picture": place}))
+        print(json.dumps({"server": server, "clients": clients, **beside, "picture": place}))
         return
-    sizes = sorted(len(rows) for rows in held.clients)
     print(
         f"{data.name}: {len(held.labeled)} labelled images on the server; {len(sizes)} clients hold "
         f"{sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), {sum(sizes)} in all"
+        + (f"; {validation} are for validation" if validation else "")
+        + (f"; {unused} are not used" if unused else "")
     )
     if picture:
         print(f"picture: {picture}")

@@ -104,6 +104,16 @@ def _unlabeled(data: Dataset) -> ConfigError:
     )
 
 
+def _warn_of_unused(data: Dataset, partition: Partition) -> None:
+    used = np.concatenate([partition.labeled, partition.validation, *partition.clients])
+    if unused := len(data.labels) - len(used):
+        log.warning(
+            "%d training images are not used: data.labeled = %d, and folders say what clients hold",
+            unused,
+            len(partition.labeled),
+        )
+
+
 def divide(config: Config, data: Dataset) -> Partition:
     """Divide the images: some for validation, labelled ones for the server, the others for the clients."""
     check_classes(data)
@@ -123,7 +133,9 @@ def divide(config: Config, data: Dataset) -> Partition:
         return Partition(known, (), validation)
     kind = config.data.partition.kind
     if kind == "folders" or data.clients is not None:
-        return partitions.by_folder(data, config.data.labeled, config.seed, validation)
+        partition = partitions.by_folder(data, config.data.labeled, config.seed, validation)
+        _warn_of_unused(data, partition)
+        return partition
     return partitions.split(
         data.labels.numpy(),
         labeled=config.data.labeled,

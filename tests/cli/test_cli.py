@@ -255,6 +255,11 @@ def test_partition_is_drawn_and_counted(images: Path, capsys: pytest.CaptureFixt
     assert Path("who.png").read_bytes().startswith(PNG)
     assert main(words) == 0
     assert "8 labelled images on the server; 3 clients" in capsys.readouterr().out
+    assert main([*words, "data.validation=0.1", "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert held["validation"] == 6 and held["unused"] == 0
+    assert main([*words, "data.validation=0.1"]) == 0
+    assert "46 in all; 6 are for validation\n" in capsys.readouterr().out
 
 
 BARE = """
