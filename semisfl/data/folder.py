@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
 
 
+def has_classes(root: Path) -> bool:
+    """Tell whether a folder has the form ``train/<class>/*``."""
+    return (root / "train").is_dir() and bool(_folders(root / "train"))
+
+
 def source(root: Path) -> Source:
     """Return the images under a folder. The form is decided here, before any image is read."""
     folders = {folder.name for folder in _folders(root)}

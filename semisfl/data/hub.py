@@ -32,14 +32,31 @@ def copy(path: Path, subset: str | None = None) -> Source:
         return copy(path / subset)
     if (path / "dataset_dict.json").exists():
         files = tuple(sorted(file for file in path.rglob("*") if file.is_file()))
-        return Source(path.name, files, lambda: listing(_library().load_from_disk(str(path))))
+        return Source(path.name, files, lambda: listing(_read(path, "load_from_disk", str(path))))
     files = _parquet(path)
     splits: dict[str, list[str]] = {}
     for file in files:
         splits.setdefault(file.stem.split("-")[0], []).append(str(file))
     return Source(
-        path.name, files, lambda: listing(_library().load_dataset("parquet", data_files=splits))
+        path.name,
+        files,
+        lambda: listing(_read(path, "load_dataset", "parquet", data_files=splits)),
     )
+
+
+def _read(path: Path, function: str, *arguments: Any, **options: Any) -> Any:
+    """Call a function of the library; raise ValueError with the reason if the copy cannot be read."""
+    library = _library()
+    try:
+        return getattr(library, function)(*arguments, **options)
+    except Exception as error:  # damaged files fail in the ways of three libraries
+        raise ValueError(
+            f"{path} cannot be read as a copy of a Hugging Face data set: {_reason(error.__cause__ or error)}"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _parquet(path: Path) -> tuple[Path, ...]:
@@ -53,9 +70,8 @@ def download(entry: NamedData) -> Source:
     try:
         splits = library.load_dataset(entry.repository, entry.subset)
     except Exception as error:  # the network fails in the ways of three libraries
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{entry.name} could not be fetched from the hub ({entry.repository}: {reason}); "
+            f"{entry.name} could not be fetched from the hub ({entry.repository}: {_reason(error)}); "
             "point SEMISFL_DATA at a local copy"
         ) from error
     files = {Path(part["filename"]) for held in splits.values() for part in held.cache_files}
@@ -90,7 +106,7 @@ def listing(splits: Any, image: str | None = None, label: str | None = None) -> 
     bytes_only = _library().Image(decode=False)  # so that our own allow-list of formats holds
     tables = [splits[name].cast_column(image, bytes_only) for name in order]
     labels = [
-        np.full(len(table), -1) if name == "unlabeled" else np.array(table[label][:], np.int64)
+        np.full(len(table), -1) if name == "unlabeled" else _labels(table[label][:], name, label)
         for name, table in zip(order, tables, strict=True)
     ]
     starts = np.cumsum([0, *(len(table) for table in tables)])
@@ -116,6 +132,16 @@ def listing(splits: Any, image: str | None = None, label: str | None = None) -> 
         trains=int(starts[-2]),
         classes=tuple(known or map(str, range(int(labels[0].max()) + 1))),
     )
+
+
+def _labels(values: Any, split: str, column: str) -> np.ndarray:
+    labels = np.array(values)
+    if labels.size and labels.dtype.kind not in "iu":
+        other = next(value for value in values if type(value) is not int)
+        raise ValueError(
+            f"the column {column} of {split} holds {other!r}; it must hold whole numbers, -1 for unknown"
+        )
+    return labels.astype(np.int64)
 
 
 def _column(table: Any, names: tuple[str, ...]) -> str:

@@ -8,6 +8,8 @@ from semisfl.data.decode import Source
 
 def at(path: Path, subset: str | None = None) -> Source | None:
     """Return the source at a path, or None if nothing is there."""
+    if folder.has_classes(path):  # whatever else lies beside them
+        return folder.source(path)
     if hub.is_copy(path):
         return hub.copy(path, subset)
     if files := npz.find(path):

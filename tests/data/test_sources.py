@@ -245,6 +245,13 @@ def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(t
     assert set(load(str(tmp_path)).clients) == {"cam", "cam.png"}
 
 
+def test_class_folders_count_whatever_lies_beside_them(tmp_path):
+    root = class_folder(tmp_path / "images")
+    np.savez(root / "features.npz", a=np.zeros(3))
+    (root / "train" / "about.parquet").touch()
+    assert load(str(root)).classes == ("cat", "dog")
+
+
 def test_the_working_directory_has_its_own_name(tmp_path, monkeypatch):
     root = class_folder(tmp_path / "images")
     monkeypatch.chdir(root)
@@ -594,6 +601,19 @@ def test_a_local_hugging_face_copy(tmp_path, monkeypatch, form):
         assert dataset.labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
         assert torch.equal(dataset.test_images, planes(8, 9))
         assert (dataset.name, dataset.classes) == ("stl10", ("even", "odd"))
+
+
+def test_a_damaged_hugging_face_copy_is_named(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    rows = {"image": [Image.fromarray(noise(seed)) for seed in (0, 1)], "label": [0, None]}
+    for name in ("train", "test"):
+        datasets.Dataset.from_dict(rows).to_parquet(str(copy / f"{name}.parquet"))
+    refuses("the column label of train holds None; it must hold whole numbers", copy)
+    (copy / "train.parquet").write_text("no parquet")
+    refuses(f"{copy} cannot be read as a copy of a Hugging Face data set: .*bytes", copy)
 
 
 def test_named_sets_are_normalised_as_published():
