@@ -54,7 +54,7 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
     holdings = count(partition, labels, classes)
-    rows, counts = list(map(_short, holdings.classes)), holdings.counts.T
+    rows, counts = list(map(short, holdings.classes)), holdings.counts.T
     holders = holdings.counts
     # In inches: class names need about 0.1 per letter; the grid takes the rest of the width.
     names_width = 0.1 * max(map(len, rows))
@@ -77,7 +77,7 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     every = max(1, len(partition.clients) // 40)
     ticks = [0, *range(1, len(holders), every)]
     clients = partition.names or map(str, range(len(partition.clients)))
-    names = ["server", *map(_short, clients)]
+    names = ["server", *map(short, clients)]
     grid.set_xticks(places[ticks], [names[place] for place in ticks], rotation=90)
     grid.set_yticks(range(len(rows)), rows)
     grid.set_xlim(-0.7, places[-1] + 0.7)
@@ -90,5 +90,7 @@ def picture(partition: Partition, labels: np.ndarray, classes: Sequence[str]) ->
     return figure
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+def short(name: str, longest: int = LONGEST_NAME) -> str:
+    """Return a name for a picture: not too long, and without formulas, which dollar signs would begin."""
+    cut = name if len(name) <= longest else name[: longest - 1] + "…"
+    return cut.replace("$", r"\$")

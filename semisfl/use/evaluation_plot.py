@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from semisfl.data.holdings import short
 from semisfl.files import save_picture
 from semisfl.use.evaluation import Evaluation
 
@@ -34,10 +35,7 @@ def picture(evaluation: Evaluation) -> "Figure":
 
 def _confusion(axes: "Axes", evaluation: Evaluation) -> None:
     counts = evaluation.confusion
-    names = [
-        name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-        for name in evaluation.classes
-    ]
+    names = [short(name, LONGEST_NAME) for name in evaluation.classes]
     # Coloured by row, so that a rare class is as readable as a common one.
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)

@@ -43,7 +43,7 @@ def test_the_calibration_error_averages_over_intervals() -> None:
 def test_the_picture_holds_everything(count: int) -> None:
     rng = np.random.default_rng(0)
     probabilities = torch.from_numpy(rng.dirichlet(np.ones(count), 200)).float()
-    names = tuple(f"a class with a rather long name {n}" for n in range(count))
+    names = ("$ or {$", *(f"a class with a rather long name {n}" for n in range(1, count)))
     evaluation = judge(names, probabilities, torch.arange(200) % count)
     assert cut_off(picture(evaluation)) < 0.02
 
