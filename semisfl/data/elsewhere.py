@@ -22,16 +22,14 @@ def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:
         )
     # Images outside client folders, or in a single one, are divided among all clients.
     holders = unlabeled.clients if unlabeled.clients and len(unlabeled.clients) > 1 else None
-    taken = np.arange(len(unlabeled.images))
+    images, labels, clients = unlabeled.images, unlabeled.labels, None
+    served = int(known.sum())
     if holders:
         taken = np.sort(np.concatenate(list(holders.values())))
-    images, labels = unlabeled.images[taken], unlabeled.labels[taken]
+        images, labels = images[taken], labels[taken]
+        clients = {name: served + np.searchsorted(taken, rows) for name, rows in holders.items()}
     if unlabeled.classes != labeled.classes:
         labels = torch.full_like(labels, -1)
-    served = int(known.sum())
-    clients = None
-    if holders:
-        clients = {name: served + np.searchsorted(taken, rows) for name, rows in holders.items()}
     return replace(
         labeled,
         images=torch.cat([labeled.images[known], images]),
