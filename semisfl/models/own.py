@@ -170,6 +170,11 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
         raise ValueError(
             f"the model makes {list(out)} of an image; it must make {classes} numbers, one per class"
         )
+    assert isinstance(result, Tensor)
+    if result.min() >= 0 and abs(float(result.sum()) - 1) < 1e-5:
+        raise ValueError(
+            "the model makes probabilities, and training applies the softmax itself; leave out its last softmax"
+        )
 
 
 def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | None:

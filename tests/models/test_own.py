@@ -188,6 +188,14 @@ def test_layers_whose_draws_cannot_be_repeated_are_refused(layer: nn.Module, ins
         check_own(model, SHAPE, toy.CLASSES)
 
 
+def test_a_model_that_makes_probabilities_is_refused() -> None:
+    """With two softmaxes no image would ever be confident, and nothing would say why."""
+    layers = [nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, toy.CLASSES)]
+    check_own(nn.Sequential(*layers, nn.LogSoftmax(1)), SHAPE, toy.CLASSES)
+    with pytest.raises(ValueError, match=r"makes probabilities.*; leave out its last softmax"):
+        check_own(nn.Sequential(*layers, nn.Softmax(1)), SHAPE, toy.CLASSES)
+
+
 class TwoOutputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
