@@ -111,8 +111,8 @@ def reproduce(
     if trained:
         from semisfl.cli.one_run import leave_if_any_diverged
 
-        found = [index.one(each.config) for each in trained]
-        leave_if_any_diverged([indexed.run for indexed in found if indexed])
+        runs = [index.one(each.config) for each in trained]
+        leave_if_any_diverged([indexed.run for indexed in runs if indexed])
 
 
 def _run(

@@ -29,10 +29,10 @@ def _listed(value: Any) -> Any:
 class PolicyBreach(ValueError):
     """The policy forbids something that would leave this device. The message says what, and the limit."""
 
-    def __init__(self, message: str, told: str | None = None) -> None:
-        """Take ``told``: what the server hears of it, where the message holds more than it may know."""
+    def __init__(self, message: str, to_server: str | None = None) -> None:
+        """Take ``to_server``: the message for the server, where ``message`` holds more than it may know."""
         super().__init__(message)
-        self.told = told or message
+        self.to_server = to_server or message
 
 
 class Policy(Section):

@@ -46,8 +46,8 @@ class Budget:
         """Set what ``use`` takes; raise `PolicyBreach` if everything together exceeds the total."""
         self._reserved[use] = size
         if sum(self._reserved.values()) > self.total:
-            told = "this run needs more memory than the device may use"
-            raise PolicyBreach(f"this run {self.words()}; {self._fix}", told)
+            to_server = "this run needs more memory than the device may use"
+            raise PolicyBreach(f"this run {self.words()}; {self._fix}", to_server)
 
     def begin(self, terms: Terms, hardware: Hardware, full_model: bool) -> None:
         """Reserve what a run's terms need besides the images, instead of any run before.

@@ -122,7 +122,7 @@ class Device:
                 except Interrupted as interruption:
                     received = interruption.received
                 except PolicyBreach as breach:
-                    self.answer(question, "refusal", {"reason": breach.told})
+                    self.answer(question, "refusal", {"reason": breach.to_server})
                     reason = f"this device's policy ends its part: {breach}"
                     raise Rejected(reason, "policy") from breach
         except Stopped:
