@@ -30,6 +30,8 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
             )
     partition = divide(config, data)
     check_clients(config, partition)
+    if data.clients is not None and config.fleet.kind != "network":
+        _warn_of_unused(data, partition)
     return data, partition
 
 
@@ -133,9 +135,7 @@ def divide(config: Config, data: Dataset) -> Partition:
         return Partition(known, (), validation)
     kind = config.data.partition.kind
     if kind == "folders" or data.clients is not None:
-        partition = partitions.by_folder(data, config.data.labeled, config.seed, validation)
-        _warn_of_unused(data, partition)
-        return partition
+        return partitions.by_folder(data, config.data.labeled, config.seed, validation)
     return partitions.split(
         data.labels.numpy(),
         labeled=config.data.labeled,

@@ -1,7 +1,6 @@
 """Validation images: who holds them, what is judged on them, and when the test set is read."""
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,18 +59,13 @@ def test_without_validation_no_images_are_set_aside() -> None:
     assert divide(config("data.validation=none"), toy.dataset()).validation.size == 0
 
 
-def test_what_clients_hold_by_folder_or_place_is_theirs(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+def test_what_clients_hold_by_folder_or_place_is_theirs() -> None:
     data = toy.dataset()
     held = {name: np.arange(start, start + 30) for name, start in (("a", 100), ("b", 130))}
     partition = divide(config("clients.total=2"), replace(data, clients=held))
     assert partition.validation.size == 28 and partition.validation.max() not in range(100, 160)
     assert [part.tolist() for part in partition.clients] == [list(v) for v in held.values()]
     assert not np.intersect1d(partition.validation, partition.labeled).size
-    unused, labeled = 200 - 28 - 60 - len(partition.labeled), len(partition.labeled)
-    assert f"{unused} training images are not used: data.labeled = {labeled}" in caplog.text
     both = join(data, toy.dataset(seed=9))
     partition = divide(config(), both)
     assert partition.validation.max() < 200 == both.served
