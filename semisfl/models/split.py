@@ -152,7 +152,7 @@ def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
     except ValueError as error:
         raise ValueError(
             f"model.name = {model!r} cannot take images of {shape[1]}x{shape[2]} pixels; "
-            "set data.size to another side or choose another model"
+            "set data.size to a larger side or choose another model"
         ) from error
 
 

@@ -16,6 +16,7 @@ BASE = {"clients": {"total": 10, "active": 5}}
     ("assignment", "message"),
     [
         ("clients.active=40", "clients.active = 40 exceeds clients.total = 10"),
+        ("data.unlabeled=digits", "data.unlabeled = 'digits' is data.name too"),
         ("network.quorum=6", "network.quorum = 6 exceeds clients.active = 5"),
         (
             "optimizer.lr_min=0.5",
