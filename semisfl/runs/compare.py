@@ -98,7 +98,7 @@ def _refuse_the_same_twice(jobs: Sequence[Job], changed: Sequence[str]) -> None:
     seen: dict[str, Path] = {}
     paths: set[Path] = set()
     for job in jobs:
-        other = seen.setdefault(job.config.model_dump_json(), job.path)
+        other = seen.setdefault(job.config.model_dump_json(exclude={"sinks"}), job.path)
         if other is not job.path:
             _refuse_unread(job, changed)
             raise ConfigError(

@@ -57,8 +57,9 @@ def test_a_sweep_goes_over_variants_too(tmp_path: Path) -> None:
     assert means == {"SemiSFL plain": [7.0, 7.0], "SemiSFL faster": [10.0, 10.0]}
 
 
-def test_the_same_settings_under_two_names_are_refused(tmp_path: Path) -> None:
-    twice = [Variant("one"), Variant("other", ("optimizer.lr=0.02",))]
+@pytest.mark.parametrize("setting", ["optimizer.lr=0.02", 'sinks=["tensorboard"]'])
+def test_the_same_settings_under_two_names_are_refused(setting: str, tmp_path: Path) -> None:
+    twice = [Variant("one"), Variant("other", (setting,))]
     with pytest.raises(config.ConfigError, match="would be the same run"):
         compare.list_jobs(VALUES, ["semisfl"], 1, tmp_path, variants=twice)
 
