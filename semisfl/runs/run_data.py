@@ -37,7 +37,8 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
 
 def with_name_of(config: Config, data: Dataset | None) -> Config:
     """Return ``config`` with the name of the images that a program passes, unless it is the path of images of that name."""
-    if data is None or Path(config.data.name).name.startswith(data.name):
+    named = Path(config.data.name).name
+    if data is None or named == data.name or (data.name and named.startswith(data.name)):
         return config
     passed = config.data.model_copy(update={"name": data.name, "unlabeled": None})
     return config.model_copy(update={"data": passed})

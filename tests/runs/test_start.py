@@ -44,17 +44,23 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("configured", "recorded"),
-    [("digits", "toy"), ("photos/toy", "photos/toy"), ("toy.npz", "toy.npz")],
+    ("configured", "passed", "recorded"),
+    [
+        ("digits", "toy", "toy"),
+        ("photos/toy", "toy", "photos/toy"),
+        ("toy.npz", "toy", "toy.npz"),
+        ("digits", "", ""),  # of a folder that was called "."
+        (".", "", "."),
+    ],
 )
 def test_a_run_records_the_images_that_were_passed(
-    configured: str, recorded: str, tmp_path: Path
+    configured: str, passed: str, recorded: str, tmp_path: Path
 ) -> None:
     data, partition = toy_data()
+    data = replace(data, name=passed)
     config = tiny(rounds=1, data={"name": configured})
     train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").config().data.name == recorded
-    assert data.name == "toy"
 
 
 def test_a_grey_square_that_can_cover_a_whole_image_is_warned_of(
