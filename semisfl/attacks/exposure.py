@@ -42,7 +42,9 @@ def of_run(path: Path, device: str, public: str | None) -> Scene:
         before = last[1].get("model", {}).get("description", {})
         check_images(before, experiment.description.as_dict(), may_grow=False)
     except ValueError as error:
-        raise ConfigError(f"the images that {path} was trained on are needed: {error}") from error
+        raise ConfigError(
+            f"{path} cannot be attacked without the images and the model it had: {error}"
+        ) from error
     experiment.load_state_dict(last[1])
     return _scene(experiment, data, partition.clients, public)
 

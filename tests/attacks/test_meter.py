@@ -90,7 +90,9 @@ def test_images_that_a_program_passed_are_not_replaced_by_others(
     train(configs.parse(values), data=data, device="cpu", out=tmp_path / "run")
     words = ["leakage", str(tmp_path / "run"), "--quick", "--device", "cpu"]
     assert main([*words, "--out", str(tmp_path / "leakage")]) == 2
-    error = f"error: the images that {tmp_path / 'run'} was trained on are needed: "
+    error = (
+        f"error: {tmp_path / 'run'} cannot be attacked without the images and the model it had: "
+    )
     assert error in capsys.readouterr().err and not (tmp_path / "leakage").exists()
 
 
