@@ -103,7 +103,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the originals are pages of the file, and a replaced file would keep its place on a full disk.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}") from error
     except (SafetensorError, OSError, ValueError) as error:

@@ -181,6 +181,7 @@ def go_on(
             )
         if settings:
             directory.keep_config(config)
+        state = source = None  # as large as all models of the run
         # Only now, so that a client that connects gets its former place.
         experiment.fleet.open(directory.path)
         yield run

@@ -232,6 +232,15 @@ def test_checkpoints_of_before_fleets_had_a_state_still_load(tmp_path: Path) -> 
 # --- threads -------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_a_checkpoint_that_was_read_is_not_kept_in_use(tmp_path: Path) -> None:
+    """Else a full disk has no room for the next one while its replaced file is still there."""
+    checkpoint.write(tmp_path / "latest.safetensors", {"weights": {"a": torch.arange(100_000)}})
+    state = checkpoint.read(tmp_path / "latest.safetensors")
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert torch.equal(state["weights"]["a"], torch.arange(100_000))
+
+
 def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
