@@ -15,6 +15,7 @@ import pytest
 
 from semisfl.cli.main import main
 from semisfl.net.client.rejection import Rejected
+from semisfl.net.frames import encode
 from semisfl.net.messages import REVOKED
 from semisfl.net.server.administration import SOCKET, ask
 from semisfl.net.server.roster import Roster
@@ -23,7 +24,7 @@ from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.result import Result
-from tests.net.harness import Client, Network, network, tiny, until
+from tests.net.harness import Client, Network, network, on_loop, tiny, until
 
 
 @contextmanager
@@ -191,6 +192,35 @@ def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) 
         assert set(net.fleet.roster.index) == {"new"}
     assert ("removed", "client-0") in events(directory)
     assert ("removed", "client-1") in events(directory)
+
+
+def test_a_device_that_is_removed_just_before_it_is_ready_does_not_take_its_place_back(
+    tmp_path: Path,
+) -> None:
+    """It came back to its place; its answer is read before the loop gets to close its connection."""
+    loads = threading.Event()
+    with administered(tmp_path / "run", 1) as (net, _):
+        net.fleet.roster.enrol("plaintext:client-0", 12)
+        images = net.data.images[:12]
+
+        def load(_: Any) -> tuple[Any, int]:
+            loads.wait(10)
+            return images, 0
+
+        net.join(0, load=load)
+        table = net.fleet._listener.table
+        until(lambda: "plaintext:client-0" in table.streams)
+        session = table.streams["plaintext:client-0"]
+        digest = net.fleet._shapes.digest
+        ready = encode("ready", {"model": digest, "images": 12, "skipped": 0}, {})
+
+        async def removed_then_ready() -> None:
+            net.fleet._listener.penalties.remove("plaintext:client-0")
+            table._arrived(session, 1, bytearray(b"".join(ready)))
+
+        on_loop(removed_then_ready())
+        loads.set()
+        assert not net.fleet.roster.index and not net.fleet.present()
 
 
 def test_an_old_revoked_certificate_does_not_free_its_devices_place(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ class Session:
         """How long to wait for the answer to the latest question."""
         self.delay: float | None = None
         """Seconds the last heartbeat took there and back."""
+        self.forgotten = False
+        """Whether the client was taken out: what still arrives is not looked at."""
         self.closed = False
         self.since = time.time()
         self.sent = 0

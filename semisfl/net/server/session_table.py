@@ -97,7 +97,7 @@ class SessionTable:
         return session
 
     def _arrived(self, session: Session, ticket: int, data: bytearray) -> None:
-        if self.streams.get(session.identity) is not session:
+        if session.forgotten:
             return
         if session.client >= 0:
             self._context.inbox.put((session, ticket, data))
@@ -167,6 +167,7 @@ class SessionTable:
     def forget(self, session: Session) -> None:
         """Take a client out of the rounds: nothing that its session brings counts any more."""
         with self.changed:
+            session.forgotten = True
             if self.enrolled.get(session.client) is session:
                 del self.enrolled[session.client]
                 self.last_heard[session.client] = session.heard_at
