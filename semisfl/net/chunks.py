@@ -254,7 +254,8 @@ def check_target(address: str, certified: bool, insecure_loopback: bool) -> None
         raise ConfigError(
             "a client needs a certificate; give its folder, or ask for --insecure-loopback"
         )
-    split_address(address)
+    if not split_address(address)[1]:
+        raise ConfigError(f"{address!r}: nothing listens on port 0; name the port of the server")
 
 
 def split_address(address: str) -> tuple[str, int]:

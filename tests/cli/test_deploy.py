@@ -72,6 +72,16 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
         assert not Path("out").exists(), change
 
 
+def test_a_device_without_memory_or_a_port_is_refused(
+    labeled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither is tried for ever."""
+    words = ["join", "--data", str(labeled), "--insecure-loopback"]
+    refused(capsys, [*words, "127.0.0.1:0"], "'127.0.0.1:0': nothing listens on port 0")
+    refused(capsys, ["inspect", "127.0.0.1:0", "--insecure-loopback"], "nothing listens on port 0")
+    refused(capsys, [*words, "127.0.0.1:1", "--memory", "0"], "--memory '0' is no memory at all")
+
+
 def test_settings_beside_resume_are_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,4 +110,6 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in UNITS:
         raise ConfigError(f"--memory {text!r:.40} is no amount; write e.g. 2GB or 500MB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    if not (count := int(float(match[1]) * UNITS[match[2].upper()])):
+        raise ConfigError(f"--memory {text!r:.40} is no memory at all; write e.g. 2GB or 500MB")
+    return count
