@@ -40,8 +40,10 @@ def run_rounds(
             sink.start(info)
             stack.callback(sink.close)
         device = experiment.hardware.device
-        log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
-        if first < config.rounds:
+        if first >= config.rounds:
+            log.info("%s, all %d rounds are done", config.method, config.rounds)
+        else:
+            log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
             try:
                 rounds.test_end()
             except Stopped:

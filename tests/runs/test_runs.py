@@ -264,10 +264,14 @@ def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
     assert checkpoint.digest(crashed.load()) == checkpoint.digest(uninterrupted.load())
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = train(small("rounds=2"), data=DATA, device="cpu", out=tmp_path / "run")
     before = (tmp_path / "run" / "latest.safetensors").read_bytes()
+    caplog.set_level("INFO")
     result = resume(tmp_path / "run", data=DATA, device="cpu")
+    assert "all 2 rounds are done" in caplog.text and "rounds 3 to 2" not in caplog.text
     assert (result.accuracy, result.best, result.stopped) == (first.accuracy, first.best, False)
     assert (tmp_path / "run" / "latest.safetensors").read_bytes() == before
 
