@@ -6,7 +6,7 @@ client half (`ClientWork`) and answers with tensors. Clients may fail to answer:
 names those who did, and everything downstream follows from that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -138,6 +138,10 @@ class Fleet(Protocol):
 
     def present(self) -> Sequence[int]:
         """Return the clients that are there."""
+        ...
+
+    def members(self) -> Collection[int]:
+        """Return the clients that are there or may come back: not those that were removed or shut out."""
         ...
 
     def wait_ready(self) -> None:

@@ -341,6 +341,21 @@ def test_an_upload_is_kept_while_it_is_needed() -> None:
     assert float(copy_.of(0)["helper0"]["w"]) == 9
 
 
+def test_the_upload_of_a_client_that_was_removed_or_shut_out_helps_nobody() -> None:
+    helpers = Helpers(HostShelf(torch.device("cpu")))
+    for client in range(5):
+        helpers.remember(client, 0, {"w": torch.full((1,), float(client))}, torch.eye(5)[client])
+    helpers.choose([0, 1, 2], 2)
+    assert [float(state["w"]) for state in helpers.of(2).values()] == [0, 1]
+    helpers.keep([0, 2, 3, 4])
+    assert helpers.of(0) == helpers.of(2) == {}, "they had it as a helper"
+    helpers.choose([0, 1, 2], 2)
+    assert [float(state["w"]) for state in helpers.of(2).values()] == [0, 3]
+    assert helpers.of(1) == {}
+    helpers.remember(1, 1, {"w": torch.full((1,), 9.0)}, torch.eye(5)[1])
+    assert "1@0" not in helpers.state_dict()["shelf"]
+
+
 def test_remembering_a_round_copies_no_upload_that_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

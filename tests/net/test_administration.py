@@ -18,6 +18,7 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import encode
 from semisfl.net.messages import REVOKED
 from semisfl.net.server.administration import SOCKET, ask
+from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.roster import Roster
 from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
@@ -192,6 +193,18 @@ def test_a_revoked_device_leaves_its_place_also_when_it_is_away(tmp_path: Path) 
         assert set(net.fleet.roster.index) == {"new"}
     assert ("removed", "client-0") in events(directory)
     assert ("removed", "client-1") in events(directory)
+
+
+def test_a_removed_and_a_quarantined_device_do_not_belong_to_the_run(tmp_path: Path) -> None:
+    with administered(tmp_path / "run", 3) as (net, _):
+        for name in ("stays", "removed", "breaches"):
+            net.fleet.roster.enrol(name, 12)
+        assert set(net.fleet.members()) == {0, 1, 2}, "absent ones may come back"
+        penalties = net.fleet._listener.penalties
+        penalties.remove("removed")
+        for _ in range(STRIKES):
+            penalties.breach("?", "breaches", "nonsense")
+        assert set(net.fleet.members()) == {0}
 
 
 def test_a_device_that_is_removed_just_before_it_is_ready_does_not_take_its_place_back(

@@ -57,6 +57,17 @@ class Helpers:
                 chosen = nearest(self._embeddings, client, count)
                 self._helpers[client] = [self._latest[helper] for helper in chosen]
 
+    def keep(self, members: Collection[int]) -> None:
+        """Forget the uploads of all other clients; whoever had one as a helper has none until the next choice."""
+        for client in self._latest.keys() - set(members):
+            del self._embeddings[client], self._latest[client]
+            self._helpers.pop(client, None)
+            self._helpers = {
+                helped: keys
+                for helped, keys in self._helpers.items()
+                if not any(key.startswith(f"{client}@") for key in keys)
+            }
+
     def forget(self) -> None:
         """Remove the helpers of every client."""
         self._helpers.clear()

@@ -134,6 +134,7 @@ class FedMatch:
         config, settings = self.setup.config, self.settings
         active = self.setup.active(round_index)
         refresh = (round_index + 1) % REFRESH == 0
+        self.helpers.keep(self.setup.fleet.members())
         if refresh:
             self.helpers.choose(active, HELPERS)
         elif not settings.keep_helpers:

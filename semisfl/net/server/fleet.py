@@ -7,7 +7,7 @@ that did answer.
 
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from semisfl.net.server.device_log import DeviceStatus
 from semisfl.net.server.fleet_status import FleetStatus
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
+from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
@@ -124,6 +125,10 @@ class NetworkFleet:
 
     def present(self) -> Sequence[int]:
         return self._trials.present()
+
+    def members(self) -> Collection[int]:
+        strikes = self._listener.penalties.strikes
+        return {place for name, place in self.roster.index.items() if strikes[name] < STRIKES}
 
     def image_counts(self) -> Mapping[int, int]:
         """Return how many images each client says it has; from three clients on, with a limit.
