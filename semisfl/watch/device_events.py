@@ -31,6 +31,8 @@ class DeviceEvents:
         if kind == "left_out" and isinstance(client, int):
             often = self.left_out.get(client, (0, ""))[0] + 1
             self.left_out[client] = (often, str(event.get("reason", "")))
+        elif kind == "removed" and isinstance(client, int):
+            self.left_out.pop(client, None)  # another device may take the place
         self._turn_away(kind, str(event.get("name", "?")), event)
 
     def _turn_away(self, kind: str, name: str, event: dict[str, Any]) -> None:
