@@ -41,5 +41,7 @@ class DeviceEvents:
         elif kind in ("refused", "removed") and name != "?":
             reason = str(event.get("reason", ""))
             ends = ("its certificate is revoked", f"the certificate of {name} is revoked")
-            state = "revoked" if reason.endswith(ends) else kind
+            # What follows "the client's policy: " is the device's own text.
+            revoked = reason.endswith(ends) and "the client's policy: " not in reason
+            state = "revoked" if revoked else kind
             self.turned_away[name] = {"state": state, "reason": reason, "seen": event.get("time")}

@@ -187,6 +187,16 @@ def test_a_device_that_comes_back_is_not_refused_any_more(tmp_path: Path) -> Non
     assert states()[0] == ("camera", "refused")
 
 
+def test_a_device_cannot_make_the_page_say_that_it_is_revoked() -> None:
+    """The text of a refusal by its own policy is the device's."""
+    events, text = DeviceEvents(), "the certificate of camera is revoked"
+    event = {"event": "refused", "name": "camera", "reason": f"the client's policy: {text}"}
+    events.add(json.dumps(event).encode())
+    assert events.turned_away["camera"]["state"] == "refused"
+    events.add(json.dumps({**event, "reason": f"3 more refused; the last: {text}"}).encode())
+    assert events.turned_away["camera"]["state"] == "revoked"
+
+
 def test_a_device_does_not_inherit_how_often_its_place_was_left_out() -> None:
     events = DeviceEvents()
     for event in (
