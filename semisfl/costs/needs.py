@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -17,12 +18,15 @@ from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.run import FleetConfig
 
 CHECKPOINTS = 3
-"""The latest, the one before it, and the best."""
+"""The latest, the one before it, and the next while it is written; ``best`` holds a model alone."""
+
+LABEL = 10
+"""Bytes of a key's label, and of whether it is confident and there at all."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes. Both are lower bounds: the framework's own code and workspace come on top."""
+    """Bytes. Memory is a lower bound: the framework's own code and workspace come on top."""
 
     memory: int
     disk: int
@@ -50,8 +54,18 @@ def of_server(priced: Priced) -> Needs:
         kept = sum(layer.kept for layer in cut.layers[cut.index :])
         rows = config.clients.active * priced.config.clients.batch
         memory += FP32 * rows * (3 * cut.features + kept)
-    weights = FP32 * sum(layer.parameters for layer in cut.layers)
-    return Needs(memory, CHECKPOINTS * 2 * (weights + head))
+    return Needs(memory, _of_checkpoints(priced, head))
+
+
+def _of_checkpoints(priced: Priced, head: int) -> int:
+    saved, config = (priced.usual or Cost(0, 0)).saved, priced.config
+    tensors = [item for layer in priced.cut.layers for item in layer.state]
+    model = sum(prod(shape) * dtype.itemsize for shape, dtype in tensors)
+    seen = min(config.clients.total, config.clients.active * config.rounds)
+    width = priced.cut.features if config.model.projector == "none" else config.model.projection
+    key = FP32 * width + LABEL
+    state = saved.models * (model + head) + seen * saved.uploads * model + saved.keys * key
+    return CHECKPOINTS * state + model
 
 
 def _of_clients(priced: Priced) -> int:

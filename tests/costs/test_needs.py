@@ -9,8 +9,11 @@ from semisfl.costs import needs
 from semisfl.costs.about_images import AboutImages
 from semisfl.costs.rounds import Priced
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.start import train
+from semisfl.settings.catalog import METHODS
 from semisfl.settings.config import parse
 from semisfl.settings.run import FleetConfig
+from tests import toy
 from tests.cli.test_signals import images as images
 
 HELD = AboutImages((1, 28, 28), 10, 100.0, {0: 100, 1: 60})
@@ -32,8 +35,25 @@ def test_memory_is_that_of_plan_for_all_clients_and_the_server() -> None:
     assert needs.needs(config, HELD).memory == server + 3 * cut.memory(8, 4, 1)
     elsewhere = config.model_copy(update={"fleet": FleetConfig(kind="network")})
     assert needs.needs(elsewhere, HELD).memory == server
-    weights = 4 * sum(layer.parameters for layer in cut.layers)
-    assert needs.needs(config, HELD).disk == 3 * 2 * (weights + head)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_disk_is_that_of_the_checkpoints_while_the_next_one_is_written(
+    method: str, tmp_path: Path
+) -> None:
+    layers = toy.FLAT[0].replace("16", "256")
+    # In its tenth round FedMatch chooses helpers.
+    short = ["rounds=12", "server.steps=1", "clients.steps=1", "runtime.checkpoint_every=11"]
+    config = toy.values(method, layers, toy.FLAT[1], *short)
+    data = toy.dataset()
+    partition = toy.partition(data)
+    train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
+    latest, previous, best = (
+        (tmp_path / "run" / f"{name}.safetensors").stat().st_size
+        for name in ("latest", "previous", "best")
+    )
+    needed = needs.needs(config, needs.about(data, partition)).disk
+    assert needed == pytest.approx(2 * latest + previous + best, rel=0.1)
 
 
 def test_a_batch_counts_up_to_the_images_of_a_client() -> None:
