@@ -71,6 +71,7 @@ def leakage(
     """Rebuild clients' images as the server could, and compare the result with chance."""
     from semisfl.attacks import exposure, picture
     from semisfl.cli.signals import StopSignals
+    from semisfl.runs.reading import is_record
     from semisfl.settings import config as configs
 
     with StopSignals() as signals, _unfinished(out):
@@ -78,6 +79,10 @@ def leakage(
             if settings:
                 raise ValueError(f"--set changes a preset, but {target} is a run; leave out --set")
             scene = exposure.of_run(Path(target), device, public)
+        elif is_record(Path(target)):
+            raise ValueError(
+                f"{target} is a record, which holds no model; name the run's directory"
+            )
         else:
             assignments = [
                 *(settings or []),

@@ -53,6 +53,10 @@ def price(run: Run) -> Priced:
     """Return the costs of a recorded run's configuration, model and images."""
     lookup.check_importable(run.config["method"], f"{run.path}")
     config = configs.parse(run.config)
+    if config.model.is_code:
+        raise ValueError(
+            f"{run.path} cannot be replayed: its network was given to train() as code, which no file holds"
+        )
     return Priced.of(config, about_images.recorded(config, run.path))
 
 

@@ -133,7 +133,7 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.name = {CUSTOM!r} needs model.layers; give them, or a known name"
             )
-        if self.layers is None and self.name not in catalog.MODELS and not self._is_code:
+        if self.layers is None and self.name not in catalog.MODELS and not self.is_code:
             raise ValueError(
                 f"model.name = {self.name!r} is not known; known: {', '.join(catalog.MODELS)}; or give "
                 "model.layers a table of your own"
@@ -141,13 +141,14 @@ class ModelConfig(Section):
         return self
 
     @property
-    def _is_code(self) -> bool:
+    def is_code(self) -> bool:
+        """Return whether a program passed the network, which no file then holds."""
         return self.name.partition("-")[0] == CODE  # runs of earlier versions have no digest
 
     @property
     def table(self) -> str | tuple[Layer, ...]:
         """Return what to build: the user's layers, or the name of a known model."""
-        if self._is_code:
+        if self.is_code:
             raise ConfigError(
                 f"model.name = {self.name!r}: this run's network was given to train() as code, which no file holds; "
                 "give it again, as train(..., model=...) or resume(..., model=...)"

@@ -79,6 +79,16 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     assert not (tmp_path / "leakage").exists()
 
 
+def test_a_record_holds_no_model_to_attack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "FILE.run.json"
+    record.write_text("{}")
+    assert main(["leakage", str(record), "--out", str(tmp_path / "leakage")]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "FILE.run.json is a record, which holds no model; name the run's directory" in error
+
+
 @pytest.mark.parametrize("name", ["toy", "digits"])
 def test_images_that_a_program_passed_are_not_replaced_by_others(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -177,6 +177,10 @@ def test_a_model_that_no_table_describes_still_trains(
     for words in (["--resume", str(tmp_path / "run")], [str(tmp_path / "run" / "config.toml")]):
         assert main(["run", *words, "--device", "cpu"]) == 2
         assert "was given to train() as code" in capsys.readouterr().err, "not another network"
+    assert main(["replay", str(tmp_path / "run")]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "run cannot be replayed: its network was given to train() as code" in error
+    assert "train(..., model" not in error, "which does not help to replay"
 
 
 @pytest.mark.parametrize("method", ["semisfl", "semifl"])
