@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from semisfl.runs import early_log
 from semisfl.runs.between_rounds import Rounds
 from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
@@ -77,6 +78,8 @@ def run_rounds(
 def _log_to(directory: RunDirectory) -> Iterator[None]:
     """Write the log to the run's directory too, inside the block."""
     root, handler = logging.getLogger("semisfl"), directory.log_to_file()
+    for record in early_log.take():
+        handler.handle(record)
     root.addHandler(handler)
     level = root.level
     if not root.isEnabledFor(logging.INFO):

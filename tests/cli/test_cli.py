@@ -22,6 +22,7 @@ from semisfl.runs import checkpoint
 from semisfl.settings import config, presets
 from tests import processes
 
+ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
 SIZES = ["clients.total=3", "clients.active=2", "clients.batch=4", "server.batch=4"]
 TINY = ["--set", "rounds=2", "clients.steps=2", "server.steps=2", "data.labeled=8", *SIZES]
@@ -136,6 +137,43 @@ def test_resume_of_a_finished_run_changes_nothing(
     assert main(["run", "--resume", "r", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == first
     assert checkpoint.digest(checkpoint.read(Path("r/latest.safetensors"))) == digest
+
+
+def test_what_is_said_before_the_first_round_is_in_the_log_of_its_run_alone(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = images / "train" / "dark" / "16-3.png"
+    bad.write_bytes(b"no image")
+    words = train_arguments(images, "method=supervised", "clients.batch=64")
+    assert main([*words, "--out", "r", "--quiet"]) == 0
+    said = [
+        "were left out: train/dark/16-3.png",
+        "clients.batch = 64 is more than any client holds",
+    ]
+    errors, log = capsys.readouterr().err, Path("r/run.log").read_text()
+    assert [errors.count(one) for one in said] == [log.count(one) for one in said] == [1, 1]
+    assert log.index(said[1]) < log.index("rounds 1 to 2"), "in the order in which it was said"
+    bad.unlink()
+    write_images(bad.parent, 4, np.random.default_rng(0))
+    assert main([*words, "--out", "other", "--quiet", "--set", "clients.batch=4"]) == 0
+    assert "WARNING" not in Path("other/run.log").read_text()
+    compare = ["compare", "digits", "--methods", "supervised", "--seeds", "2", "--jobs", "2"]
+    assert main([*compare, "--out", "table", *words[2:]]) == 0
+    assert said[1] in Path("table/supervised-seed0/run.log").read_text()
+
+
+def test_a_program_without_a_log_of_its_own_still_gets_early_warnings() -> None:
+    lines = [
+        "import logging",
+        "from semisfl.runs import early_log",
+        "with early_log.collected():",
+        "    logging.getLogger('semisfl.data').warning('one')",
+        "    logging.getLogger('semisfl.data').info('two')",
+        "logging.getLogger('semisfl.data').warning('three')",
+    ]
+    script = [sys.executable, "-c", "\n".join(lines)]
+    ended = subprocess.run(script, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stderr == "one\nthree\n"
 
 
 def test_a_run_names_the_limit_that_ended_it_and_can_be_continued(
