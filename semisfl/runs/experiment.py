@@ -196,8 +196,7 @@ def assemble(
         device = launched.device(device)
     hardware, stop = Hardware(device, config.runtime), stop or StopFlag()
     if data is None:
-        data, loaded = load_data(config)
-        partition = partition or loaded
+        data, partition = load_data(config, partition)
     partition = partition or divide(config, data)
     if config.data.validation is not None and not len(partition.validation):
         raise ConfigError(

@@ -15,19 +15,22 @@ from semisfl.settings.config import Config, ConfigError
 log = logging.getLogger(__name__)
 
 
-def load_data(config: Config) -> tuple[Dataset, Partition]:
-    """Return the images that a configuration names, and their partition."""
+def load_data(config: Config, passed: Partition | None = None) -> tuple[Dataset, Partition]:
+    """Return the images that a configuration names, and their partition: the one ``passed``, if any."""
     data = load_images(config.data.name, config)
     if config.data.unlabeled is not None:
         others = load_images(config.data.unlabeled, config, like=data)
         data, known = join(data, others), others.classes == data.classes
-        if config.data.partition.kind == "dirichlet" and not known and data.clients is None:
+        dealt = passed is None and data.clients is None
+        if config.data.partition.kind == "dirichlet" and not known and dealt:
             log.warning(
                 "%s has other classes than %s: its images are dealt evenly, data.partition.alpha is "
                 "not used",
                 others.name,
                 data.name,
             )
+    if passed is not None:
+        return data, passed
     partition = divide(config, data)
     check_clients(config, partition)
     if data.clients is not None and config.fleet.kind != "network":
@@ -35,8 +38,14 @@ def load_data(config: Config) -> tuple[Dataset, Partition]:
     return data, partition
 
 
-def with_name_of(config: Config, data: Dataset | None) -> Config:
-    """Return ``config`` with the name of the images that a program passes, unless it is the path of images of that name."""
+def as_passed(config: Config, data: Dataset | None, partition: Partition | None) -> Config:
+    """Return ``config`` with the name of the images and the number of labelled ones that a program passes.
+
+    A path of images of that name stays.
+    """
+    if partition is not None:
+        passed = config.data.model_copy(update={"labeled": len(partition.labeled)})
+        config = config.model_copy(update={"data": passed})
     named = Path(config.data.name).name
     if data is None or named == data.name or (data.name and named.startswith(data.name)):
         return config

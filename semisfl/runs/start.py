@@ -25,7 +25,7 @@ from semisfl.runs.loop import run_rounds
 from semisfl.runs.portable import check_images
 from semisfl.runs.rank import in_one_process, on_ranks
 from semisfl.runs.result import Result
-from semisfl.runs.run_data import load_data, with_name_of
+from semisfl.runs.run_data import as_passed, load_data
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
 from semisfl.settings.lookup import check_importable, sink
@@ -204,8 +204,8 @@ def _with_stages(config: Config, means: Means) -> Means:
     if model is None or is_sequential(model):
         return means
     if (data := means.get("data")) is None:
-        data, dealt = load_data(config)
-        means["data"], means["partition"] = data, means.get("partition") or dealt
+        data, means["partition"] = load_data(config, means.get("partition"))
+        means["data"] = data
     means["model"] = stages_of(model, data.shape)
     return means
 
@@ -252,7 +252,7 @@ def train(
     means = Means(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )
-    with begin(with_name_of(config, data), out=out, **means) as run:
+    with begin(as_passed(config, data, partition), out=out, **means) as run:
         return run.go(_watchers(observe, sinks), callbacks)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from semisfl.data.partition import Partition
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
@@ -61,6 +62,27 @@ def test_a_run_records_the_images_that_were_passed(
     config = tiny(rounds=1, data={"name": configured})
     train(config, data=data, partition=partition, device="cpu", out=tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").config().data.name == recorded
+
+
+def test_a_run_records_how_many_labelled_images_were_passed(tmp_path: Path) -> None:
+    rows = np.arange(60)
+    partition = Partition(rows[:12], (rows[12:20], rows[20:60]))
+    clients = {"total": 2, "active": 2, "batch": 4, "steps": 1}
+    config = tiny(rounds=1, data={"name": "digits", "labeled": 40}, clients=clients)
+    data = load_images("digits", config)
+    for given in (None, data):
+        out = tmp_path / str(given is None)
+        train(config, data=given, partition=partition, device="cpu", out=out)
+        assert RunDirectory.open(out).config().data.labeled == 12
+        assert resume(out, data=given, partition=partition, device="cpu").rounds
+        with pytest.raises(
+            ValueError, match="labelled images are not those that the run began with"
+        ):
+            resume(out, device="cpu")
+    # As few as the configuration could not divide: its own division is not made.
+    few = replace(partition, labeled=rows[:4])
+    train(config, partition=few, device="cpu", out=tmp_path / "few")
+    assert RunDirectory.open(tmp_path / "few").config().data.labeled == 4
 
 
 def test_a_grey_square_that_can_cover_a_whole_image_is_warned_of(

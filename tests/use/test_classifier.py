@@ -200,7 +200,7 @@ def test_an_older_run_is_put_together_again(
     shutil.copy(run / "config.toml", tmp_path)
     state = checkpoint.read(run / "latest.safetensors")
     checkpoint.write(tmp_path / "latest.safetensors", {k: state[k] for k in state if k != "model"})
-    monkeypatch.setattr(experiment, "load_data", lambda config: (DATA, toy.partition(DATA)))
+    monkeypatch.setattr(experiment, "load_data", lambda *_: (DATA, toy.partition(DATA)))
     model = load(tmp_path)
     assert model.description.network == "teacher"
     probabilities = model.probabilities(DATA.test_images)
