@@ -1,14 +1,18 @@
 """Keep what is logged before a run's directory exists for the run's log: images left out, layers that are new."""
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+MOST = 1000
+"""Lines that are kept: strangers can make a server log while it starts."""
 
 
 class _Early(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.records: list[logging.LogRecord] = []
+        self.records: deque[logging.LogRecord] = deque(maxlen=MOST)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
