@@ -43,6 +43,9 @@ def report_(
     If runs of a method differ in one or two settings, also show accuracy over the first of them.
     """
     if html is not None:
+        if out or table or json_ or target is not None:
+            others = "--out, --target, --table and --json"
+            raise ValueError(f"--html writes only the page; leave out {others}, or report twice")
         watching.write_html(runs, html)
         return
     if out is not None:
