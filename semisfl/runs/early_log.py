@@ -40,7 +40,7 @@ def collected() -> Iterator[None]:
 def take() -> list[logging.LogRecord]:
     """Return what was collected, and collect no more."""
     root = logging.getLogger("semisfl")
-    taken = []
+    taken: list[logging.LogRecord] = []
     for early in [one for one in root.handlers if isinstance(one, _Early)]:
         root.removeHandler(early)
         taken += early.records
