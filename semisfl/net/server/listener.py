@@ -126,8 +126,6 @@ class Listener:
                 if self._roster.full:
                     self.penalties.free_revoked()
             hello = await endpoint.hello(context, self._handshake_seconds)
-            # By itself: if a refusal cancelled the first write with it, gRPC would send no status.
-            await context.send_initial_metadata(())
             if certificate is None:
                 identity = f"plaintext:{cleaned(hello.fields['name'])}"
             self.penalties.check(identity)
