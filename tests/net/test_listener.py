@@ -129,6 +129,9 @@ def knock(
                     await call.write(chunk)
                 while (chunk := await call.read()) is not grpc.aio.EOF:
                     frames += 1
+                    # Not before all of the welcome is sent: gRPC gives no status to a stream whose first
+                    # write a refusal cancels.
+                    await asyncio.sleep(0.1 if then else 0)
                     for answer in then or []:
                         await call.write(answer)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
