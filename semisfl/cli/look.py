@@ -120,7 +120,7 @@ def partition(
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()
     sizes, validation = sorted(len(rows) for rows in held.clients), len(held.validation)
-    unused = len(labels) - len(held.labeled) - validation - sum(sizes)
+    unused = held.unused(len(labels))
     picture = console.picture_at(out)
     if picture:
         holdings.draw(held, labels, data.classes, picture)

@@ -50,6 +50,10 @@ class Partition:
         for name in ("labeled", "validation"):
             object.__setattr__(self, name, _indices(name, getattr(self, name)))
 
+    def unused(self, images: int) -> int:
+        """Return how many of a set's ``images`` nobody holds."""
+        return images - len(self.labeled) - len(self.validation) - sum(map(len, self.clients))
+
 
 def _indices(name: str, images: Any) -> np.ndarray:
     """Return image numbers as an int64 array; refuse floats and masks."""

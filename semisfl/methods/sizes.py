@@ -52,7 +52,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds of a method's state."""
+    """Count what a checkpoint holds of a method's state."""
 
     models: int = 2
     """Whole models: student and teacher, each with its projection head if there is one."""

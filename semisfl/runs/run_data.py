@@ -117,8 +117,7 @@ def _unlabeled(data: Dataset) -> ConfigError:
 
 
 def _warn_of_unused(data: Dataset, partition: Partition) -> None:
-    used = np.concatenate([partition.labeled, partition.validation, *partition.clients])
-    if unused := len(data.labels) - len(used):
+    if unused := partition.unused(len(data.labels)):
         log.warning(
             "%d training images are not used: data.labeled = %d, and folders say what clients hold",
             unused,
