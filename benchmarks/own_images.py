@@ -1,17 +1,14 @@
-"""The runs that chose the preset ``images``, runs on sets that had no part in it, and the tables of docs/own-images.md.
+"""The runs that chose the preset ``images``, runs on sets that had no part in it, and their tables.
 
     python -m benchmarks.own_images sets FOLDER      the images, from the sets in SEMISFL_DATA
     python -m benchmarks.own_images untuned FROM TO  other images, from the sets that docs/own-images.md names
     python -m benchmarks.own_images commands TABLE   the commands behind a table
     python -m benchmarks.own_images collect RUNS     what these runs measured, one line per run
 
-`python -m benchmarks.result_tables` writes the tables.
+`python -m benchmarks.result_tables` writes the tables of docs/own-images.md and docs/own-images-choice.md.
 """
 
-import gzip
-import io
 import json
-import os
 import sys
 import tomllib
 from collections import defaultdict
@@ -20,16 +17,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
+from benchmarks.own_image_sets import make_sets, make_untuned
 from benchmarks.records import RESULTS, table
 from semisfl.runs.preset_changes import flat
 from semisfl.runs.report import Spread
 from semisfl.settings import lookup, presets
 from semisfl.settings.config import override
 
-SIDE = 32
 FILE = RESULTS / "images.jsonl"
 MANY = ("clients.total=30", "clients.active=10")
 DIGITS = ("data.name=digits", "data.augment.flip=false", "data.augment.cutout=8")
@@ -59,129 +53,6 @@ UNTUNED: dict[str, tuple[str, ...]] = {
     "sign": ("data.name=sign.npz", "data.validation=0.2", "data.labeled=50"),
 }
 ALL_TASKS = {**TASKS, **TWO_CLASSES, **UNTUNED}
-TITLES = {"semisfl": "SemiSFL", "fedswitch-sl": "FedSwitch-SL", "fedswitch": "FedSwitch"}
-TITLES["supervised"] = "Supervised-only"
-
-
-# --- the sets ----------------------------------------------------------------------------------------
-
-
-def make_sets(folder: Path) -> None:
-    """Write small sets of 32 x 32 pixels: parts of SVHN, CIFAR-10 and STL-10, and classes of two sets."""
-    rng, other = np.random.default_rng(7), np.random.default_rng(7)
-    folder.mkdir(parents=True, exist_ok=True)
-    tenth = list(range(0, 100, 10))
-    rest = [number for number in range(100) if number not in tenth]
-    for name, source, drawn_by, train, test, classes in (
-        ("svhn", "svhn_webp92", rng, 20_000, 2_000, None),
-        ("cifar", "cifar10_lossless", rng, 12_000, 1_500, None),
-        ("stl", "stl10_webp", rng, 4_900, 1_000, None),
-        ("mini", "miniimagenet_webp", rng, 5_000, 700, tenth),
-        ("mini90", "miniimagenet_webp", rng, 40_000, 6_300, rest),
-        ("cats", "cifar10_lossless", other, 8_000, 1_000, [3, 5]),  # and dogs
-        ("cars", "cifar10_lossless", other, 8_000, 1_000, [1, 9]),  # and trucks
-    ):
-        shards = sorted(Path(os.environ["SEMISFL_DATA"]).glob(f"{source}*.npz"))
-        if not shards:
-            raise SystemExit(f"SEMISFL_DATA has no {source}*.npz")
-        np.savez(folder / f"{name}.npz", **_part(shards, drawn_by, train, test, classes))
-
-
-def _part(
-    shards: Sequence[Path],
-    rng: np.random.Generator,
-    train: int,
-    test: int,
-    classes: Sequence[int] | None,
-) -> dict[str, Any]:
-    read = [np.load(shard) for shard in shards]
-    labels = np.concatenate([shard["labels"] for shard in read])
-    split = np.concatenate([shard["split"] for shard in read])
-    places = [(shard, row) for shard in read for row in range(len(shard["labels"]))]
-    names = read[0]["classes"]
-    kept = np.ones(len(labels), bool) if classes is None else np.isin(labels, classes)
-    halves = [
-        np.sort(rng.permutation(np.flatnonzero(kept & (split == half)))[:most])
-        for half, most in ((0, train), (1, test))
-    ]
-    contents = {id(shard): (shard["bytes"], shard["offsets"]) for shard in read}
-    encoded = []
-    for row in np.concatenate(halves):
-        shard, place = places[row]
-        content, offsets = contents[id(shard)]
-        encoded.append(_small(content[offsets[place] : offsets[place + 1]].tobytes()))
-    chosen = labels[np.concatenate(halves)]
-    if classes is not None:
-        chosen, names = np.searchsorted(classes, chosen), names[list(classes)]
-    return _packed(encoded, chosen, np.repeat([0, 1], [len(half) for half in halves]), names)
-
-
-def make_untuned(source: Path, folder: Path) -> None:
-    """Write the sets that had no part in the choice; ``source`` has a folder with the files of each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, place, begins, test, most in (
-        ("sign", 1, "", 412, 2_062),
-        ("smile", 1, "", 1_500, 9_500),
-        ("fruit", 1, ("Apple", "Pear", "Peach", "Tomato", "Plum"), 1_500, 10_000),
-        ("deva", 2, "character", 1_500, 10_000),
-    ):
-        files = [
-            (file, parts[place])
-            for file in sorted((source / name).rglob("*.*"), key=lambda file: file.as_posix())
-            if file.suffix.lower() in (".jpg", ".png")
-            and len(parts := file.relative_to(source / name).parts) > place + 1
-            and parts[place].startswith(begins)
-        ]
-        drawn = _drawn(files, lambda file: _small(file.read_bytes()), test, most)
-        np.savez(folder / f"{name}.npz", **drawn)
-    pixels, labels = (
-        np.frombuffer(
-            gzip.decompress((source / "letters" / file).read_bytes()), np.uint8, offset=skip
-        )
-        for file, skip in (("t10k-images-idx3-ubyte.gz", 16), ("t10k-labels-idx1-ubyte.gz", 8))
-    )
-    letters = [
-        (image, "ABCDEFGHIJ"[label])
-        for image, label in zip(pixels.reshape(-1, 28, 28), labels, strict=True)
-    ]
-    drawn = _drawn(letters, lambda image: _resized(Image.fromarray(image)), 1_500, 10_000)
-    np.savez(folder / "letters.npz", **drawn)
-
-
-def _drawn(
-    images: Sequence[tuple[Any, str]], encoded: Callable[[Any], bytes], test: int, most: int
-) -> dict[str, Any]:
-    """Return ``most`` of the labelled images, drawn at random; the first ``test`` of them are for testing."""
-    order = np.random.default_rng(11).permutation(len(images))[:most]
-    names = sorted({label for _, label in images}, key=lambda label: f"{label}/")  # as folders are
-    numbers = np.array([names.index(images[row][1]) for row in order])
-    split = np.arange(len(order)) < test
-    return _packed([encoded(images[row][0]) for row in order], numbers, split, np.array(names))
-
-
-def _packed(
-    encoded: Sequence[bytes], labels: np.ndarray, split: np.ndarray, names: np.ndarray
-) -> dict[str, Any]:
-    return {
-        "bytes": np.frombuffer(b"".join(encoded), np.uint8),
-        "offsets": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
-        "labels": labels.astype(np.int16),
-        "split": split.astype(np.uint8),
-        "classes": names,
-    }
-
-
-def _small(encoded: bytes) -> bytes:
-    """Return the image at 32 x 32 pixels; one that is as small already stays as it is."""
-    image = Image.open(io.BytesIO(encoded))
-    return encoded if image.size == (SIDE, SIDE) else _resized(image)
-
-
-def _resized(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    small.save(file, "WEBP", lossless=True)
-    return file.getvalue()
 
 
 # --- runs --------------------------------------------------------------------------------------------
@@ -203,7 +74,7 @@ def collect(runs: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(runs.glob("*/*/metrics.jsonl")):
         task = file.parent.parent.name.split("-")[0]
         name, seed = file.parent.name.rsplit("-seed", 1)
-        method = max((known for known in TITLES if name.startswith(known)), key=len)
+        method = max(filter(name.startswith, lookup.method_names()), key=len)
         rounds = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         config = tomllib.loads((file.parent / "config.toml").read_text(encoding="utf-8"))
         yield {
@@ -260,16 +131,18 @@ def averaged(by_task: dict[str, list[dict[str, Any]]]) -> float:
 
 def by_task(cells: Cells, value: Callable[[Sequence[dict[str, Any]]], list[float]]) -> str:
     tasks = [task for task in ALL_TASKS if any(task in one for one in cells.values())]
-    rows = []
-    for (method, variant), each in sorted(cells.items(), key=lambda item: -averaged(item[1])):
+    means, rows = {}, {}
+    for (method, variant), each in cells.items():
         spreads = [Spread.of(value(each[task])) for task in tasks]
-        means = [spread.mean for spread in spreads]
         results = [
             f"{s.mean:.1f} ± {s.stderr:.1f}" if len(each[task]) > 1 else f"{s.mean:.1f}"
             for task, s in zip(tasks, spreads, strict=True)
         ]
-        rows.append((TITLES[method], f"`{variant}`", *results, f"{fmean(means):.1f}"))
-    return table(("", "variant", *tasks, "mean"), rows)
+        mean = means[method, variant] = fmean(spread.mean for spread in spreads)
+        title = lookup.title_of(method)
+        rows[method, variant] = (title, f"`{variant}`", *results, f"{mean:.1f}")
+    best_first = sorted(rows, key=lambda cell: -means[cell])
+    return table(("", "variant", *tasks, "mean"), [rows[cell] for cell in best_first])
 
 
 def test(runs: Sequence[dict[str, Any]]) -> list[float]:
@@ -300,12 +173,13 @@ def untuned() -> Cells:
 
 
 def untuned_by_threshold() -> str:
+    """Return every method on these sets: both split methods with each threshold, the others as they were run."""
     cells = {
-        (method, variant if method == "supervised" else f"{variant} {threshold}"): each
+        (method, variant if method == "supervised" else f"{variant}-{threshold}"): each
         for table, threshold in (("untuned", "t8"), ("untuned-t6", "t6"))
         for (method, variant), each in read(table).items()
     }
-    return by_task(cells, test)
+    return by_task(cells | read("untuned-full"), test)
 
 
 def tried(name: str) -> str:
@@ -313,7 +187,7 @@ def tried(name: str) -> str:
     cells = read(name)
     rows = [
         (
-            TITLES[method],
+            lookup.title_of(method),
             f"`{variant}`",
             f"{averaged(each):.1f}",
             str(len(next(iter(each.values())))),

@@ -35,7 +35,7 @@ from semisfl.runs.report import Spread
 
 PAGES = (
     *("results.md", "results-more.md", "paper-choices.md", "frontier.md"),
-    *("performance.md", "performance-cpu.md", "own-images.md", "models.md"),
+    *("performance.md", "performance-cpu.md", "own-images.md", "own-images-choice.md", "models.md"),
 )
 
 

@@ -36,7 +36,7 @@ Confidence = Annotated[float | Literal["by_classes"], PlainValidator(_confidence
 
 def needed_confidence(threshold: Confidence, classes: int) -> float:
     """Return tau: as it is set, or by the number of classes: 0.8 for two, down to 0.6 from ten on."""
-    # Chosen on validation images: docs/own-images.md.
+    # Chosen on validation images: docs/own-images-choice.md.
     return max(0.6, 0.55 + 0.5 / classes) if threshold == "by_classes" else threshold
 
 

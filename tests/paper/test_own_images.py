@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import own_images
+from benchmarks import own_image_sets, own_images
 from semisfl.runs.report import Spread
 from semisfl.settings import presets
 from semisfl.settings.config import override, parse
@@ -29,6 +29,8 @@ def threshold(method: str, value: float) -> list[str]:
 def test_every_run_has_settings_that_the_preset_takes() -> None:
     different = {(one["task"], one["method"], tuple(one["set"])) for one in RUNS}
     assert len(different) > 200
+    choice = (ROOT / "docs/own-images-choice.md").read_text(encoding="utf-8")
+    assert f"All {len(RUNS):,} runs of both pages" in choice
     for task, method, changes in different:
         words = [*own_images.ALL_TASKS[task], *changes, f"method={method}"]
         parse(presets.completed("images", override(presets.values_of("images"), words)))
@@ -62,7 +64,7 @@ def test_the_lower_threshold_was_tried_alike_for_both_methods() -> None:
 def test_what_later_changes_of_the_preset_bring_is_what_the_docs_say() -> None:
     chosen, lower = own_images.read("choice"), own_images.read("threshold")
     twice = own_images.read("correction")["semisfl", "twice"]
-    words = " ".join((ROOT / "docs/own-images.md").read_text(encoding="utf-8").split())
+    words = " ".join((ROOT / "docs/own-images-choice.md").read_text(encoding="utf-8").split())
 
     def gain(method: str, changed: dict[str, list[dict[str, Any]]]) -> Spread:
         before = chosen[method, "mixed"]
@@ -110,8 +112,9 @@ def test_on_images_that_nobody_tuned_for_semisfl_is_ahead_as_the_docs_say() -> N
     words = " ".join((ROOT / "docs/own-images.md").read_text(encoding="utf-8").split())
     ours = own_images.untuned().pop(("semisfl", "mixed"))
     lower = {(*key, "t6"): each for key, each in own_images.read("untuned-t6").items()}
+    full = own_images.read("untuned-full").values()
     for others in (own_images.untuned(), own_images.read("untuned") | lower):
-        baselines = [each for key, each in others.items() if key[0] != "semisfl"]
+        baselines = [each for key, each in others.items() if key[0] != "semisfl"] + [*full]
         ahead = [
             fmean(own_images.test(ours[task]))
             - max(fmean(own_images.test(each[task])) for each in baselines if task in each)
@@ -122,10 +125,24 @@ def test_on_images_that_nobody_tuned_for_semisfl_is_ahead_as_the_docs_say() -> N
         assert f"by {', '.join(most)} and {last} points" in words
 
 
+def test_full_model_methods_ran_on_the_same_sets_with_the_presets_views() -> None:
+    cells = own_images.read("untuned-full")
+    by_classes, high = "mixed-by-classes", "mixed-t95"
+    assert set(cells) == {
+        *((method, by_classes) for method in ("fedswitch", "semifl")),
+        *((method, high) for method in ("semifl", "fedmatch", "fl2")),
+    }
+    for (method, variant), by_task in cells.items():
+        for task in own_images.UNTUNED:
+            needed = 0.95 if variant == high else 0.8 if task == "smile" else 0.6
+            assert [one["seed"] for one in by_task[task]] == [0, 1, 2]
+            assert [one["set"] for one in by_task[task]] == [threshold(method, needed)] * 3
+
+
 def test_other_sets_are_drawn_from_folders_of_classes() -> None:
     labels = ["b"] * 4 + ["b 2"] * 4 + ["a"] * 4
     images = [(Image.new("L", (40, 40), number * 20), labels[number]) for number in range(12)]
-    made = own_images._drawn(images, own_images._resized, 3, 10)
+    made = own_image_sets._drawn(images, own_image_sets._resized, 3, 10)
     assert made["classes"].tolist() == ["a", "b 2", "b"]
     assert made["split"].tolist() == [1] * 3 + [0] * 7
     numbers = []
@@ -157,7 +174,7 @@ def test_a_part_of_a_set_is_small_and_keeps_labels(tmp_path: Path) -> None:
         split=np.array([0] * 8 + [1] * 4, np.uint8),
         classes=np.array(["a", "b", "c", "d"]),
     )
-    made = own_images._part([shard], np.random.default_rng(0), 3, 2, [1, 3])
+    made = own_image_sets._part([shard], np.random.default_rng(0), 3, 2, [1, 3])
     assert made["classes"].tolist() == ["b", "d"] and made["split"].tolist() == [0, 0, 0, 1, 1]
     for row, label in enumerate(made["labels"]):
         image = encoded_in(made, row)
