@@ -214,6 +214,10 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
             raise ValueError(
                 f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
             )
+        if cut == names[-1]:
+            raise ValueError(
+                f"model.cut = {cut!r} is the last layer, and the server needs one; cut after {', '.join(names[:-1])}"
+            )
         cut = names.index(cut) + 1
     if not 1 <= cut <= len(layers) - 1:
         raise ValueError(

@@ -187,7 +187,10 @@ def test_default_cut_is_after_the_flatten() -> None:
         (10, "model.cut = 10 is outside the model"),
         (-1, "model.cut = -1 is outside the model"),
         ("conv7", "model.cut = 'conv7' is no layer of the model; its layers: conv1, relu1"),
-        ("fc2", "model.cut = 10 is outside the model"),
+        (
+            "fc2",
+            "model.cut = 'fc2' is the last layer, and the server needs one; cut after conv1, relu1",
+        ),
     ],
 )
 def test_cut_outside_the_model(cut: int | str, message: str) -> None:
