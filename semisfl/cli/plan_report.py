@@ -21,7 +21,7 @@ def print_cuts(plan: "Plan") -> None:
     """Print a table with a line for every cut of the model."""
     table = console.table(
         f"cuts of {plan.config.model.name} for {plan.cuts[0].title}: one client",
-        ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "rounds a day"),
+        ("cut", "bottom", "features", "GFLOP", "memory", "sent", "seconds", "a day"),
     )
     for group in plan.groups():
         line = group[-1]
@@ -37,8 +37,8 @@ def print_cuts(plan: "Plan") -> None:
         )
     console.out.print(table)
     print(
-        "features and GFLOP are per iteration, sent and seconds per round. * is the configured cut, < the "
-        "fastest; ! needs more memory than a device has\n"
+        "features and GFLOP are per iteration, sent and seconds per round; a day is so many rounds. * is the "
+        "configured cut, < the fastest; ! needs more memory than a device has\n"
     )
 
 
@@ -46,7 +46,7 @@ def print_methods(plan: "Plan") -> None:
     """Print a table with a line for every method, and what its server needs."""
     table = console.table(
         f"methods at cut {plan.methods[0].cut}",
-        ("method", "down", "up", "seconds", "compute", "send", "wait", "whole run", "hours"),
+        ("method", "down", "up", "seconds", "work", "send", "wait", "run", "hours"),
     )
     for line in plan.methods:
         table.add_row(
@@ -60,8 +60,8 @@ def print_methods(plan: "Plan") -> None:
         )
     console.out.print(table)
     print(
-        "down, up and seconds are per round; compute, send and wait are where an average client spends "
-        f"them. The whole run has {plan.config.rounds} rounds of {plan.config.clients.active} active clients\n"
+        "down, up and seconds are per round; work, send and wait are where an average client spends them. "
+        f"run and hours are of all {plan.config.rounds} rounds with {plan.config.clients.active} active clients\n"
     )
     line = next((one for one in plan.methods if one.method == plan.config.method), plan.methods[0])
     print(

@@ -94,7 +94,7 @@ def _print(
         "time over these links and devices",
         (
             *("method", "seeds", "rounds", "accuracy %", "hours"),
-            *("compute", "send", "wait", "sent"),
+            *("work", "send", "wait", "sent"),
         ),
     )
     for group, summary, replays in results:
@@ -115,7 +115,7 @@ def _print(
         print(note)
     print(
         f"Links: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
-        f"Devices: {profile} ({world.profile.about}). Compute, send and wait are shares of an active client's "
+        f"Devices: {profile} ({world.profile.about}). Work, send and wait are shares of an active client's "
         "time. Sent includes rounds that had to be repeated."
     )
 
@@ -138,16 +138,18 @@ def _print_target(results: Results, target: float) -> None:
 
 
 def _print_traffic(results: Results) -> None:
-    """Print the bytes of a run by kind and direction, and how they differ by client."""
+    """Print the bytes of each run that sends some by kind and direction, and how they differ by client."""
     from semisfl.costs.replay import traffic
 
-    each = [traffic(replays) for _, _, replays in results]
-    kinds = sorted({kind for one in each for kind in one})
+    each = [(group, replays, traffic(replays)) for group, _, replays in results]
+    kinds = sorted({kind for _, _, sent in each for kind in sent})
     if not kinds:
         return
     names = [kind.replace("_", "\n") for kind in kinds]
     table = console.table("what a run sends", ("method", *names, "client:\nleast", "\nmost"))
-    for (group, _, replays), sent in zip(results, each, strict=True):
+    for group, replays, sent in each:
+        if not sent:
+            continue
         by_client = sorted(_by_client(replays).values()) or [0]
         table.add_row(
             group.label,

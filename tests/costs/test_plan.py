@@ -1,13 +1,16 @@
 """What a plan says beforehand; that runs send as much: `test_equal`."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from semisfl.cli import console
 from semisfl.cli.main import main
+from semisfl.cli.plan_report import print_cuts, print_methods
 from semisfl.costs import profiles
 from semisfl.costs.about_images import AboutImages, planned
 from semisfl.costs.charts import plan_picture
@@ -174,6 +177,21 @@ def test_a_full_model_method_is_shown_with_semisfls_cuts() -> None:
 def test_the_picture_shows_all_its_text() -> None:
     for preset in ("digits", "stl10"):
         assert cut_off(plan_picture(plan(preset))) < 0.01
+
+
+@pytest.mark.parametrize("preset", ["digits", "cifar10"])
+def test_tables_fit_80_columns_without_breaking_a_name(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    made = plan(preset)
+    print_cuts(made)
+    print_methods(made)
+    printed = capsys.readouterr().out
+    names = [line.title for line in made.methods]
+    names += [group[-1].cut for group in made.groups()]
+    for name in names:
+        assert re.search(rf"{re.escape(name)}( [*<]+)? .*\d", printed), name
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
