@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from semisfl.net import chunks
-from semisfl.net.server import cheap_frames, endpoint
+from semisfl.net.server import cheap_frames, endpoint, listener
 from semisfl.net.server.admission import Refused
 from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS, where
 from semisfl.net.server.penalties import STRIKES
@@ -196,6 +196,26 @@ def test_a_device_that_takes_no_answer_does_not_hold_connections(
             with contextlib.suppress(ConnectionError):
                 while link.recv(1000):
                     pass  # raises TimeoutError if the server keeps the connection
+
+
+def test_a_device_that_takes_no_heartbeat_does_not_hold_connections(
+    net: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the welcome, and the end of its session waits behind a heartbeat."""
+    monkeypatch.setattr(cheap_frames, "UNSERVED_SECONDS", 1.0)
+    monkeypatch.setattr(listener, "ABORT_SECONDS", 1.0)
+    monkeypatch.setattr(chunks, "BEAT_SECONDS", 0.1)
+    assert net.certificates is not None
+    table = net.fleet._listener.table
+    with connect(net.certificates, "client-1", net.port, first=hello()) as link:
+        until(lambda: "client-1" in table.streams and table.streams["client-1"].sent > 0)
+        link.sendall(no_room())
+        until(lambda: table.streams["client-1"]._writing == 0)
+        table.streams["client-1"].close(grpc.StatusCode.ABORTED, "another one is here")
+        link.settimeout(20)
+        with contextlib.suppress(ConnectionError):
+            while link.recv(1000):
+                pass  # raises TimeoutError if the server keeps the connection
 
 
 def test_a_device_that_joins_again_and_again_is_told_to_wait(net: Network) -> None:
