@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,6 +24,7 @@ from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.frames import PROTOCOL, encode
 from semisfl.net.server import refusals
+from semisfl.net.server.session import Session
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import Credentials
 from tests.net.harness import Network, network, on_loop, tiny, until
@@ -129,9 +131,6 @@ def knock(
                     await call.write(chunk)
                 while (chunk := await call.read()) is not grpc.aio.EOF:
                     frames += 1
-                    # Not before all of the welcome is sent: gRPC gives no status to a stream whose first
-                    # write a refusal cancels.
-                    await asyncio.sleep(0.1 if then else 0)
                     for answer in then or []:
                         await call.write(answer)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -402,6 +401,23 @@ def test_refused_at_hello(
     (line,) = [line for line in audit_lines(caplog) if "refused peer=?" not in line]
     assert "refused peer=ipv" in line and reason in line
     assert net.fleet.present() == []
+
+
+def test_a_device_that_is_refused_while_its_welcome_is_sent_hears_why(
+    net: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = net.fleet._listener.table
+    opened = table.open
+
+    def refuse(*arguments: Any) -> Session:
+        session = opened(*arguments)
+        session.close(grpc.StatusCode.PERMISSION_DENIED, "client-1 was removed")
+        return session
+
+    monkeypatch.setattr(table, "open", refuse)
+    outcome = knock(net.port, own(folder, "client-1"))
+    assert outcome.code is grpc.StatusCode.PERMISSION_DENIED
+    assert outcome.details == "client-1 was removed"
 
 
 def test_a_client_revoked_while_it_is_connected_is_out_before_the_next_round(

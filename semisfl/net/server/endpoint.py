@@ -120,6 +120,8 @@ async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
                 if chunk is grpc.aio.EOF:
                     raise Refused(grpc.StatusCode.UNAVAILABLE, "the stream ended before hello")
                 _, complete = assembler.feed(chunk)
+            # By itself: if a refusal cancelled the first write with it, gRPC would send no status.
+            await context.send_initial_metadata(())
     except TimeoutError as error:
         # Not an offence: the server itself may be too busy.
         late = f"no hello within {seconds:g} s"
