@@ -79,7 +79,7 @@ class ModelServer:
         # Without certificates devices cannot be distinguished.
         self._places = Places(MOST_CALLS, MOST_CALLS if self._trust is None else calls_each)
         self._silence = silence_seconds
-        self._refusals = Refusals(audit)
+        self._refusals = Refusals(lambda peer, identity, reason, _: audit(peer, identity, reason))
         self._computing = threading.Lock()
         self._workers = ThreadPoolExecutor(WORKERS, "semisfl-model")
         self._thread = LoopThread("semisfl-model-calls")

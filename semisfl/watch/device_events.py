@@ -41,7 +41,7 @@ class DeviceEvents:
         elif kind in ("refused", "removed") and name != "?":
             reason = str(event.get("reason", ""))
             ends = ("its certificate is revoked", f"the certificate of {name} is revoked")
-            # What follows "the client's policy: " is the device's own text.
-            revoked = reason.endswith(ends) and "the client's policy: " not in reason
-            state = "revoked" if revoked else kind
+            # Runs of earlier versions do not say whose words it is.
+            by = event.get("by", "device" if "the client's policy: " in reason else "server")
+            state = "revoked" if by == "server" and reason.endswith(ends) else kind
             self.turned_away[name] = {"state": state, "reason": reason, "seen": event.get("time")}

@@ -1,5 +1,6 @@
 """A device's policy against a server that knows of it, and against one that does not care."""
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -150,17 +151,24 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
     ],
 )
 def test_a_device_with_nothing_left_of_its_caps_is_not_let_in(
-    method: str, policy: DevicePolicy, spent: Spent, reason: str, caplog: pytest.LogCaptureFixture
+    method: str,
+    policy: DevicePolicy,
+    spent: Spent,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     allowance = Allowance()
     allowance.spent = spent
     with network(tiny(1, method=method)) as net:
+        net.fleet.device_log.open(tmp_path, net.fleet.devices)
         net.join(0, policy=policy, allowance=allowance)
         assert f"this device's policy ends its part: {reason}" in ended(net)
         until(lambda: bool(lines(caplog, "semisfl.audit")))
         assert net.fleet.roster.images == {} and not net.fleet.device_log.events["here"]
     (line,) = lines(caplog, "semisfl.audit")
     assert "the client's policy: what its owner's caps allow is used up" in line
+    assert json.loads((tmp_path / "fleet.jsonl").read_text())["by"] == "device"
 
 
 @pytest.mark.parametrize(

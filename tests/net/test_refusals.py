@@ -7,7 +7,7 @@ import pytest
 from semisfl.net.server import refusals
 from semisfl.net.server.refusals import AUDIT_LINES, Refusals
 
-Line = tuple[str, str, str]
+Line = tuple[str, str, str, str]
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_many_refusals_of_an_identity_are_summed_up_and_others_are_told(
     assert [line[1] for line in lines] == ["eve"] * AUDIT_LINES + ["ann"]
     assert noted._timer is not None and noted._timer.daemon
     noted._timer.function()
-    peer, identity, reason = lines[-1]
-    assert (peer, identity) == (f"peer {AUDIT_LINES + 4}", "eve")
+    peer, identity, reason, by = lines[-1]
+    assert (peer, identity, by) == (f"peer {AUDIT_LINES + 4}", "eve", "server")
     assert reason.startswith("5 more refused within 60 s have no line of their own")
     assert reason.endswith(f"the last: reason {AUDIT_LINES + 4}")
     noted.sum_up()
     assert len(lines) == AUDIT_LINES + 2
-    noted.note("peer", "eve", "again")
-    assert lines[-1] == ("peer", "eve", "again")
+    noted.note("peer", "eve", "again", "device")
+    assert lines[-1] == ("peer", "eve", "again", "device")
 
 
 def test_few_refusals_at_a_time_all_have_their_line(now: SimpleNamespace) -> None:

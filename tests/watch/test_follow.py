@@ -193,6 +193,8 @@ def test_a_device_cannot_make_the_page_say_that_it_is_revoked() -> None:
     event = {"event": "refused", "name": "camera", "reason": f"the client's policy: {text}"}
     events.add(json.dumps(event).encode())
     assert events.turned_away["camera"]["state"] == "refused"
+    events.add(json.dumps({**event, "by": "device", "reason": text}).encode())
+    assert events.turned_away["camera"]["state"] == "refused"
     events.add(json.dumps({**event, "reason": f"3 more refused; the last: {text}"}).encode())
     assert events.turned_away["camera"]["state"] == "revoked"
 

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
@@ -39,12 +39,15 @@ def audit_held_back(peer: str, identity: str, reason: str) -> None:
 
 
 class Refused(Exception):
-    """Raised when a client may not come in, with the reason."""
+    """Raised when a client may not come in, with the reason and whose words it is."""
 
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+    def __init__(
+        self, code: grpc.StatusCode, reason: str, by: Literal["server", "device"] = "server"
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.by = by
 
 
 def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Roster) -> None:
@@ -74,7 +77,7 @@ def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Ros
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
     if lines := _objections(fields, terms.config):
-        raise Refused(incompatible, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT))
+        raise Refused(incompatible, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT), "device")
     if identity not in roster.index and roster.full:
         raise no_place(roster, identity)
 
@@ -84,7 +87,8 @@ def policy_of(fields: dict[str, Any]) -> DevicePolicy:
     try:
         return parse_policy(fields["policy"], "the client's policy")
     except ConfigError as error:
-        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, cleaned(str(error))) from error
+        code = grpc.StatusCode.FAILED_PRECONDITION
+        raise Refused(code, cleaned(str(error)), "device") from error
 
 
 def _objections(fields: dict[str, Any], config: Config) -> str:
@@ -97,7 +101,7 @@ def _objections(fields: dict[str, Any], config: Config) -> str:
 
 def refused_by_policy(reason: str) -> Refused:
     """Return the refusal that a client's own policy demands."""
-    return Refused(grpc.StatusCode.FAILED_PRECONDITION, BY_POLICY + cleaned(reason))
+    return Refused(grpc.StatusCode.FAILED_PRECONDITION, BY_POLICY + cleaned(reason), "device")
 
 
 def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:

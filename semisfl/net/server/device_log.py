@@ -39,6 +39,8 @@ class FleetEvent:
     images: int | None = None
     peer: str | None = None
     reason: str | None = None
+    by: str | None = None
+    """Whose words the reason of a refusal is: ``server`` or ``device``."""
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if value is not None}
@@ -127,14 +129,14 @@ class DeviceLog:
         """Record that the operator paused, resumed or drained the whole fleet."""
         self._note(event, "fleet", reason="by the operator")
 
-    def refused(self, peer: str, name: str, reason: str) -> None:
+    def refused(self, peer: str, name: str, reason: str, by: str = "server") -> None:
         """Record a refused or disconnected client, also in the audit log, where one line may sum up many."""
         self.events["refused"] += 1
-        self._refusals.note(unquote(peer), name, reason)
+        self._refusals.note(unquote(peer), name, reason, by)
 
-    def _tell_refused(self, peer: str, name: str, reason: str) -> None:
+    def _tell_refused(self, peer: str, name: str, reason: str, by: str) -> None:
         audit(peer, name, reason)
-        self._append("refused", name, peer=peer, reason=reason)
+        self._append("refused", name, peer=peer, reason=reason, by=by)
 
     def held_back(self, peer: str, name: str, reason: str) -> None:
         peer = unquote(peer)

@@ -101,7 +101,7 @@ class Listener:
             seconds = self._handshake_seconds
             self._device_log.refused(peer, identity, f"it did not take the terms in {seconds:g} s")
         except Refused as refusal:
-            self._device_log.refused(peer, identity, refusal.reason)
+            self._device_log.refused(peer, identity, refusal.reason, refusal.by)
             await _abort(context, refusal.code, refusal.reason)
         finally:
             self._handshakes.stream_closed(peer)
@@ -154,7 +154,7 @@ class Listener:
                 log.info("the connection to %s was lost", identity)
             raise
         except Refused as refusal:
-            self._device_log.refused(peer, identity, refusal.reason)
+            self._device_log.refused(peer, identity, refusal.reason, refusal.by)
             await _abort(context, refusal.code, refusal.reason)
         except (Violation, WireError) as error:
             self.penalties.breach(peer, identity, str(error))

@@ -72,7 +72,7 @@ class Penalties:
 
     def dismiss(self, session: Session, reason: str) -> None:
         """Disconnect a client whose own policy ended its part; to come back and do so again is an offence."""
-        self._device_log.refused(session.peer, session.identity, reason)
+        self._device_log.refused(session.peer, session.identity, reason, "device")
         self.strikes[session.identity] += session.identity in self._dismissed
         self._dismissed.add(session.identity)
         self._table.forget(session)

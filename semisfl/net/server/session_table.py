@@ -108,7 +108,8 @@ class SessionTable:
                 raise refused_by_policy(ready.fields["reason"])
             self._enrol(session, ready)
         except Refused as refusal:
-            self._context.device_log.refused(session.peer, session.identity, refusal.reason)
+            device_log, identity = self._context.device_log, session.identity
+            device_log.refused(session.peer, identity, refusal.reason, refusal.by)
             session.close(refusal.code, refusal.reason)
 
     def _enrol(self, session: Session, ready: Frame) -> None:
