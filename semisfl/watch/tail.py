@@ -46,12 +46,13 @@ def text_from(path: Path, start: int) -> tuple[list[str], int]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            latest = start < 0 or start > size
-            begin = max(0, size - LATEST_LOG) if latest else start
-            file.seek(begin)
+            begin = start if 0 <= start <= size else max(0, size - LATEST_LOG)
+            file.seek(max(0, begin - 1))
+            # The rest of a line would show names that are hidden where the line is whole.
+            whole = begin == 0 or file.read(1) == b"\n"
             data = file.read(MOST_LOG)
     except OSError:
         return [], 0
     lines_read = data[: data.rfind(b"\n") + 1]
     lines = lines_read.decode("utf-8", "replace").splitlines()
-    return (lines[1:] if latest and begin else lines), begin + len(lines_read)
+    return (lines if whole else lines[1:]), begin + len(lines_read)

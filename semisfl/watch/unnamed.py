@@ -8,7 +8,7 @@ from typing import Any
 from semisfl.watch.tail import Lines
 from semisfl.watch.views import Plain, Runs
 
-KEPT = {"event", "state", "time"}
+KEPT = {"event", "state", "time", "by"}
 """Keys whose values are words of the page, whatever devices are called."""
 ADDRESSES = {"peer", "address"}
 OF_FLEET = {"changed", "paused", "resumed", "draining"}
