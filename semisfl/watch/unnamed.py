@@ -13,8 +13,10 @@ KEPT = {"event", "state", "time", "by"}
 ADDRESSES = {"peer", "address"}
 OF_FLEET = {"changed", "paused", "resumed", "draining"}
 """Events whose name is no device's."""
-INTRODUCED = re.compile(rb"^\S+ INFO ([\w.-]+) has certificate ")
-"""A line of the log that names a device, which may leave before it has a place or an event."""
+INTRODUCED = re.compile(
+    rb"^\S+ INFO ([\w.-]+) has certificate |^\S+ WARNING [a-z ]+ peer=\S+ identity=([\w.-]+) "
+)
+"""A line of the log that names a device, which may leave before it has a place, or whose event is not there yet."""
 PEER = re.compile(r"\bpeer=\S+")
 
 Mask = Callable[[str], str]
@@ -56,7 +58,9 @@ class Unnamed(Runs):
                 key, (Lines(followed.path / "run.log"), set())
             )
             introduced |= {
-                found[1].decode() for found in map(INTRODUCED.match, log.new()[1]) if found
+                (found[1] or found[2]).decode()
+                for found in map(INTRODUCED.match, log.new()[1])
+                if found
             }
             others = {*followed.devices.turned_away, *introduced}
             others |= {

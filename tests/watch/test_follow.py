@@ -318,9 +318,6 @@ def test_a_log_without_a_token_names_no_device_and_no_address(tmp_path: Path) ->
     assert "robust.aggregate is krum" in shown, "a setting is no device"
     with (directory.path / "run.log").open("a") as log:
         log.write(later + "\n")
-    refused = {"event": "refused", "name": "camera-8", "peer": "ipv4:198.51.100.4:49152"}
-    with (directory.path / "fleet.jsonl").open("a") as events:
-        events.write(json.dumps(refused) + "\n")
     size = (directory.path / "run.log").stat().st_size
     every = [line for start in range(-1, size) for line in runs.log(key, start)["lines"]]
     text = "\n".join(every)
