@@ -17,7 +17,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame, Schema, WireError, decode, encode
-from semisfl.net.server import endpoint
+from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
@@ -123,7 +123,7 @@ class ModelServer:
         """Return ``answer`` with access checks; a refusal is a gRPC status with its reason, and an audit line."""
 
         async def call(_: Any, context: grpc.aio.ServicerContext) -> None:
-            identity = "?"
+            peer, identity = context.peer(), "?"
             try:
                 if self._trust is not None:
                     certificate = self._trust.certificate_of(context)
@@ -138,8 +138,8 @@ class ModelServer:
                 code, reason = grpc.StatusCode.INVALID_ARGUMENT, str(error)
                 # A connection that broke looks like the request's end until gRPC says so.
                 await asyncio.sleep(BREAK_SECONDS)
-            self._refusals.note(unquote(context.peer()), identity, cleaned(reason))
-            await context.abort(code, reason)
+            self._refusals.note(unquote(peer), identity, cleaned(reason))
+            await endpoint.abort(context, code, reason)
 
         return call
 
@@ -156,7 +156,17 @@ class ModelServer:
             self._workers, answer, data, metadata
         )
         self.answered[identity] += images
-        await context.write(describe)
+        # By itself: gRPC sends no status to a stream whose first write with it was cancelled.
+        await context.send_initial_metadata(())
+        seconds = self._silence + len(describe) / chunks.LOWEST_RATE
+        try:
+            async with asyncio.timeout(seconds):
+                await context.write(describe)
+        except TimeoutError as error:
+            # The stream itself would end only once the device takes what waits on it.
+            cheap_frames.disconnect(cheap_frames.where(context.peer()))
+            late = f"the answer was not taken within {seconds:.3g} s"
+            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, late) from error
 
     def _describe(self, data: bytearray, _: Mapping[str, str]) -> Answer:
         decode(data, {"describe": protocol.DESCRIBE})

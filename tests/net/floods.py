@@ -49,11 +49,16 @@ def no_room() -> bytes:
     return frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
 
 
+def message(parts: chunks.Parts) -> bytes:
+    """Return a message as gRPC writes it."""
+    content = b"".join(parts)
+    return b"\0" + struct.pack(">I", len(content)) + content
+
+
 def hello() -> bytes:
     """Return a stream with a valid hello."""
     parts = encode("hello", messages.hello(["semisfl"]), {})
-    (message,) = chunks.cut([b"".join(parts)], 0, 0)
-    return opened(1) + frame(DATA, 0, 1, b"\0" + struct.pack(">I", len(message)) + message)
+    return opened(1) + frame(DATA, 0, 1, message([*chunks.cut([b"".join(parts)], 0, 0)]))
 
 
 def resets(number: int) -> bytes:

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from semisfl.net import chunks
-from semisfl.net.server import cheap_frames, endpoint, listener
+from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.admission import Refused
 from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS, where
 from semisfl.net.server.penalties import STRIKES
@@ -203,7 +203,7 @@ def test_a_device_that_takes_no_heartbeat_does_not_hold_connections(
 ) -> None:
     """It takes the welcome, and the end of its session waits behind a heartbeat."""
     monkeypatch.setattr(cheap_frames, "UNSERVED_SECONDS", 1.0)
-    monkeypatch.setattr(listener, "ABORT_SECONDS", 1.0)
+    monkeypatch.setattr(endpoint, "ABORT_SECONDS", 1.0)
     monkeypatch.setattr(chunks, "BEAT_SECONDS", 0.1)
     assert net.certificates is not None
     table = net.fleet._listener.table

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from semisfl.net import chunks
+from semisfl.net.frames import encode
 from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
 from semisfl.net.tls import certs
@@ -23,6 +24,7 @@ from semisfl.use.model_calls import Places, request
 from semisfl.use.model_client import ModelClient
 from semisfl.use.model_server import ModelServer
 from tests import toy
+from tests.net import floods
 from tests.use.serving import connect, served
 
 PIXELS = toy.dataset().test_images[:5]
@@ -126,6 +128,25 @@ def test_a_connection_that_is_lost_leaves_no_call(
             calls = silent(client, 2, bytes(1000))
             wait_until(lambda: server._places.taken["camera"] == len(calls))
         wait_until(lambda: not server._places.taken)
+
+
+def test_a_device_that_takes_no_answer_keeps_no_place(
+    model: Classifier, authority: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = floods.frame(floods.DATA, 1, 1, floods.message(encode("describe", {}, {})))
+    first = floods.no_room() + floods.opened(1, split_inference.method("Describe")) + call
+    with served(model, authority, silence_seconds=0.5) as server:
+        with floods.connect(authority, "stolen", server.port, first=first) as link:
+            link.settimeout(PATIENCE)
+            with contextlib.suppress(ConnectionError):
+                while link.recv(1000):
+                    pass  # raises TimeoutError if the server keeps the connection
+        wait_until(lambda: not server._places.taken)
+    (line,) = caplog.messages
+    assert (
+        "refused peer=ipv" in line
+        and "identity=stolen reason=the answer was not taken within 0.5" in line
+    )
 
 
 def test_calls_per_server_are_limited() -> None:

@@ -112,7 +112,7 @@ class CheapFrames:
         ):
             return False
         self._connections.pop(where(peer), None)
-        _disconnect(where(peer))
+        disconnect(where(peer))
         return True
 
     async def _watch(self, port: int) -> None:
@@ -143,7 +143,7 @@ class CheapFrames:
         connection = self._connections.pop(place, None)
         if connection is not None:
             self._offended(f"{place[0]}:{place[1]}", connection.identity, reason)
-        _disconnect(place)
+        disconnect(place)
 
 
 def where(peer: str) -> Where:
@@ -172,7 +172,8 @@ def _accepted(port: int) -> Iterator[tuple[Where, int, socket.socket]]:
                 yield place, int.from_bytes(received, sys.byteorder), link
 
 
-def _disconnect(place: Where) -> None:
+def disconnect(place: Where) -> None:
+    """End the connections of a peer, whatever waits on them."""
     for other_end, link in _sockets():
         if other_end == place:
             with contextlib.suppress(OSError):

@@ -19,6 +19,8 @@ from semisfl.settings.config import ConfigError
 
 IDLE_SECONDS = 30
 """A connection without a stream is closed after this: thousands of them would use up all files."""
+ABORT_SECONDS = 10.0
+"""Most time for a client to take the end of its stream."""
 FLOODS = [
     ("grpc.max_concurrent_streams", 8),
     ("grpc.http2.max_ping_strikes", 2),
@@ -127,3 +129,10 @@ async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
         late = f"no hello within {seconds:g} s"
         raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
     return decode(complete[1], {"hello": messages.HELLO})
+
+
+async def abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
+    """End a stream; give up on a client that does not take its end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ABORT_SECONDS):
+            await context.abort(code, reason)

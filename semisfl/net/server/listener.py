@@ -1,7 +1,6 @@
 """Listen for clients, accept or refuse them and serve their streams; every refusal leaves an audit line."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import Any
@@ -31,8 +30,6 @@ from semisfl.net.server.trust import Trust
 log = logging.getLogger(__name__)
 
 BREAK_SECONDS = 0.2
-ABORT_SECONDS = 10.0
-"""Most time for a client to take the end of its stream."""
 RETURN_SECONDS = 7.0
 """A client whose connection broke tries again after 6 s at most."""
 
@@ -102,7 +99,7 @@ class Listener:
             self._device_log.refused(peer, identity, f"it did not take the terms in {seconds:g} s")
         except Refused as refusal:
             self._device_log.refused(peer, identity, refusal.reason, refusal.by)
-            await _abort(context, refusal.code, refusal.reason)
+            await endpoint.abort(context, refusal.code, refusal.reason)
         finally:
             self._handshakes.stream_closed(peer)
             self._cheap_frames.stream_closed(peer)
@@ -148,17 +145,17 @@ class Listener:
                 self.table.lost.pop(identity, None)
                 log.info("%s said goodbye", identity)
             elif ending[0] is not grpc.StatusCode.OK:
-                await _abort(context, *ending)
+                await endpoint.abort(context, *ending)
         except asyncio.CancelledError:
             if session is not None:
                 log.info("the connection to %s was lost", identity)
             raise
         except Refused as refusal:
             self._device_log.refused(peer, identity, refusal.reason, refusal.by)
-            await _abort(context, refusal.code, refusal.reason)
+            await endpoint.abort(context, refusal.code, refusal.reason)
         except (Violation, WireError) as error:
             self.penalties.breach(peer, identity, str(error))
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await endpoint.abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._handshakes.stream_closed(peer)
             self._cheap_frames.stream_closed(peer)
@@ -195,10 +192,3 @@ class Listener:
         self._thread.call(self._server.stop(None))
         if self._owns_thread:
             self._thread.stop()
-
-
-async def _abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
-    """End a stream; give up on a client that takes nothing, whose connection `CheapFrames` then ends."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ABORT_SECONDS):
-            await context.abort(code, reason)
