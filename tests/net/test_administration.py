@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
+from semisfl.fleet.base import SplitRound
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import encode
 from semisfl.net.messages import REVOKED
@@ -393,3 +394,24 @@ def test_devices_go_on_with_a_server_that_has_more_places(tmp_path: Path) -> Non
         net.fleet.waiting._settled = True
         assert len(run_rounds(net.experiment, first=2).rounds) == 2
         assert all(client.error is None for client in net.clients.values())
+
+
+def test_who_takes_a_place_in_a_round_is_not_blamed_for_who_had_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with network(tiny(3)) as net:
+        net.join_all()
+        removed, fleet = "plaintext:client-0", net.fleet
+        bottom = net.experiment.method.student.bottom.state_dict()
+        fleet.start_round(SplitRound(0, (0, 1, 2), 2, 0.02, bottom, bottom))
+        fleet._listener.penalties.remove(removed)
+        newcomer = Client(net.address, net.data.images[:4], "newcomer")
+        until(lambda: fleet.roster.index.get("plaintext:newcomer") == 0)
+        fleet.forward()
+        assert f"{removed} is left out of this round" in caplog.text
+        monkeypatch.setattr(fleet._questions.screen, "suspect", lambda others: 0)
+        assert fleet.settle(False) == removed
+        assert fleet.present() == [0, 1, 2], "the newcomer is not on trial"
+        fleet.settle(True)
+        assert fleet._listener.penalties.strikes == {removed: 1}
+        newcomer.device.stop()

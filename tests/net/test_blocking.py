@@ -115,7 +115,7 @@ def test_a_device_that_leaves_between_two_questions_is_passed_over(
         threading.Timer(30, net.experiment.stop.request).start()
         assert len(run_rounds(net.experiment).rounds) == ROUNDS
         assert begun(net) <= 2 * ROUNDS + 2
-        assert 0 in net.fleet._trials._passed_over
+        assert net.fleet.roster.name(0) in net.fleet._trials._passed_over
         proxy.close()
 
 

@@ -92,7 +92,7 @@ class NetworkFleet:
         self._questions = Questions(context, self._listener)
         self._administration: Administration | None = None
         quorum = setup.config.network.quorum
-        self._trials = Trials(self._questions.screen, self.roster, self._listener, quorum)
+        self._trials = Trials(self._questions, self.roster, self._listener, quorum)
         self.waiting = Waiting(context, self._listener, self.present)
         self._status = FleetStatus(self.roster, self._listener.table, self.traffic)
         self.port = self._listener.port
@@ -221,7 +221,7 @@ class NetworkFleet:
         return [results[client] for client in sorted(results)]
 
     def _tell_held_back(self, client: int, why: str) -> None:
-        name = self.roster.name(client)
+        name = self._questions.name(client)
         log.warning("%s is held back: %s", name, why)
         self._listener.penalties.audit_held_back(name, why)
 

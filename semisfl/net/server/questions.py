@@ -85,6 +85,11 @@ class Questions:
     def __len__(self) -> int:
         return len(self._awaited)
 
+    def name(self, client: int) -> str:
+        """Return the device of this round that is ``client``; its place may be another's by now."""
+        session = self._began_with.get(client)
+        return self._context.roster.name(client) if session is None else session.identity
+
     def start_round(self) -> None:
         self._awaited.clear()
         self.left_out.clear()
@@ -222,7 +227,7 @@ class Questions:
         self._awaited.pop(client, None)
         self._paces.pop(client, None)
         self.left_out.add(client)
-        name = self._context.roster.name(client)
+        name = self.name(client)
         log.warning("%s is left out of this round: %s", name, reason)
         self._context.device_log.left_out(name, client, reason)
 
@@ -273,7 +278,7 @@ class Questions:
         if self.screen.excuses(client):
             log.warning("values of the server or of others may be the cause: this is not a strike")
         else:
-            self._listener.penalties.strike(self._context.roster.name(client), fault)
+            self._listener.penalties.strike(self.name(client), fault)
 
     def _count(self, parcel: Parcel) -> None:
         """Count a question's bytes once: an answer proves that the question has arrived."""

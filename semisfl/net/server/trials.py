@@ -7,8 +7,9 @@ from torch import Tensor
 
 from semisfl.fleet.base import AbnormalValues
 from semisfl.net.server.listener import Listener
+from semisfl.net.server.questions import Questions
 from semisfl.net.server.roster import Roster
-from semisfl.net.server.value_checks import Screen, ranges, sizes, unbelievable
+from semisfl.net.server.value_checks import ranges, sizes, unbelievable
 from semisfl.settings.config import Config
 from semisfl.settings.robust import FEWEST
 
@@ -39,10 +40,14 @@ def limits_on_one_client(config: Config) -> tuple[int, str]:
 class Trials:
     """Keep the clients that are left out of the round being repeated, to see whether it is good then."""
 
-    def __init__(self, screen: Screen, roster: Roster, listener: Listener, quorum: int) -> None:
-        self._screen, self._roster, self._listener, self._quorum = screen, roster, listener, quorum
-        self._clients: list[int] = []
-        self._passed_over: dict[int, int] = {}
+    def __init__(
+        self, questions: Questions, roster: Roster, listener: Listener, quorum: int
+    ) -> None:
+        self._screen, self._name = questions.screen, questions.name
+        self._roster, self._listener, self._quorum = roster, listener, quorum
+        # By name: once a device is removed, another may have its place.
+        self._accused: list[str] = []
+        self._passed_over: dict[str, int] = {}
         """Clients that are not drawn for a while, and for how many good rounds."""
 
     def present(self) -> list[int]:
@@ -51,36 +56,43 @@ class Trials:
         Without those that are passed over, if the others are enough for a round.
         """
         with self._listener.table.changed:
-            there = self._listener.table.enrolled.keys() - set(self._clients)
-        others = there - self._passed_over.keys()
+            there = self._listener.table.enrolled.keys() - self._places(self._accused)
+        others = there - self._places(self._passed_over)
         return sorted(others if len(others) >= self._quorum else there)
+
+    def _places(self, names: Iterable[str]) -> set[int]:
+        index = self._roster.index
+        return {index[name] for name in names if name in index}
 
     def pass_over(self, clients: Iterable[int]) -> None:
         """Draw others for a while: these left a round below the quorum, or everybody waited for them."""
-        self._passed_over = {**self._passed_over, **dict.fromkeys(clients, PASSED_OVER)}
+        self._passed_over = {
+            **self._passed_over,
+            **dict.fromkeys(map(self._name, clients), PASSED_OVER),
+        }
 
     def end_if_needed(self) -> None:
         """End all trials if too few other clients are here: the run must not wait for a culprit."""
-        if self._clients and len(self.present()) < self._quorum:
-            log.warning("%s may take part again: too few others are here", self._names())
-            self._clients.clear()
+        if self._accused and len(self.present()) < self._quorum:
+            names = ", ".join(self._accused)
+            log.warning("%s may take part again: too few others are here", names)
+            self._accused.clear()
 
     def settle(self, good: bool) -> str | None:
         """End a round; return the name of the client that the repetition leaves out, or None."""
         if not good:
             suspect = self._accuse()
             if suspect is None:
-                self._clients.clear()
+                self._accused.clear()
             return suspect
         self._screen.remember()
-        self._passed_over = {c: left - 1 for c, left in self._passed_over.items() if left > 1}
-        if self._clients:
+        self._passed_over = {n: left - 1 for n, left in self._passed_over.items() if left > 1}
+        if self._accused:
             # The round was bad with this client and good without it.
-            blamed = self._roster.name(self._clients[-1])
             self._listener.penalties.strike(
-                blamed, "the round diverged with its values and not without"
+                self._accused[-1], "the round diverged with its values and not without"
             )
-        self._clients.clear()
+        self._accused.clear()
         return None
 
     def check_sent(self, sent: Mapping[str, Tensor], give_up: Callable[[], None]) -> None:
@@ -99,10 +111,10 @@ class Trials:
 
     def _accuse(self) -> str | None:
         """Exclude the most suspicious client from the retry and return its name, or None."""
-        suspect = self._screen.suspect(self._clients)
+        suspect = self._screen.suspect(self._places(self._accused))
         if suspect is None:
             return None
-        name = self._roster.name(suspect)
+        name = self._name(suspect)
         if len(self.present()) <= self._quorum:
             log.warning(
                 "%s stands out; the round cannot be repeated without it, because network.quorum = %d",
@@ -110,8 +122,5 @@ class Trials:
                 self._quorum,
             )
             return None
-        self._clients.append(suspect)
+        self._accused.append(name)
         return name
-
-    def _names(self) -> str:
-        return ", ".join(self._roster.name(client) for client in self._clients)
