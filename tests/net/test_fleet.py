@@ -277,7 +277,13 @@ def test_roster_survives_a_restart_and_never_changes_an_index(tmp_path: Path) ->
         Roster(1).load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"index": {"b"'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[1]", "[" * 10**5, '{"index": {"b"', '{"b": "first"}', '{"index": {"b": 0}}'),
+        '{"index": {"b": 0}, "images": {"0": null}}',
+    ],
+)
 def test_a_damaged_roster_is_the_checkpoints(content: str, tmp_path: Path) -> None:
     file = tmp_path / "roster.json"
     file.write_text(content, encoding="utf-8")

@@ -47,15 +47,16 @@ class Roster:
         The file is newer than any checkpoint: places may have been freed since.
         """
         if path.exists():
-            state = _read(path)
-            if state is not None:
-                self.load_state_dict(state)
-            elif not self.index:
-                raise ConfigError(
-                    f"{path}, which says who is which client, is damaged, and there is no checkpoint "
-                    "that knows it; restore the file, or start a run elsewhere"
-                )
-            else:
+            try:
+                self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+            except ConfigError:
+                raise
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                if not self.index:
+                    raise ConfigError(
+                        f"{path}, which says who is which client, is damaged, and there is no "
+                        "checkpoint that knows it; restore the file, or start a run elsewhere"
+                    ) from error
                 log.warning("%s is damaged; clients are numbered as in the checkpoint", path)
                 write_whole(path, json.dumps(self.state_dict()).encode())
         self._path = path
@@ -124,25 +125,17 @@ class Roster:
         index = {str(name): int(place) for name, place in state["index"].items()}
         places = sorted(index.values())
         if len(set(places)) < len(places) or not all(0 <= one < self.total for one in places):
-            raise ValueError(
+            raise ConfigError(
                 f"a roster with the places {places} does not fit clients.total = {self.total}: each must be "
                 "taken once and be below it; remove devices with `semisfl fleet RUN remove NAME` first"
             )
-        self.index = dict(sorted(index.items(), key=lambda item: item[1]))
-        self.images = {int(place): int(count) for place, count in state["images"].items()}
-        self.serials = {name: int(text, 16) for name, text in state.get("serials", {}).items()}
+        images = {int(place): int(count) for place, count in state["images"].items()}
+        serials = {name: int(text, 16) for name, text in state.get("serials", {}).items()}
         # Files of earlier versions have none.
         before = state.get("before", {}).items()
         self.before = {int(place): (int(up), int(down)) for place, (up, down) in before}
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the file's content; None if it is damaged."""
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    return state if isinstance(state, dict) else None
+        self.index = dict(sorted(index.items(), key=lambda item: item[1]))
+        self.images, self.serials = images, serials
 
 
 def _plain(
