@@ -111,7 +111,8 @@ def hello(
         "methods": sorted(methods),
         "instance": instance,
         "attempt": attempt,
-        "policy": (policy or DevicePolicy()).model_dump(mode="json"),
+        # Not the terms that the owner accepts: some may be those of other servers.
+        "policy": (policy or DevicePolicy()).model_dump(mode="json", exclude={"model"}),
     }
 
 

@@ -130,3 +130,9 @@ def test_a_place_once_given_is_kept_and_others_find_none() -> None:
 def test_what_a_client_says_it_holds_is_checked(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         check_ready(ready(**change), SCHEMAS)
+
+
+def test_a_server_does_not_hear_which_terms_of_others_a_device_accepts() -> None:
+    policy = DevicePolicy(model=("sha256:" + "7" * 64,), rounds=9)
+    fields = messages.hello(["semisfl"], policy=policy)
+    assert "7777" not in str(fields) and policy_of(fields) == DevicePolicy(rounds=9)
