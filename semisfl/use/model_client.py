@@ -39,6 +39,8 @@ from semisfl.use.served_model import ServedModel, text_of_model
 
 log = logging.getLogger(__name__)
 
+ROUNDING = 1e-4
+"""Error of a probability."""
 Bottom = Callable[[Tensor], Tensor]
 """uint8 images -> features"""
 
@@ -200,7 +202,14 @@ class ModelClient:
         fields = {"identity": self.identity}
         request = b"".join(self._outgoing.frame(call.lower(), fields, cleared, self._codec))
         frame = self.connection.ask(call, request, "answers", schema, metadata)
-        return frame.tensors["probabilities"]
+        probabilities = frame.tensors["probabilities"]
+        # Comparisons with NaN are false, so this catches NaN too.
+        if not bool(((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all()):
+            raise ValueError(
+                f"{self._address} answers with numbers that are no probabilities; its model is damaged, "
+                "or it is not to be trusted"
+            )
+        return probabilities
 
     def close(self) -> None:
         self.connection.close()

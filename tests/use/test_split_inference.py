@@ -131,6 +131,21 @@ def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
     torch.testing.assert_close(answers, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), -0.5, 7.0])
+def test_answers_that_are_no_probabilities_are_refused(
+    wrong: float, model: Classifier, authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        model, "answer", lambda rows: torch.full((len(rows), len(model.classes)), wrong)
+    )
+    with (
+        served(model, authority) as server,
+        connect(f"localhost:{server.port}", authority) as client,
+        pytest.raises(ValueError, match="answers with numbers that are no probabilities"),
+    ):
+        client.probabilities(PIXELS)
+
+
 def test_images_go_only_to_a_server_that_takes_them(
     model: Classifier, address: str, authority: Path
 ) -> None:
