@@ -61,6 +61,7 @@ def test_a_certificate_is_revoked_on_the_server(
     assert semisfl(capsys, *revoke, "--certificate", file)[1].startswith("nothing to do")
     for words, reason in [
         (["--serial", "abcd"], "cut short"),
+        (["--serial", "1" * 48], "not the decimal `serial`"),
         (["--serial", "xyz"], "not hexadecimal"),
         (["--certificate", server / "server.crt"], "is not a client's"),
         (["--certificate", server / "server.key"], "not a certificate in PEM"),

@@ -18,6 +18,8 @@ from semisfl.net.tls.x509_parts import CertError, append_line, is_missing, read_
 SHORTEST_PREFIX = 8
 LEAST_DIGITS = 30
 """Fewest digits of a whole serial: 159 random bits practically never begin with more zeros."""
+MOST_DIGITS = 40
+"""No serial is longer than 20 bytes."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,16 @@ def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
     digits = text.strip().lower().removeprefix("0x").replace(":", "").lstrip("0")
     if not re.fullmatch(r"[0-9a-f]+", digits):
         raise CertError(f"serial {text!r} is not hexadecimal: `semisfl certs list` shows serials")
+    if len(digits) > MOST_DIGITS:
+        raise CertError(
+            f"serial {text!r} has {len(digits)} digits, and none has over {MOST_DIGITS} hexadecimal"
+            " ones: give `serial_hex` of `semisfl certs list --json`, not the decimal `serial`"
+        )
     if is_missing(directory / "issued.txt"):
         if len(digits) < LEAST_DIGITS:
             raise CertError(
                 f"serial {text!r} is cut short: where there is no issued.txt give all of its"
-                " digits, about 40, as in the server's log or `semisfl certs list --json`"
+                " digits, about 40, as in the server's log or `serial_hex` of `semisfl certs list --json`"
             )
         return int(digits, 16), _turn_away(directory, int(digits, 16), "by serial")
     matches = [
@@ -126,7 +133,7 @@ def revoke_serial(directory: str | Path, text: str) -> tuple[int, bool]:
     if len(matches) != 1:
         raise CertError(
             f"serial {text!r} is that of {len(matches)} issued certificates:"
-            f" give all of it, or at least {SHORTEST_PREFIX} digits, as in `semisfl certs list --json`"
+            f" give all of it, or at least {SHORTEST_PREFIX} digits, as in `serial_hex` of `semisfl certs list --json`"
         )
     if matches[0].role != "client":
         raise CertError(f"serial {text!r} is the {matches[0].role}'s: only clients are turned away")
