@@ -96,7 +96,9 @@ def evaluate(
     run: RunOrFile,
     data: Annotated[
         str,
-        typer.Option(help="A folder of class folders, or with test/ of them; or a named data set."),
+        typer.Option(
+            help="A folder of class folders, or with test/ of them; a CSV file; or a named data set."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("confusion.png"),
     device: Device = "auto",

@@ -25,6 +25,17 @@ def source(file: Path) -> Source:
     return Source(file.stem, (file, *paths), lambda: _listing(lines, paths))
 
 
+def tested(file: Path) -> list[tuple[str, Path]]:
+    """Return class and path of the test images; of all images with a label if no line has a split."""
+    lines = _lines(file)
+    if any(line["split"] for line in lines):
+        lines = [line for line in lines if line["split"] == "test"]
+    images = [(line["label"], file.parent / line["path"]) for line in lines if line["label"]]
+    if not images:
+        raise ValueError(f"{file} lists no test image; add lines with a label and split = test")
+    return images
+
+
 def _lines(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:

@@ -1,5 +1,6 @@
 """Evaluate a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisfl.data import hub, sources
+from semisfl.data import hub, sources, table
 from semisfl.runs.scores import Scores
 from semisfl.use import pictures
 from semisfl.use.classifier import Classifier
 from semisfl.use.pictures import Skipped
 
 BINS = 15
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,18 @@ def judge(
 
 
 def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
-    """Evaluate on ``data``: a folder of class folders, one with such a folder ``test``, or a data set's test images."""
+    """Evaluate on ``data``: a folder of class folders, one with such a folder ``test``, a CSV file, or a named set."""
     place = Path(data)
-    if not place.is_dir() or hub.is_copy(place):
+    if place.suffix.lower() == ".csv" and place.is_file():
+        by_class = _listed(place, model.classes)
+    elif place.is_dir() and not hub.is_copy(place):
+        folder = place / "test" if (place / "test").is_dir() else place
+        by_class = _class_folders(folder, model.classes)
+    else:
         return _on_test_set(model, str(data))
-    by_class = _class_folders(place / "test" if (place / "test").is_dir() else place, model.classes)
     probabilities, labels, skipped = [], [], []
-    for label, folder in by_class:
-        for batch in pictures.batches(pictures.files_of([folder]), model.shape):
+    for label, files in by_class:
+        for batch in pictures.batches(files, model.shape):
             probabilities.append(model.probabilities(batch.images))
             labels += [label] * len(batch.images)
             skipped += batch.skipped
@@ -101,19 +108,33 @@ def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
     return judge(model.classes, torch.cat(probabilities), torch.tensor(labels), skipped)
 
 
-def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, Path]]:
+def _listed(file: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]]:
+    """Return the images that a CSV file lists, by class."""
+    by_class: dict[str, list[Path]] = {}
+    for name, image in table.tested(file):
+        by_class.setdefault(name, []).append(image)
+    for name in by_class:
+        _check_known(f"{file}: {name!r}", name, classes)
+    return [(classes.index(name), by_class[name]) for name in sorted(by_class)]
+
+
+def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]]:
     folders = sorted(
         folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith(".")
     )
     if not folders:
         raise ValueError(f"{place} has no class folders; put the images of each class in one")
     for folder in folders:
-        if folder.name not in classes:
-            known = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
-            raise ValueError(
-                f"{folder} is no class of the model, which knows {known}; rename or remove it"
-            )
-    return [(classes.index(folder.name), folder) for folder in folders]
+        _check_known(str(folder), folder.name, classes)
+    return [(classes.index(folder.name), pictures.files_of([folder])) for folder in folders]
+
+
+def _check_known(where: str, name: str, classes: tuple[str, ...]) -> None:
+    if name not in classes:
+        known = ", ".join(classes[:20]) + (", ..." if len(classes) > 20 else "")
+        raise ValueError(
+            f"{where} is no class of the model, which knows {known}; rename or remove it"
+        )
 
 
 def _on_test_set(model: Classifier, name: str) -> Evaluation:
@@ -131,5 +152,7 @@ def _on_test_set(model: Classifier, name: str) -> Evaluation:
         )
     if not len(data.test_labels):
         raise ValueError(f"data set {data.name!r} has no test images")
+    for note in data.notes:
+        log.warning("%s", note)
     theirs = torch.tensor([model.classes.index(label_name) for label_name in data.classes])
     return judge(model.classes, model.probabilities(data.test_images), theirs[data.test_labels])

@@ -96,6 +96,35 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
     ]
 
 
+def test_evaluate_takes_a_csv_file_as_it_takes_folders(
+    trained: Trained, images: Path, tmp_path: Path
+) -> None:
+    """With or without training images in it; an unreadable image is named, not left out in silence."""
+    model = load(trained("supervised")[0])
+    plain = evaluate_on(model, images)
+    files = sorted(images.rglob("*.png"))
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    lines = {
+        "all": ["path,label", *(f"{file},{file.parent.name}" for file in files)],
+        "test": ["path,label,split", *(f"{file},{file.parent.name},test" for file in files)],
+    }
+    lines["both"] = [*lines["test"], f"{bad},colour1,train"]
+    lines["skips"] = [*lines["test"], f"{bad},colour1,test"]
+    for name, text in lines.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(text))
+        evaluation = evaluate_on(model, tmp_path / f"{name}.csv")
+        assert evaluation.confusion.tolist() == plain.confusion.tolist()
+        assert [s.image for s in evaluation.skipped] == ([str(bad)] if name == "skips" else [])
+    for row, error in (
+        (f"{files[0]},zebra,test", "'zebra' is no class"),
+        (f"{bad},,train", "no test"),
+    ):
+        (tmp_path / "wrong.csv").write_text(f"path,label,split\n{row}")
+        with pytest.raises(ValueError, match=error):
+            evaluate_on(model, tmp_path / "wrong.csv")
+
+
 def test_mistakes_are_one_line(
     trained: Trained, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
