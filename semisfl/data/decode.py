@@ -168,9 +168,8 @@ def _render(
     sizes = Counter(shape for shape, _ in known)
     # Ties go to the larger image, so that the outcome does not depend on the order of files.
     width, height = size[::-1] if size else max(sizes, key=lambda s: (sizes[s], s))
-    coloured = sum(mode not in GREY_MODES for _, mode in known)
-    made_grey = coloured if channels == 1 else 0
-    channels = channels or (3 if coloured else 1)
+    to_grey = channels == 1
+    channels = channels or (3 if any(mode not in GREY_MODES for _, mode in known) else 1)
     images = allocate((count, channels, height, width))
 
     def fill(place: int) -> bool:
@@ -181,12 +180,13 @@ def _render(
 
     kept = np.array(_parallel(fill, count), bool)
     notes = _check_readable(listing, kept)
-    other = len(known) - sizes[width, height]
-    if other:
+    read = [header for header, good in zip(headers, kept, strict=True) if header and good]
+    if other := sum(shape != (width, height) for shape, _ in read):
         notes += (
             f"{other} of {count} images had another size and were resized to {width}x{height}",
         )
-    if made_grey:
+    made_grey = sum(mode not in GREY_MODES for _, mode in read)
+    if to_grey and made_grey:
         notes += (f"{made_grey} of {count} images are stored in colour and were read as grey ones",)
     return _without_gaps(images, kept), kept, notes
 

@@ -318,6 +318,16 @@ def test_different_sizes_are_resized_to_the_most_common_and_said_so(tmp_path):
     refuses("size = 0 is below 1", tmp_path, size=0)
 
 
+def test_an_image_that_breaks_off_is_not_counted_as_resized(tmp_path):
+    root = class_folder(tmp_path, each=20)
+    save(root / "train" / "dog" / "wide.jpg", noise(60, (20, 30, 3)))
+    whole = (root / "train" / "dog" / "wide.jpg").read_bytes()
+    (root / "train" / "dog" / "broken.jpg").write_bytes(whole[:-200])
+    left_out, resized = load(str(root)).notes
+    assert left_out.startswith("1 of ") and "train/dog/broken.jpg" in left_out
+    assert resized.startswith("1 of ")
+
+
 def test_a_set_too_large_for_the_disk_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
     usage = shutil.disk_usage(tmp_path)
