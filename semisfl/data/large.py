@@ -4,6 +4,7 @@ A file of 8 kB can hold 64 million pixels. Pillow keeps a decoded image in one t
 and each conversion makes a copy. Here strips of the image are converted and reduced instead.
 """
 
+import contextlib
 import threading
 from math import ceil
 
@@ -35,7 +36,7 @@ TURNS = {
 }
 """How an image is turned upright, by its EXIF orientation."""
 
-_alone = threading.Lock()
+_alone = threading.RLock()
 
 
 class TooLarge(ValueError):
@@ -80,7 +81,9 @@ def turn(image: Image.Image) -> int:
 
 
 def _orientation(image: Image.Image) -> int:
-    orientation = image.getexif().get(ExifTags.Base.Orientation)
+    # A PNG without EXIF data before its pixels is decoded, as some may follow them.
+    with _alone if image.width * image.height > LARGE else contextlib.nullcontext():
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
     return orientation if orientation in TURNS else 1
 
 
@@ -92,6 +95,8 @@ def shrunk(image: Image.Image, size: tuple[int, int], room: int | None = None) -
     if image.width * image.height <= LARGE:
         return image
     with _alone:
+        if not _drafts(image):  # before `turn`, which may decode it
+            _check_room(image, max(1, min(image.size) // (GAP * max(size))), room)
         turned = turn(image)
         wide, high = size[::-1] if turned >= 5 else size
         if _drafts(image):

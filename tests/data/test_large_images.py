@@ -4,15 +4,17 @@ import asyncio
 import functools
 import io
 import struct
+import time
 import warnings
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
-from semisfl.data import large
+from semisfl.data import decode, large
+from semisfl.data.dataset import Dataset
 from semisfl.data.decode import open_image, pixels_of
 from semisfl.data.large import TooLarge
 from semisfl.use import pictures
@@ -69,6 +71,37 @@ def test_an_image_beyond_the_budget_is_left_out_by_name(bombs: Path) -> None:
     ended, server = attacked(script, bombs / "train", *words, most=MOST, seconds=20)
     assert [item.kind for item in server.received][:2] == ["hello", "ready"], ended
     assert "bomb0.png' is left out: a 8192x8192 PNG takes" in ended.output
+
+
+def test_a_png_beyond_the_budget_is_not_decoded_to_look_for_its_orientation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = open_image(bomb(tmp_path / "bomb.png", "RGBA"))
+    monkeypatch.setattr(image, "load", lambda: pytest.fail("decoded"))
+    with pytest.raises(TooLarge, match="a 8192x8192 PNG takes"):
+        pixels_of(image, (12, 12), 3, room=60 * MB)
+
+
+def test_headers_of_large_pngs_are_read_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow decodes a PNG to look for EXIF data behind its pixels."""
+    for number in range(4):
+        Image.new("1", (2100, 2100)).save(tmp_path / f"{number}.png")
+    busy, most, load = [0], [0], PngImagePlugin.PngImageFile.load
+
+    def slowly(image: PngImagePlugin.PngImageFile) -> object:
+        busy[0] += 1
+        most[0] = max(most[0], busy[0])
+        time.sleep(0.05)
+        busy[0] -= 1
+        return load(image)
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", slowly)
+    monkeypatch.setattr(decode, "CHUNK", 1)
+    monkeypatch.setattr(decode.os, "cpu_count", lambda: 4)
+    assert len(Dataset.from_folder(tmp_path, size=8).images) == 4
+    assert most[0] == 1
 
 
 def test_bombs_for_predict(bombs: Path, tmp_path: Path) -> None:
