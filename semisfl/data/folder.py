@@ -42,6 +42,9 @@ def source(root: Path) -> Source:
         _by_client(collected, root)
     if not collected.files:
         raise ValueError(f"{root} holds no images ({_suffixes()}); name another folder")
+    for name in (*classes, *collected.holders):
+        if name.encode(errors="replace").decode() != name:
+            raise ValueError(f"the name of the folder {name!a} in {root} is not UTF-8; rename it")
     return Source(_name(root), tuple(collected.files), lambda: collected.listing(classes))
 
 

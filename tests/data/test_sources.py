@@ -328,6 +328,14 @@ def test_an_image_that_breaks_off_is_not_counted_as_resized(tmp_path):
     assert resized.startswith("1 of ")
 
 
+@pytest.mark.parametrize("place", ["train", "clients"])
+def test_a_class_or_client_whose_name_is_not_utf8_is_refused(tmp_path, place):
+    """Such names come out of archives that were packed elsewhere; no file of a run could hold them."""
+    root = class_folder(tmp_path)
+    save(root / place / os.fsdecode(b"caf\xe9") / "1.png", noise(1, (8, 8, 3)))
+    refuses(r"the folder 'caf\\udce9' in .* is not UTF-8; rename it", root)
+
+
 def test_a_set_too_large_for_the_disk_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cached, "MAPPED_FROM", 1000)
     usage = shutil.disk_usage(tmp_path)
