@@ -177,7 +177,7 @@ def test_serve_limits_each_device_unless_it_is_told_otherwise(
         (2, 2, {}, logging.WARNING, "clients.active = 2: a single device can ruin the run"),
         (3, 3, {}, logging.WARNING, "robust.features = as_sent: a single device can ruin the run"),
         (3, 3, SERVED, logging.INFO, "each device's influence is limited: robust.aggregate = clip"),
-        (3, 2, SERVED, logging.WARNING, "not in a round of fewer than 3 devices"),
+        (3, 1, SERVED, logging.INFO, "set network.quorum=3 to wait for more"),
     ],
 )
 def test_a_server_says_at_start_what_one_device_can_do(

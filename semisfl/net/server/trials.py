@@ -31,8 +31,9 @@ def limits_on_one_client(config: Config) -> tuple[int, str]:
         return logging.WARNING, f"{rules}: a single device can ruin the run; the defaults limit it"
     limited = f"each device's influence is limited: {rules}"
     if (quorum := config.network.quorum) < FEWEST:
-        return logging.WARNING, (
-            f"{limited}; not in a round of fewer than {FEWEST} devices, which network.quorum = {quorum} allows"
+        limited += (
+            f"; not in a round of fewer than {FEWEST} devices, which network.quorum = {quorum} allows: "
+            f"set network.quorum={FEWEST} to wait for more"
         )
     return logging.INFO, limited
 
