@@ -39,7 +39,8 @@ class Forked(Popen[Any]):
 
     def _execute_child(self, *arguments: Any) -> None:
         bound = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
-        assert bound["preexec_fn"] is None and not bound["pass_fds"] and not bound["shell"]
+        # ``preexec_fn`` is not called: the process that forks is not the one that asks for it.
+        assert not bound["pass_fds"] and not bound["shell"]
         streams = [bound[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         request = {
             "words": bound["args"][1:],

@@ -3,8 +3,10 @@
 A `Pool` executes them: processes of this machine here, a Ray cluster in `ray_pool`.
 """
 
+import ctypes
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +26,8 @@ from semisfl.stopping import StopFlag
 POLL_SECONDS = 0.2
 ATTEMPTS = 3
 """Attempts at a run whose process is lost; each continues from the last checkpoint."""
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_libc = ctypes.CDLL(None)
 
 
 class Pool(Protocol):
@@ -101,6 +105,11 @@ def rounds_of(job: Job) -> int:
         return 0
 
 
+def _stop_with_parent() -> None:
+    """Let the kernel stop this process cleanly when its parent is killed, which can pass on no signal."""
+    _libc.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+
+
 class Processes:
     """``count`` runs at a time, each in a process of its own on this machine."""
 
@@ -129,6 +138,7 @@ class Processes:
                 stdout=DEVNULL,
                 stderr=file,
                 start_new_session=True,
+                preexec_fn=_stop_with_parent,
             )
         self._running[job.path] = job, process, errors
 
