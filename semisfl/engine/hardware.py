@@ -29,6 +29,11 @@ class Hardware:
             if self.device.index is not None:
                 torch.cuda.set_device(self.device)  # where streams, graphs and kernels go
             torch.backends.cudnn.benchmark = not config.deterministic
+        else:
+            # MKL repeats its sums exactly only in this mode, and only with a fixed number of threads:
+            # after a call of `set_num_threads` it no longer chooses the number itself.
+            os.environ.setdefault("MKL_CBWR", "AUTO")
+            torch.set_num_threads(torch.get_num_threads())
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if torch.are_deterministic_algorithms_enabled() != config.deterministic:

@@ -1,6 +1,10 @@
-"""The precision that models compute in."""
+"""The precision that models compute in, and what makes a CPU repeat its results."""
 
+import os
+import subprocess
 import sys
+
+import pytest
 
 from tests import processes
 
@@ -25,3 +29,28 @@ def test_weights_that_change_inside_are_seen() -> None:
     other kernels from the first product in bf16 on."""
     ran = processes.run([sys.executable, "-c", CHANGED_INSIDE])
     assert ran.returncode == 0, ran.stderr
+
+
+MKL = """
+import ctypes, os, sys
+import torch
+from semisfl.engine.hardware import Hardware
+
+Hardware("cpu")
+torch.ones(64, 64) @ torch.ones(64, 64)
+mkl = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+if not hasattr(mkl, "mkl_serv_cbwr_get"):
+    sys.exit("no MKL")
+print(mkl.mkl_serv_get_dynamic(), mkl.mkl_serv_cbwr_get(-1))
+"""
+
+
+def test_matrix_products_repeat_exactly_on_a_cpu() -> None:
+    """MKL chooses no number of threads itself, and is in its repeatable mode."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MKL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", MKL], env=environment, capture_output=True, text=True, timeout=120
+    )
+    if done.stderr.strip().endswith("no MKL"):
+        pytest.skip("this torch has no MKL that can be asked")
+    assert done.stdout.split() == ["0", "2"], done.stderr
