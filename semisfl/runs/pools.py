@@ -27,7 +27,7 @@ POLL_SECONDS = 0.2
 ATTEMPTS = 3
 """Attempts at a run whose process is lost; each continues from the last checkpoint."""
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-_libc = ctypes.CDLL(None)
+_prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec little is safe
 
 
 class Pool(Protocol):
@@ -107,7 +107,7 @@ def rounds_of(job: Job) -> int:
 
 def _stop_with_parent() -> None:
     """Let the kernel stop this process cleanly when its parent is killed, which can pass on no signal."""
-    _libc.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+    _prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 class Processes:

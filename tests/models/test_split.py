@@ -189,7 +189,7 @@ def test_default_cut_is_after_the_flatten() -> None:
         ("conv7", "model.cut = 'conv7' is no layer of the model; its layers: conv1, relu1"),
         (
             "fc2",
-            "model.cut = 'fc2' is the last layer, and the server needs one; cut after conv1, relu1",
+            "model.cut = 'fc2' is the last layer, and the server needs one; cut after 'relu_fc1'",
         ),
     ],
 )
