@@ -10,7 +10,9 @@ from semisfl.cli.main import app, main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-USAGE = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+USAGE = "\n".join(
+    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("usage.md", "use-a-model.md")
+)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -51,7 +53,9 @@ def test_ci_runs_the_readmes_test_command() -> None:
 def test_every_command_is_documented() -> None:
     known = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     documented = {words[0] for words in commands(USAGE)}
-    assert known <= documented, f"docs/usage.md does not show {known - documented}"
+    assert known <= documented, (
+        f"docs/usage.md and docs/use-a-model.md do not show {known - documented}"
+    )
 
 
 @pytest.mark.parametrize("words", commands(README) + commands(USAGE), ids=" ".join)
