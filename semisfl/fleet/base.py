@@ -6,7 +6,7 @@ client half (`ClientWork`) and answers with tensors. Clients may fail to answer:
 names those who did, and everything downstream follows from that.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,8 +140,11 @@ class Fleet(Protocol):
         """Return the clients that are there."""
         ...
 
-    def members(self) -> Collection[int]:
-        """Return the clients that are there or may come back: not those that were removed or shut out."""
+    def members(self) -> Mapping[int, str]:
+        """Return the clients that are there or may come back, each with its name.
+
+        Those that were removed or shut out are not among them. A client with another name is another one.
+        """
         ...
 
     def wait_ready(self) -> None:

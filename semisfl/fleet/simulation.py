@@ -1,6 +1,6 @@
 """Simulated clients: each takes part until its policy's caps are used up."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ class Simulation:
         clients = range(len(self._spent))
         return [c for c in clients if self._refusal(c) is None] if self._policy.capped else clients
 
-    def members(self) -> Collection[int]:
-        return range(len(self._spent))
+    def members(self) -> Mapping[int, str]:
+        return {client: str(client) for client in range(len(self._spent))}
 
     def wait_ready(self) -> None:
         """Raise `ValueError` if the policies' caps leave no client."""

@@ -347,13 +347,32 @@ def test_the_upload_of_a_client_that_was_removed_or_shut_out_helps_nobody() -> N
         helpers.remember(client, 0, {"w": torch.full((1,), float(client))}, torch.eye(5)[client])
     helpers.choose([0, 1, 2], 2)
     assert [float(state["w"]) for state in helpers.of(2).values()] == [0, 1]
-    helpers.keep([0, 2, 3, 4])
+    helpers.keep(dict.fromkeys([0, 2, 3, 4], "name"))
     assert helpers.of(0) == helpers.of(2) == {}, "they had it as a helper"
     helpers.choose([0, 1, 2], 2)
     assert [float(state["w"]) for state in helpers.of(2).values()] == [0, 3]
     assert helpers.of(1) == {}
     helpers.remember(1, 1, {"w": torch.full((1,), 9.0)}, torch.eye(5)[1])
     assert "1@0" not in helpers.state_dict()["shelf"]
+
+
+def test_the_upload_of_a_client_whose_place_another_has_taken_helps_nobody() -> None:
+    helpers = Helpers(HostShelf(torch.device("cpu")))
+    names = {client: f"camera-{client}" for client in range(4)}
+    helpers.keep(names)
+    for client in range(4):
+        helpers.remember(client, 0, {"w": torch.full((1,), float(client))}, torch.eye(4)[client])
+    restored = Helpers(HostShelf(torch.device("cpu")))
+    restored.load_state_dict(helpers.state_dict())
+    for memory in (helpers, restored):
+        memory.keep(names | {0: "another"})
+        memory.choose([0, 1], 2)
+        assert [float(state["w"]) for state in memory.of(1).values()] == [2, 3]
+        assert memory.of(0) == {}
+        memory.remember(0, 1, {"w": torch.full((1,), 9.0)}, torch.eye(4)[0])
+        memory.keep(names | {0: "another"})
+        memory.choose([1], 2)
+        assert float(memory.of(1)["helper0"]["w"]) == 9
 
 
 def test_remembering_a_round_copies_no_upload_that_is_kept(

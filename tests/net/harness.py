@@ -287,8 +287,8 @@ class Oracle:
     def image_counts(self) -> dict[int, int]:
         return {client: len(member.images) for client, member in self._members.items()}
 
-    def members(self) -> list[int]:
-        return list(self._members)
+    def members(self) -> dict[int, str]:
+        return {client: str(client) for client in self._members}
 
     def wait_ready(self) -> None:
         pass

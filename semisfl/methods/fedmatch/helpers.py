@@ -42,6 +42,8 @@ class Helpers:
         self._embeddings: dict[int, Tensor] = {}
         self._latest: dict[int, str] = {}
         self._helpers: dict[int, list[str]] = {}
+        self._names: dict[int, str] = {}
+        """The name of each client when `keep` was last called."""
 
     def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
         self._embeddings[client] = embedding
@@ -57,9 +59,18 @@ class Helpers:
                 chosen = nearest(self._embeddings, client, count)
                 self._helpers[client] = [self._latest[helper] for helper in chosen]
 
-    def keep(self, members: Collection[int]) -> None:
-        """Forget the uploads of all other clients; whoever had one as a helper has none until the next choice."""
-        for client in self._latest.keys() - set(members):
+    def keep(self, members: Mapping[int, str]) -> None:
+        """Forget the uploads of all other clients; whoever had one as a helper has none until the next choice.
+
+        A client with a name that it did not have before is another one.
+        """
+        same = {
+            client
+            for client in members
+            if members[client] == self._names.get(client, members[client])
+        }
+        self._names = dict(members)
+        for client in self._latest.keys() - same:
             del self._embeddings[client], self._latest[client]
             self._helpers.pop(client, None)
             self._helpers = {
@@ -84,6 +95,7 @@ class Helpers:
             "embeddings": {str(client): value for client, value in self._embeddings.items()},
             "latest": {str(client): key for client, key in self._latest.items()},
             "given": {str(client): keys for client, keys in self._helpers.items()},
+            "names": {str(client): name for client, name in self._names.items()},
             "shelf": self._shelf.state_dict(),
         }
 
@@ -94,4 +106,6 @@ class Helpers:
         }
         self._latest = {int(client): key for client, key in state["latest"].items()}
         self._helpers = {int(client): list(keys) for client, keys in state["given"].items()}
+        # Checkpoints of earlier versions have none.
+        self._names = {int(client): name for client, name in state.get("names", {}).items()}
         self._shelf.load_state_dict(state["shelf"])

@@ -7,7 +7,7 @@ that did answer.
 
 import logging
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,9 @@ class NetworkFleet:
     def present(self) -> Sequence[int]:
         return self._trials.present()
 
-    def members(self) -> Collection[int]:
+    def members(self) -> Mapping[int, str]:
         strikes = self._listener.penalties.strikes
-        return {place for name, place in self.roster.index.items() if strikes[name] < STRIKES}
+        return {place: name for name, place in self.roster.index.items() if strikes[name] < STRIKES}
 
     def image_counts(self) -> Mapping[int, int]:
         """Return how many images each client says it has; from three clients on, with a limit.
