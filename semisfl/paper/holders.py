@@ -49,7 +49,7 @@ def holders(cell: Cell) -> Holders:
     """
     config = cell.config(seed=0)
     kind = config.data.partition.kind
-    assert kind != "folders"
+    assert kind != "folders" and kind != "own"
     classes = DATA[config.data.name].classes
     labels = np.repeat(np.arange(classes), IMAGES_PER_CLASS[config.data.name])
     partition = split(

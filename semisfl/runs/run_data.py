@@ -44,7 +44,10 @@ def as_passed(config: Config, data: Dataset | None, partition: Partition | None)
     A path of images of that name stays.
     """
     if partition is not None:
-        passed = config.data.model_copy(update={"labeled": len(partition.labeled)})
+        own = config.data.partition.model_copy(update={"kind": "own"})
+        passed = config.data.model_copy(
+            update={"labeled": len(partition.labeled), "partition": own}
+        )
         config = config.model_copy(update={"data": passed})
     named = Path(config.data.name).name
     if data is None or named == data.name or (data.name and named.startswith(data.name)):
@@ -143,6 +146,11 @@ def divide(config: Config, data: Dataset) -> Partition:
             raise _unlabeled(data)
         return Partition(known, (), validation)
     kind = config.data.partition.kind
+    if kind == "own":
+        raise ConfigError(
+            "data.partition.kind = 'own': a program divided these images; pass its Partition to semisfl.train "
+            "or resume, or use iid, dirichlet or folders"
+        )
     if kind == "folders" or data.clients is not None:
         return partitions.by_folder(data, config.data.labeled, config.seed, validation)
     return partitions.split(

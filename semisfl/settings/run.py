@@ -32,9 +32,10 @@ def _layer(cut: Any) -> Any:
 
 
 class PartitionConfig(Section):
-    kind: Literal["iid", "dirichlet", "folders"] = Field(
+    kind: Literal["iid", "dirichlet", "folders", "own"] = Field(
         "dirichlet",
-        description="how the unlabelled images are divided among clients; folders: a folder per client",
+        description="how the unlabelled images are divided among clients; folders: a folder per client; "
+        "own: by the program that passes them",
     )
     alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; smaller is more uneven")
 

@@ -64,7 +64,7 @@ def test_a_run_records_the_images_that_were_passed(
     assert RunDirectory.open(tmp_path / "run").config().data.name == recorded
 
 
-def test_a_run_records_how_many_labelled_images_were_passed(tmp_path: Path) -> None:
+def test_a_run_records_that_its_images_were_divided_by_a_program(tmp_path: Path) -> None:
     rows = np.arange(60)
     partition = Partition(rows[:12], (rows[12:20], rows[20:60]))
     clients = {"total": 2, "active": 2, "batch": 4, "steps": 1}
@@ -73,12 +73,16 @@ def test_a_run_records_how_many_labelled_images_were_passed(tmp_path: Path) -> N
     for given in (None, data):
         out = tmp_path / str(given is None)
         train(config, data=given, partition=partition, device="cpu", out=out)
-        assert RunDirectory.open(out).config().data.labeled == 12
+        recorded = RunDirectory.open(out).config().data
+        assert (recorded.labeled, recorded.partition.kind) == (12, "own")
         assert resume(out, data=given, partition=partition, device="cpu").rounds
+        with pytest.raises(ConfigError, match="a program divided these images; pass its Partition"):
+            resume(out, device="cpu")
+        other = Partition(rows[1:13], (rows[13:20], rows[20:60]))
         with pytest.raises(
             ValueError, match="labelled images are not those that the run began with"
         ):
-            resume(out, device="cpu")
+            resume(out, data=given, partition=other, device="cpu")
     # As few as the configuration could not divide: its own division is not made.
     few = replace(partition, labeled=rows[:4])
     train(config, partition=few, device="cpu", out=tmp_path / "few")
