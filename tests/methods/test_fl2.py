@@ -149,9 +149,10 @@ def test_aggregation_is_weighted_and_has_momentum() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), w[name], rtol=1e-4, atol=1e-5)
 
 
-def test_fl2_pretrains_on_its_labels() -> None:
-    """Ten rounds' worth of supervised steps before the first clients, once."""
-    _, method = make("clients.steps=1")
+@pytest.mark.parametrize(("rounds", "before"), [(0, [50]), (1, [])])
+def test_fl2_pretrains_on_its_labels(rounds: int, before: list[int]) -> None:
+    """Ten rounds' worth of supervised steps before the first clients, once, or the rounds that are set."""
+    _, method = make("clients.steps=1", f"server.pretrain_rounds={rounds}")
     taken: list[int] = []
     run = method.supervised.run
 
@@ -161,5 +162,5 @@ def test_fl2_pretrains_on_its_labels() -> None:
 
     method.supervised.run = watch  # type: ignore[method-assign]
     counted = [method.round(0).supervised_steps, method.round(1).supervised_steps]
-    assert taken == [50, 5, 5]
-    assert counted == [55, 5], "bytes and hours are computed from what a round reports"
+    assert taken == [*before, 5, 5]
+    assert counted == [5 + sum(before), 5], "bytes and hours are computed from what a round reports"

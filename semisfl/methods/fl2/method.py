@@ -39,7 +39,7 @@ RHO = 0.1
 ETA = 0.01
 """Added to a weight's size, by which its part of the radius is scaled."""
 PRETRAIN_ROUNDS = 10
-"""The supervised steps of so many rounds come before the first round."""
+"""The supervised steps of so many rounds come before the first round, unless `server.pretrain_rounds` says how many rounds do."""
 
 
 class FL2(SemiFL):
@@ -48,7 +48,8 @@ class FL2(SemiFL):
     def __init__(self, setup: Setup) -> None:
         own = setup.config.settings(FL2Settings)
         super().__init__(setup, own, FL2Work())
-        self.pretrain_steps = PRETRAIN_ROUNDS * setup.config.server.steps
+        server = setup.config.server
+        self.pretrain_steps = 0 if server.pretrain_rounds else PRETRAIN_ROUNDS * server.steps
 
     def round(self, round_index: int) -> MethodMetrics:
         config = self.setup.config
