@@ -1,7 +1,7 @@
 """The memory and disk that a run needs on its server or in a simulation, compared with what is free."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class Needs:
     """Bytes. Memory is a lower bound: the framework's own code and workspace come on top."""
 
     memory: int
+    host: int
+    """What a method keeps of its clients: in the machine's own memory, also where a GPU computes."""
     disk: int
 
 
@@ -38,7 +40,7 @@ def needs(config: Config, held: AboutImages) -> Needs:
     server = of_server(priced)
     if config.fleet.kind == "network":
         return server
-    return Needs(server.memory + _of_clients(priced), server.disk)
+    return replace(server, memory=server.memory + _of_clients(priced))
 
 
 def of_server(priced: Priced) -> Needs:
@@ -54,17 +56,18 @@ def of_server(priced: Priced) -> Needs:
         kept = sum(layer.kept for layer in cut.layers[cut.index :])
         rows = config.clients.active * priced.config.clients.batch
         memory += FP32 * rows * (3 * cut.features + kept)
-    return Needs(memory, _of_checkpoints(priced, head))
-
-
-def _of_checkpoints(priced: Priced, head: int) -> int:
-    saved, config = (priced.usual or Cost(0, 0)).saved, priced.config
-    tensors = [item for layer in priced.cut.layers for item in layer.state]
+    tensors = [item for layer in cut.layers for item in layer.state]
     model = sum(prod(shape) * dtype.itemsize for shape, dtype in tensors)
     seen = min(config.clients.total, config.clients.active * config.rounds)
+    uploads = seen * cost.saved.uploads * model
+    return Needs(memory, uploads, _of_checkpoints(priced, model, head, uploads))
+
+
+def _of_checkpoints(priced: Priced, model: int, head: int, uploads: int) -> int:
+    saved, config = (priced.usual or Cost(0, 0)).saved, priced.config
     width = priced.cut.features if config.model.projector == "none" else config.model.projection
     key = FP32 * width + LABEL
-    state = saved.models * (model + head) + seen * saved.uploads * model + saved.keys * key
+    state = saved.models * (model + head) + uploads + saved.keys * key
     return CHECKPOINTS * state + model
 
 
@@ -90,7 +93,12 @@ def check(config: Config, held: AboutImages, place: Path, device: str) -> None:
     wanted = needs(config, held)
     memory, disk = free_on(device), _free_disk(place)
     # A GPU computes in bf16 as a rule, with half the bytes.
-    least = wanted.memory // (1 if _on_cpu(device) else 2)
+    least = wanted.memory + wanted.host if _on_cpu(device) else wanted.memory // 2
+    if not _on_cpu(device) and (own := free_memory()) is not None and wanted.host > own:
+        raise ConfigError(
+            f"{config.method} keeps {amount(wanted.host)} of its clients' models in memory and "
+            f"{amount(own)} are free; lower clients.total = {config.clients.total}, or choose a smaller model"
+        )
     if memory is not None and least > memory:
         raise ConfigError(
             f"this run needs at least {amount(least)} of memory and "

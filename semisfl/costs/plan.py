@@ -194,7 +194,7 @@ def _line(priced: Priced, world: World) -> Line | None:
         sending=shares[1],
         waiting=shares[2],
         server_seconds=server,
-        server_memory=needed.memory,
+        server_memory=needed.memory + needed.host,
         server_disk=needed.disk,
     )
 

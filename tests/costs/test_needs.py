@@ -1,5 +1,6 @@
 """Memory and disk of a run are known before its first round, and compared with what is free."""
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from semisfl.costs.rounds import Priced
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import train
 from semisfl.settings.catalog import METHODS
-from semisfl.settings.config import parse
+from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.run import FleetConfig
 from tests import toy
 from tests.cli.test_signals import images as images
@@ -54,6 +55,28 @@ def test_disk_is_that_of_the_checkpoints_while_the_next_one_is_written(
     )
     needed = needs.needs(config, needs.about(data, partition)).disk
     assert needed == pytest.approx(2 * latest + previous + best, rel=0.1)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_the_uploads_that_fedmatch_keeps_take_the_machines_own_memory(
+    on_cpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse({"method": "fedmatch", "clients": {"total": 50, "active": 5}, "rounds": 8})
+    tensors = [item for layer in Priced.of(config, HELD).cut.layers for item in layer.state]
+    model = sum(prod(shape) * dtype.itemsize for shape, dtype in tensors)
+    wanted = needs.needs(config, HELD)
+    # 40 clients have taken part after 8 rounds. Of each: its latest upload, and one that still helps.
+    assert wanted.host == 40 * 2 * model
+    assert needed().host == 0
+    monkeypatch.setattr(needs, "_on_cpu", lambda device: on_cpu)
+    least = wanted.host + on_cpu * wanted.memory
+    monkeypatch.setattr(needs, "free_on", lambda device: least if on_cpu else wanted.memory)
+    monkeypatch.setattr(needs, "free_memory", lambda: least)
+    needs.check(config, HELD, tmp_path, "auto")
+    monkeypatch.setattr(needs, "free_on", lambda device: least - 1 if on_cpu else wanted.memory)
+    monkeypatch.setattr(needs, "free_memory", lambda: least - 1)
+    with pytest.raises(ConfigError, match="memory"):
+        needs.check(config, HELD, tmp_path, "auto")
 
 
 def test_a_batch_counts_up_to_the_images_of_a_client() -> None:
