@@ -1,6 +1,5 @@
 """Check and convert what people have for `Dataset`: arrays, torch and Hugging Face data sets."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,7 +77,6 @@ def _numbers(
     """Return labels as numbers, and the class names if they are known."""
     array = _array(values, name)
     known = tuple(classes) if classes is not None else None
-    _refuse_doubles(known or ())
     if array.ndim != 1:
         raise ValueError(
             f"{name} is {array.dtype} {list(array.shape)}; it must be [n], one whole number or class name per "
@@ -112,11 +110,6 @@ def _numbered(labels: np.ndarray) -> tuple[str, ...]:
     return tuple(map(str, classes))
 
 
-def _refuse_doubles(classes: Sequence[str]) -> None:
-    if double := [name for name, count in Counter(classes).items() if count > 1]:
-        raise ValueError(f"classes has {double[0]!r} twice; give every class a name of its own")
-
-
 def torch_listing(
     train: Any, test: Any, unlabeled: Any = None, classes: Sequence[str] | None = None
 ) -> Listing:
@@ -134,7 +127,6 @@ def torch_listing(
     names = classes if classes is not None else getattr(train, "classes", None)
     if names is None:
         names = _numbered(labels)
-    _refuse_doubles(tuple(map(str, names)))
     return Listing(
         names=[f"{name} image {place}" for name, _, place in items],
         open=lambda number: _picture(*items[number]),

@@ -1,6 +1,7 @@
 """A data set in memory: training images, labelled or not, and test images that training never sees."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,8 @@ class Dataset:
                 f"images are {list(self.images.shape[1:])} but test_images are "
                 f"{list(self.test_images.shape[1:])}; resize one of them"
             )
+        if double := [name for name, count in Counter(self.classes).items() if count > 1]:
+            raise ValueError(f"classes has {double[0]!r} twice; give every class a name of its own")
         self._check_labels("labels", self.labels, len(self.images), lowest=-1)
         self._check_labels("test_labels", self.test_labels, len(self.test_images), lowest=0)
         channels = self.images.shape[1]

@@ -143,6 +143,7 @@ def test_bad_packed_files(tmp_path):
     bad("split", "split values other than 0", split=np.full(10, 2))
     bad("labels", "labels runs from 0 to 7; it must lie in -1..1", labels=np.arange(10))
     bad("classes", "one entry, 'all'", classes=np.array(["all"]), labels=np.zeros(10, np.int16))
+    bad("doubles", "classes has 'all' twice", classes=np.array(["all", "all"]))
     bad("untrained", "without training images: odd", labels=np.arange(10) // 8)
     bad("no_test", "no test images", split=np.zeros(10, np.uint8))
     bad("scalar", "has split of int64 .*list of whole numbers", split=np.array(0))
@@ -680,6 +681,7 @@ def test_own_tensors():
         ({"labels": torch.tensor([0, 1, -2, 0])}, "labels runs from -2 to 1"),
         ({"test_labels": torch.tensor([0, -1])}, "test_labels runs from -1 to 0; .* 0..1"),
         ({"classes": ("a",), "labels": torch.zeros(4).long()}, "one entry, 'a'"),
+        ({"classes": ("a", "a")}, "classes has 'a' twice"),
         ({"mean": (0.5,) * 3}, "need a finite number for each of the 1 channels"),
         ({"mean": (float("nan"),)}, "need a finite number"),
         ({"std": (float("inf"),)}, "need a finite number"),
