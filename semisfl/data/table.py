@@ -47,6 +47,8 @@ def _lines(file: Path) -> list[dict[str, str]]:
                     f"{file} has the columns {', '.join(columns) or '(none)'}; it lacks "
                     f"{', '.join(sorted(missing))}"
                 )
+            if double := [name for name in COLUMNS if columns.count(name) > 1]:
+                raise ValueError(f"{file} has the column {double[0]} twice; keep one of them")
             lines = []
             first: dict[str, int] = {}
             for values in reader:

@@ -286,6 +286,8 @@ def test_wrong_lines_of_a_csv_file_are_named(tmp_path, line: str, message: str) 
 def test_a_csv_file_without_the_columns(tmp_path) -> None:
     with pytest.raises(ValueError, match="has the columns file, class; it lacks label, path"):
         load(str(listed(tmp_path, header="file,class")))
+    with pytest.raises(ValueError, match="has the column label twice; keep one of them"):
+        load(str(listed(tmp_path, header="path,label,label")))
     with pytest.raises(ValueError, match="lists no image"):
         load(str(listed(tmp_path)))
     spaced = "path, label, split"
