@@ -78,6 +78,8 @@ def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
                 f"it must be a list of {kind}"
             )
     count = len(shard["labels"])
+    if "x" in shard:
+        shard["x"] = with_channels(shard["x"], f"{file}: x")
     held = len(shard["offsets"]) - 1 if "offsets" in shard else len(shard["x"])
     if not count == held == len(shard["split"]) == len(shard["index"]):
         raise ValueError(f"{file} has {count} labels but {held} images; they must pair up")
@@ -99,6 +101,11 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
             raise ValueError(
                 f"{file} and {files[0]} name different classes; give all shards one list"
             )
+        if "x" in shard and shard["x"].shape[1:] != shards[0]["x"].shape[1:]:
+            raise ValueError(
+                f"{file} has images of {list(shard['x'].shape[1:])} and {files[0]} of "
+                f"{list(shards[0]['x'].shape[1:])}; give all shards one size"
+            )
     joined = {
         name: np.concatenate([shard[name] for shard in shards])
         for name in ("labels", "split", "index")
@@ -114,9 +121,7 @@ def _read(files: Sequence[Path], payload: Sequence[str]) -> Listing:
 
     pixels = None
     if "x" in shards[0]:
-        pixels = with_channels(
-            np.concatenate([shard["x"] for shard in shards])[order], f"{files[0]}: x"
-        )
+        pixels = np.concatenate([shard["x"] for shard in shards])[order]
     total = group(files[0])[1]
     missing = f"{len(files)} of {total} shards are here: {', '.join(f.name for f in files)}"
     return Listing(

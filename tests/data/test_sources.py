@@ -152,6 +152,14 @@ def test_bad_packed_files(tmp_path):
     zeros = [0] * 4
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 4, 4)), labels=zeros, split=zeros, classes=["a"])
     refuses(r"x is float64 \[4, 4, 4\]; it must be uint8", tmp_path / "x.npz")
+    np.savez(tmp_path / "scalar.npz", x=np.array(3), labels=zeros, split=zeros, classes=["a"])
+    refuses(r"scalar.npz: x is int64 \[\]; it must be uint8", tmp_path / "scalar.npz")
+    for number, side in enumerate((4, 5)):
+        x = np.zeros((4, side, side), np.uint8)
+        np.savez(
+            tmp_path / f"s_{number}of2.npz", x=x, labels=zeros, split=zeros, classes=["a", "b"]
+        )
+    refuses(r"s_1of2.npz has images of \[1, 5, 5\] and .*s_0of2.npz of \[1, 4, 4\]", tmp_path / "s")
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
     refuses("lacks the arrays x, labels, split, classes", tmp_path / "y.npz")
     (tmp_path / "z.npz").write_bytes(b"not a zip")
