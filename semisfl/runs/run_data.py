@@ -115,7 +115,8 @@ def check_classes(data: Dataset) -> None:
 
 def _unlabeled(data: Dataset) -> ConfigError:
     return ConfigError(
-        f"{data.name} holds no labelled images; it needs train/<class>/* and test/<class>/*"
+        f"{data.name} holds no labelled images; a folder needs train/<class>/* and test/<class>/*, "
+        "a CSV file a label in some lines"
     )
 
 

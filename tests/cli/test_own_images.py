@@ -115,5 +115,5 @@ def test_class_folders_without_train_and_test_are_refused_alike(
         ["inspect", "images", "--labeled", str(flat)],
         ["inspect", "digits", "--labeled", str(flat)],
     ):
-        error = "train holds no labelled images; it needs train/<class>/. and test/<class>/."
+        error = "train holds no labelled images; a folder needs train/<class>/. and test/<class>/."
         refused(capsys, words, error)
