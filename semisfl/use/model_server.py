@@ -152,16 +152,16 @@ class ModelServer:
             if isinstance(value, str)
         }
         data = await request(context, self._silence)
-        describe, images = await self._thread.loop.run_in_executor(
+        content, images = await self._thread.loop.run_in_executor(
             self._workers, answer, data, metadata
         )
         self.answered[identity] += images
         # By itself: gRPC sends no status to a stream whose first write with it was cancelled.
         await context.send_initial_metadata(())
-        seconds = self._silence + len(describe) / chunks.LOWEST_RATE
+        seconds = self._silence + len(content) / chunks.LOWEST_RATE
         try:
             async with asyncio.timeout(seconds):
-                await context.write(describe)
+                await context.write(content)
         except TimeoutError as error:
             # The stream itself would end only once the device takes what waits on it.
             cheap_frames.disconnect(cheap_frames.where(context.peer()))
