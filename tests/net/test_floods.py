@@ -277,3 +277,20 @@ def test_streams_one_after_another_are_limited_too() -> None:
     allowed = [frames.stream_opened("ipv4:192.0.2.7:4711") for _ in range(MOST_STREAMS + 1)]
     assert allowed == [True] * MOST_STREAMS + [False]
     assert offences[0][:2] == ("192.0.2.7:4711", "camera") and len(offences) == 1
+
+
+def test_the_end_of_a_stream_whose_client_is_gone_fills_no_log() -> None:
+    class Call:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        async def abort(self, *_: object) -> None:
+            raise self.error
+
+    def end(error: Exception) -> None:
+        call: Any = Call(error)
+        asyncio.run(endpoint.abort(call, grpc.StatusCode.UNAVAILABLE, "late"))
+
+    end(grpc.aio.InternalError("gone"))
+    with pytest.raises(grpc.aio.AbortError):  # by which gRPC ends a call
+        end(grpc.aio.AbortError("ended here"))

@@ -173,7 +173,9 @@ def test_labels_are_looked_for_before_a_directory_is_made(
     (tmp_path / "unlabeled" / "1.png").write_bytes(first.read_bytes())
     options = NetworkOptions("localhost:0", authority)
     data = load_images(str(tmp_path / "unlabeled"), tiny(2))
-    with pytest.raises(ConfigError, match=r"unlabeled holds no labelled images; a folder needs train/"):
+    with pytest.raises(
+        ConfigError, match=r"unlabeled holds no labelled images; a folder needs train/"
+    ):
         train(tiny(2), data=data, device="cpu", out=tmp_path / "run", network=options)
     assert not (tmp_path / "run").exists()
     data = load_images(str(labeled), tiny(2))

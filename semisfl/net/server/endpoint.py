@@ -132,7 +132,7 @@ async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
 
 
 async def abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, reason: str) -> None:
-    """End a stream; give up on a client that does not take its end."""
-    with contextlib.suppress(TimeoutError):
+    """End a stream; give up on a client that does not take its end, or is gone."""
+    with contextlib.suppress(TimeoutError, grpc.aio.InternalError):
         async with asyncio.timeout(ABORT_SECONDS):
             await context.abort(code, reason)
