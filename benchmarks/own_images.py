@@ -131,18 +131,17 @@ def averaged(by_task: dict[str, list[dict[str, Any]]]) -> float:
 
 def by_task(cells: Cells, value: Callable[[Sequence[dict[str, Any]]], list[float]]) -> str:
     tasks = [task for task in ALL_TASKS if any(task in one for one in cells.values())]
-    means, rows = {}, {}
+    rows = []
     for (method, variant), each in cells.items():
         spreads = [Spread.of(value(each[task])) for task in tasks]
         results = [
             f"{s.mean:.1f} ± {s.stderr:.1f}" if len(each[task]) > 1 else f"{s.mean:.1f}"
             for task, s in zip(tasks, spreads, strict=True)
         ]
-        mean = means[method, variant] = fmean(spread.mean for spread in spreads)
-        title = lookup.title_of(method)
-        rows[method, variant] = (title, f"`{variant}`", *results, f"{mean:.1f}")
-    best_first = sorted(rows, key=lambda cell: -means[cell])
-    return table(("", "variant", *tasks, "mean"), [rows[cell] for cell in best_first])
+        mean = fmean(spread.mean for spread in spreads)
+        rows.append((mean, (lookup.title_of(method), f"`{variant}`", *results, f"{mean:.1f}")))
+    rows.sort(key=lambda row: -row[0])  # best first
+    return table(("", "variant", *tasks, "mean"), [row for _, row in rows])
 
 
 def test(runs: Sequence[dict[str, Any]]) -> list[float]:

@@ -30,7 +30,7 @@ class Needs:
 
     memory: int
     host: int
-    """What a method keeps of its clients: in the machine's own memory, also where a GPU computes."""
+    """Uploads that a method keeps: in the machine's own memory, also where a GPU computes."""
     disk: int
 
 
@@ -59,16 +59,12 @@ def of_server(priced: Priced) -> Needs:
     tensors = [item for layer in cut.layers for item in layer.state]
     model = sum(prod(shape) * dtype.itemsize for shape, dtype in tensors)
     seen = min(config.clients.total, config.clients.active * config.rounds)
-    uploads = seen * cost.saved.uploads * model
-    return Needs(memory, uploads, _of_checkpoints(priced, model, head, uploads))
-
-
-def _of_checkpoints(priced: Priced, model: int, head: int, uploads: int) -> int:
-    saved, config = (priced.usual or Cost(0, 0)).saved, priced.config
-    width = priced.cut.features if config.model.projector == "none" else config.model.projection
+    saved = cost.saved
+    uploads = seen * saved.uploads * model
+    width = cut.features if config.model.projector == "none" else config.model.projection
     key = FP32 * width + LABEL
     state = saved.models * (model + head) + uploads + saved.keys * key
-    return CHECKPOINTS * state + model
+    return Needs(memory, uploads, CHECKPOINTS * state + model)
 
 
 def _of_clients(priced: Priced) -> int:

@@ -214,7 +214,7 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
             raise ValueError(
                 f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
             )
-        if cut == names[-1]:
+        if cut == names[-1] and len(names) > 1:
             last = f"model.cut = {cut!r} is the last layer, and the server needs one"
             raise ValueError(f"{last}; cut after {names[-2]!r} or earlier")
         cut = names.index(cut) + 1

@@ -70,14 +70,14 @@ class Helpers:
             if members[client] == self._names.get(client, members[client])
         }
         self._names = dict(members)
-        for client in self._latest.keys() - same:
+        gone = self._latest.keys() - same
+        for client in gone:
             del self._embeddings[client], self._latest[client]
-            self._helpers.pop(client, None)
-            self._helpers = {
-                helped: keys
-                for helped, keys in self._helpers.items()
-                if not any(key.startswith(f"{client}@") for key in keys)
-            }
+        self._helpers = {
+            helped: keys
+            for helped, keys in self._helpers.items()
+            if gone.isdisjoint([helped, *map(_owner, keys)])
+        }
 
     def forget(self) -> None:
         """Remove the helpers of every client."""
@@ -109,3 +109,8 @@ class Helpers:
         # Checkpoints of earlier versions have none.
         self._names = {int(client): name for client, name in state.get("names", {}).items()}
         self._shelf.load_state_dict(state["shelf"])
+
+
+def _owner(key: str) -> int:
+    """Return the client whose upload ``key`` names."""
+    return int(key.partition("@")[0])

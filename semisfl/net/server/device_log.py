@@ -40,7 +40,7 @@ class FleetEvent:
     peer: str | None = None
     reason: str | None = None
     by: str | None = None
-    """Whose words the reason of a refusal is: ``server`` or ``device``."""
+    """Speaker of a refusal's reason: ``server`` or ``device``."""
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if value is not None}
