@@ -66,6 +66,15 @@ def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
+def adopt_dropout(module: nn.Module) -> None:
+    """Replace every plain ``nn.Dropout`` in ``module`` by the repeatable one."""
+    for name, child in named_layers(module):
+        if type(child) is nn.Dropout:
+            setattr(module, name, Dropout(child.p))
+        else:
+            adopt_dropout(child)
+
+
 class Residual(nn.Module):
     """body(x) + shortcut(x); an empty shortcut passes x on."""
 

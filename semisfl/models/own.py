@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from semisfl.models.layers import adopt_dropout, named_layers, use_generator
 from semisfl.models.shapes import Shape
 
 Own = nn.Module | Sequence[nn.Module]
@@ -158,10 +159,7 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
                 "model.requires_grad_() first"
             )
         if (instead := _instead_of_random(layer)) is not None:
-            raise ValueError(
-                f"{_called(name, layer)} draws from torch's global random numbers, so that runs could not be "
-                f"repeated; {instead}"
-            )
+            raise _draws(name, layer, instead)
     try:
         result = _zeros_through(model, shape)
     except Exception as error:  # a user's layers raise what they will
@@ -175,6 +173,30 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
         raise ValueError(
             "the model makes probabilities, and training applies the softmax itself; leave out its last softmax"
         )
+    _check_repeatable(model, shape)
+
+
+def _check_repeatable(model: nn.Sequential, shape: Shape) -> None:
+    """Raise ValueError for a layer whose own code draws from torch's global generator while it is trained."""
+    copied, x = copy.deepcopy(model).train(), torch.zeros(2, *shape)
+    adopt_dropout(copied)
+    use_generator(copied, torch.Generator())
+    before = torch.get_rng_state()
+    for name, layer in named_layers(copied):
+        try:
+            with torch.no_grad():
+                x = layer(x)
+        except Exception as error:
+            raise _cannot_take(shape, error) from error
+        if not torch.equal(before, torch.get_rng_state()):
+            raise _draws(name, layer, "let an nn.Dropout inside it draw")
+
+
+def _draws(name: str, layer: nn.Module, instead: str) -> ValueError:
+    return ValueError(
+        f"{_called(name, layer)} draws from torch's global random numbers, so that runs could not be "
+        f"repeated; {instead}"
+    )
 
 
 def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | None:

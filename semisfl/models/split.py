@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
-from semisfl.models.layers import Dropout, Layers, Residual, named_layers
+from semisfl.models.layers import Layers, Residual, adopt_dropout, named_layers
 from semisfl.models.modules import layers_of, modules_of
 from semisfl.models.own import Own, check_own, digest_of
 from semisfl.models.own import feature_shape as feature_shape
@@ -88,7 +88,7 @@ def split(
     ``widest``: most features for which the head is as wide as its input.
     ``outputs``: the shape of each layer's output, if it is known; else zeros are passed through.
     """
-    _adopt_dropout(model)
+    adopt_dropout(model)
     for layer in model.modules():
         if getattr(layer, "inplace", False):
             # Top and head both read the features, and a fused ReLU's output is needed for its gradient.
@@ -233,14 +233,6 @@ def _block_around(cut: str, layers: list[tuple[str, nn.Module]]) -> str | None:
             if any(f".{path}.".endswith(f".{cut}.") for path in inner):
                 return name
     return None
-
-
-def _adopt_dropout(module: nn.Module) -> None:
-    for name, child in named_layers(module):
-        if type(child) is nn.Dropout:
-            setattr(module, name, Dropout(child.p))
-        else:
-            _adopt_dropout(child)
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -188,6 +188,29 @@ def test_layers_whose_draws_cannot_be_repeated_are_refused(layer: nn.Module, ins
         check_own(model, SHAPE, toy.CLASSES)
 
 
+class OwnDropout(nn.Module):
+    """Drops values with torch's global generator, or with the dropout layer inside."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3) if inside else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x) if self.drop else nn.functional.dropout(x, 0.3, self.training)
+
+
+def test_a_layer_whose_code_draws_by_itself_is_refused() -> None:
+    """Two runs of one seed would differ, and nothing would say why."""
+    stages = [nn.Conv2d(3, 4, 3), OwnDropout(False), nn.Flatten(), nn.Linear(400, toy.CLASSES)]
+    state = torch.random.get_rng_state()
+    reason = r"'1' \(OwnDropout\) draws from torch's global .* let an nn.Dropout inside it draw"
+    with pytest.raises(ValueError, match=reason):
+        build_model(toy.values("supervised"), SHAPE, toy.CLASSES, nn.Sequential(*stages))
+    stages[1] = OwnDropout(True)
+    build_model(toy.values("supervised"), SHAPE, toy.CLASSES, nn.Sequential(*stages))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_a_model_that_makes_probabilities_is_refused() -> None:
     """With two softmaxes no image would ever be confident, and nothing would say why."""
     layers = [nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, toy.CLASSES)]
