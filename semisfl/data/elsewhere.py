@@ -20,6 +20,11 @@ def join(labeled: Dataset, unlabeled: Dataset) -> Dataset:
         raise ValueError(
             f"{labeled.name} has no labelled training images for the server; add some, or set data.name to another set"
         )
+    if torch.equal(labeled.images, unlabeled.images):
+        raise ValueError(
+            "data.unlabeled has the images of data.name, and clients would hold the labelled ones; leave it out: "
+            "they hold the rest of data.name"
+        )
     # Images outside client folders, or in a single one, are divided among all clients.
     holders = unlabeled.clients if unlabeled.clients and len(unlabeled.clients) > 1 else None
     images, labels, clients = unlabeled.images, unlabeled.labels, None

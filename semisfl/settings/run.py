@@ -69,15 +69,6 @@ class DataConfig(Section):
     partition: PartitionConfig = PartitionConfig()
     augment: AugmentConfig = AugmentConfig()
 
-    @model_validator(mode="after")
-    def _other_images(self) -> "DataConfig":
-        if self.unlabeled == self.name:
-            raise ValueError(
-                f"data.unlabeled = {self.unlabeled!r} is data.name too, and clients would hold the labelled images; "
-                "leave it out: they hold the rest of data.name"
-            )
-        return self
-
 
 class ClientsConfig(Section):
     total: int = Field(10, ge=1, description="clients, N")

@@ -72,6 +72,16 @@ def test_clients_hold_all_of_the_other_place_at_the_labelled_ones_size(
     assert len(data.test_images) == 24
 
 
+@pytest.mark.parametrize("again", ["labeled", "loose/../labeled", "labeled/train"])
+def test_clients_cannot_hold_the_labelled_images_by_another_spelling(
+    place: Path, again: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"data\.unlabeled has the images of data\.name.*; leave it"
+    ):
+        load_data(config_of(place, again))
+
+
 def test_photographs_beside_grey_images_are_said_to_become_grey(place: Path) -> None:
     data, _ = load_data(
         config_of(place, "loose", f"data.name={place / 'packed.npz'}", "data.labeled=4")
