@@ -211,7 +211,7 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(one_line(error, known_keys(kind))) from error
+        raise ConfigError(one_line(error, kind, known_keys(kind))) from error
 
 
 def _without_own_view(values: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _without_others(
             classes[name].model_validate(without_retired(name, values[name]))
         except ValidationError as error:
             keys = known_keys(classes[name], f"{prefix}{name}.")
-            raise ConfigError(one_line(error, keys, f"{prefix}{name}.")) from error
+            raise ConfigError(one_line(error, classes[name], keys, f"{prefix}{name}.")) from error
     return {key: value for key, value in values.items() if key not in others}
 
 

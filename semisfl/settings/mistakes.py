@@ -1,12 +1,16 @@
 """Mistakes in settings, as one line of text."""
 
 from collections.abc import Sequence
+from types import NoneType
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 
-def one_line(error: ValidationError, keys: Sequence[str], prefix: str = "") -> str:
-    """Return every mistake of ``error`` with its fix; ``keys`` are the settings there are."""
+def one_line(
+    error: ValidationError, section: type[BaseModel], keys: Sequence[str], prefix: str = ""
+) -> str:
+    """Return every mistake in ``section`` with its fix; ``keys`` are the settings there are."""
     parts = []
     for item in error.errors():
         key = prefix + ".".join(str(piece) for piece in item["loc"])
@@ -18,8 +22,18 @@ def one_line(error: ValidationError, keys: Sequence[str], prefix: str = "") -> s
             parts.append(f"{key} = {item['input']!r} is not known; use {item['ctx']['expected']}")
         else:
             message = item["msg"].removeprefix("Input ")
+            if item["type"].startswith(("greater", "less")) and _may_be_none(section, item["loc"]):
+                message += ", or none"
             parts.append(f"{key} = {item['input']!r}: {message[:1].lower()}{message[1:]}")
     return "; ".join(dict.fromkeys(parts))
+
+
+def _may_be_none(section: type[BaseModel], location: Sequence[int | str]) -> bool:
+    kind: Any = section
+    for piece in location:
+        field = kind.model_fields.get(piece) if hasattr(kind, "model_fields") else None
+        kind = field.annotation if field else None
+    return NoneType in get_args(kind)
 
 
 def _unknown(key: str, keys: Sequence[str]) -> str:

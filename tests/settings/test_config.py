@@ -16,7 +16,6 @@ BASE = {"clients": {"total": 10, "active": 5}}
     ("assignment", "message"),
     [
         ("clients.active=40", "clients.active = 40 exceeds clients.total = 10"),
-        ("data.unlabeled=digits", "data.unlabeled = 'digits' is data.name too"),
         ("network.quorum=6", "network.quorum = 6 exceeds clients.active = 5"),
         (
             "optimizer.lr_min=0.5",
@@ -38,6 +37,8 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("model.cut=1.5", "model.cut = 1.5 should be the number or the name of a layer"),
         ("model.cut=true", "model.cut = True should be the number or the name of a layer"),
         ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
+        ("data.validation=0", "data.validation = 0: should be greater than 0, or none"),
+        ("stop.patience=0", "stop.patience = 0: should be greater than or equal to 1, or none"),
         ("seed=-1", "seed = -1: should be greater than or equal to 0"),
         ("optimizer.lr=0", "optimizer.lr = 0: should be greater than 0"),
         ("optimizer.lr=inf", "optimizer.lr = inf: should be a finite number"),
@@ -69,6 +70,12 @@ def test_mistakes(assignment: str, message: str) -> None:
         config.parse(config.override(BASE, [assignment]))
     assert message in str(error.value)
     assert "\n" not in str(error.value) and "pydantic" not in str(error.value)
+
+
+def test_only_settings_that_can_be_off_are_offered_none() -> None:
+    with pytest.raises(ConfigError) as error:
+        config.parse(config.override(BASE, ["rounds=0"]))
+    assert "none" not in str(error.value)
 
 
 def test_several_mistakes_are_all_named() -> None:
