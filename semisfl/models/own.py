@@ -146,12 +146,16 @@ def _instead_of_random(layer: nn.Module) -> str | None:
     return None
 
 
+def refuse_one_layer(layers: int) -> None:
+    if layers < 2:
+        raise ValueError(
+            f"the model has {'one layer' if layers else 'no layers'}, and two or more are needed to cut between them"
+        )
+
+
 def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
     """Raise ValueError for a model that cannot be trained, or does not make one number per class of an image."""
-    if len(model) < 2:
-        raise ValueError(
-            f"the model has {len(model)} layers, and two or more are needed to cut between them"
-        )
+    refuse_one_layer(len(model))
     for name, layer in model.named_modules():
         if not all(one.requires_grad for one in layer.parameters(recurse=False)):
             raise ValueError(

@@ -13,7 +13,7 @@ from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Layers, Residual, adopt_dropout, named_layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import Own, check_own, digest_of
+from semisfl.models.own import Own, check_own, digest_of, refuse_one_layer
 from semisfl.models.own import feature_shape as feature_shape
 from semisfl.models.shapes import Shape as Shape
 from semisfl.models.shapes import Sides, place
@@ -196,6 +196,7 @@ def _unused(name: str, layers: list[tuple[str, nn.Module]]) -> str:
 def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int:
     """Return how many layers the client holds."""
     names = [name for name, _ in layers]
+    refuse_one_layer(len(layers))
     if cut is None:
         flat = [index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Flatten)]
         if not flat or flat[0] + 1 >= len(layers):
@@ -214,7 +215,7 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
             raise ValueError(
                 f"model.cut = {cut!r} is no layer of the model; its layers: {', '.join(names)}"
             )
-        if cut == names[-1] and len(names) > 1:
+        if cut == names[-1]:
             last = f"model.cut = {cut!r} is the last layer, and the server needs one"
             raise ValueError(f"{last}; cut after {names[-2]!r} or earlier")
         cut = names.index(cut) + 1

@@ -209,6 +209,12 @@ def test_a_cut_that_leaves_one_side_without_parameters_is_refused() -> None:
         split(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU()), (1, 4, 4))
 
 
+@pytest.mark.parametrize("cut", [None, 1, "0"])
+def test_a_single_layer_cannot_be_cut(cut: int | str | None) -> None:
+    with pytest.raises(ValueError, match="the model has one layer, and two or more are needed"):
+        split(nn.Sequential(nn.Linear(16, 3)), (16, 1, 1), cut)
+
+
 def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3))
     with pytest.raises(ValueError, match=r"model.cut is not given, .* from '1' on"):
@@ -219,7 +225,7 @@ def test_a_default_cut_that_would_train_nothing_is_refused() -> None:
     ("own", "message"),
     [
         (nn.Linear(3, 3), "the model is a Linear with 0 modules inside, and two or more"),
-        (nn.Sequential(), "the model has 0 layers, and two or more"),
+        (nn.Sequential(), "the model has no layers, and two or more"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(16, 4)),
             r"the model makes \[4\] of an image; it must",
