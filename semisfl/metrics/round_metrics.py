@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from semisfl.metrics.declaration import Panel, metric
 from semisfl.metrics.method_metrics import WITH_CLIENTS, MethodMetrics
@@ -166,10 +166,18 @@ class RoundMetrics(MethodMetrics):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the metrics that `as_dict` wrote, in this, an older or a newer version."""
+        """Return the metrics that `as_dict` wrote, in this, an older or a newer version.
+
+        Raises `Damaged` for a value of a kind that no version wrote.
+        """
         if not isinstance(values, Mapping) or not isinstance(values.get("round"), int):
             raise ValueError("it has no round")
         known = {key: values[key] for key in KEYS if key in values}
+        for key, value in values.items():
+            kind = float if key.startswith(ACCURACY_OF) else KINDS.get(key, object)
+            fits = _is_number(value) if kind in (int, float) else isinstance(value, kind)
+            if value is not None and not fits:
+                raise Damaged(f"its {key} is {value!r:.40}")
         others = {key: values[key] for key in values if key not in known and key != "round"}
         accuracies = {
             key.removeprefix(ACCURACY_OF): value
@@ -184,6 +192,10 @@ class RoundMetrics(MethodMetrics):
         return cls(round=values["round"], accuracies=accuracies, own=own, **known)
 
 
+class Damaged(ValueError):
+    """A whole line has a value that no run writes."""
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -191,6 +203,12 @@ def _is_number(value: object) -> bool:
 KEYS = tuple(
     item.name for item in fields(RoundMetrics) if item.name not in ("round", "accuracies", "own")
 )
+KINDS: dict[str, type] = {
+    key: get_origin(kind := get_args(hint)[0]) or kind
+    for key, hint in get_type_hints(RoundMetrics).items()
+    if key in KEYS
+}
+"""The type of each value; a number may be whole or not."""
 
 
 MethodRow, RoundRow = MethodMetrics, RoundMetrics

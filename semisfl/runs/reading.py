@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from semisfl.metrics.round_metrics import Damaged
 from semisfl.settings.retired import modernised
 
 Made = TypeVar("Made")
@@ -48,6 +49,8 @@ def read_config(path: Path) -> Values:
         file, values = path / "config.toml", _toml(path)
     if missing := [key for key in ("method", "rounds") if key not in values]:
         raise ValueError(f"{file} is no run's configuration: it has no {missing[0]}")
+    if not isinstance(values["rounds"], int):
+        raise ValueError(f"{file} is damaged: rounds = {values['rounds']!r} is no whole number")
     return modernised(values)
 
 
@@ -57,7 +60,10 @@ def read_rounds(path: Path, make: Callable[[Values], Made]) -> list[Made]:
         return read_metrics(path / METRICS, make)
     lists = _record(path)["metrics"]
     rounds = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    return [make({key: one[key] for key in one if one[key] is not None}) for one in rounds]
+    try:
+        return [make({key: one[key] for key in one if one[key] is not None}) for one in rounds]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def columns(rounds: Sequence[Values]) -> dict[str, list[Any]]:
@@ -81,19 +87,15 @@ def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], M
                 raise ValueError("it does not hold the metrics of a round")
             rounds.append(make(values))
         except ValueError as error:
-            if number < len(lines) or isinstance(error, NoNumber):
+            if number < len(lines) or isinstance(error, Damaged):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {error}; remove the line"
                 ) from error
     return rounds
 
 
-class NoNumber(ValueError):
-    """A line has NaN or infinity, which JSON does not have and no run writes."""
-
-
 def _no_number(name: str) -> None:
-    raise NoNumber(f"it holds {name}, which is no JSON number")
+    raise Damaged(f"it holds {name}, which is no JSON number")
 
 
 def read_holdings(path: Path) -> Values:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semisfl.cli.main import main
-from semisfl.runs import grouping, plots, report
+from semisfl.runs import grouping, plots, reading, report
 from semisfl.runs.start import train
 from semisfl.settings.catalog import METHODS
 from tests import toy
@@ -231,6 +231,44 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
     assert not run.finished
     metrics.write_text("garbage\n" + text)
     with pytest.raises(ValueError, match="line 1 is damaged"):
+        grouping.read_run(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("accuracy", "60"),
+        ("accuracy", True),
+        ("accuracy_student", {}),
+        ("bytes_total", [1]),
+        ("bytes", 7),
+        ("diverged", "no"),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_value_that_no_run_writes_is_named(
+    tmp_path: Path, number: int, key: str, value: object
+) -> None:
+    metrics = write_run(tmp_path / "r", [50.0, 60.0]) / "metrics.jsonl"
+    rounds = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rounds[number - 1][key] = value
+    metrics.write_text("".join(json.dumps(one) + "\n" for one in rounds))
+    with pytest.raises(ValueError, match=rf"metrics.jsonl, line {number} is damaged: its {key} is"):
+        grouping.read_run(tmp_path / "r")
+    record: dict[str, object] = {"record": 1, "metrics": reading.columns(rounds)}
+    record |= {"settings": {"method": "semisfl", "rounds": 2}}
+    (tmp_path / "r.run.json").write_text(
+        json.dumps(record | {"as_in_preset": {}, "environment": {}})
+    )
+    with pytest.raises(ValueError, match=rf"r\.run\.json is damaged: its {key} is"):
+        grouping.read_run(tmp_path / "r.run.json")
+
+
+def test_rounds_that_are_no_number_are_named(tmp_path: Path) -> None:
+    config = write_run(tmp_path / "r", [50.0]) / "config.toml"
+    lines = [line for line in config.read_text().splitlines() if not line.startswith("rounds")]
+    config.write_text("\n".join(['rounds = "two"', *lines]))
+    with pytest.raises(ValueError, match=r"config\.toml is damaged: rounds = 'two' is no whole"):
         grouping.read_run(tmp_path / "r")
 
 
