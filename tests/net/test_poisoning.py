@@ -211,6 +211,19 @@ def test_a_counter_that_no_training_reaches_shuts_out_nobody_else(
         assert counters and max(int(value.max()) for value in counters) < 1000
 
 
+@pytest.mark.parametrize("method", ["semifl", "fl2"])
+def test_a_counter_of_statistics_shuts_out_nobody_else(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counters of static BatchNorm add up, and are part of a state that nobody was sent under its name."""
+    poisoning(monkeypatch, "states", filled(MOST_COUNTED), counters=True)
+    with network(tiny(3, rounds=3, method=method, model={"layers": BATCHNORM})) as net:
+        net.join_all()
+        run_rounds(net.experiment)
+        assert strikes(net) == {"plaintext:client-1": 3}
+        assert net.fleet.present() == [0, 2]
+
+
 def test_a_counter_may_move_by_any_number_of_steps_that_a_run_may_have() -> None:
     sent = {"1.num_batches_tracked": torch.tensor(MOST_COUNTED - 5_000_000)}
     state = {"1.num_batches_tracked": torch.tensor(MOST_COUNTED)}

@@ -165,12 +165,12 @@ class Questions:
         refused = set()
         for result in results:
             states, sent = result.states, sent_to(result.client)
-            known = states.keys() & sent.keys()
-            faults = (miscounted(states[name], sent[name]) for name in known)
+            faults = (miscounted(state, sent.get(name, {})) for name, state in states.items())
             if (fault := next(filter(None, faults), None)) is not None:
                 self._not_believed(result.client, fault)
                 refused.add(result.client)
                 continue
+            known = states.keys() & sent.keys()
             moved = {f"{name} update": update_size(states[name], sent[name]) for name in known}
             losses = {
                 name: abs(value)

@@ -97,10 +97,14 @@ def update_size(state: State, sent: State) -> float:
 
 
 def miscounted(state: State, sent: State) -> str | None:
-    """Return which counter of ``state`` is further from what was ``sent`` than any training brings it, or None."""
-    for name, before in sent.items():
-        if not before.is_floating_point() and before.numel():
-            moved = int((state[name].cpu() - before.cpu()).abs().max())
+    """Return which counter of ``state`` is further from what was ``sent`` than any training brings it, or None.
+
+    One that was not sent counts from 0.
+    """
+    for name, after in state.items():
+        if not after.is_floating_point() and after.numel():
+            before = sent[name].cpu() if name in sent else 0
+            moved = int((after.cpu() - before).abs().max())
             if moved > MOST_STEPS:
                 return f"{name} moved by {moved}; no round moves it by over {MOST_STEPS}"
     return None
