@@ -44,6 +44,23 @@ def test_caps_that_cannot_be_written_down_are_said_before_anything_is_sent(tmp_p
     assert Allowance(file).spent.rounds == 0
 
 
+DAMAGED = [
+    *("", "{}", "[]", "3", '{"rounds": [], "uses": 0}', '{"rounds": 1e999, "uses": 0}'),
+    *('{"rounds": -1, "uses": 0}', '{"rounds": 0, "uses": 0, "bits": NaN}', "[" * 100_000),
+    *(f'{{"rounds": 0, "uses": 0, "classified": {one}}}' for one in ("[1]", "5", '{"a": 1}')),
+    *(f'{{"rounds": 0, "uses": 0, "held": {one}}}' for one in ("Infinity", "null", "-1")),
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_count_is_said_and_never_read_as_nothing(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "policy.spent.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"policy\.spent\.json cannot be read: .*restore it"):
+        Allowance(file)
+    assert file.read_text() == text
+
+
 def test_a_full_disk_in_a_round_names_the_file_and_what_to_do(tmp_path: Path) -> None:
     file, policy = tmp_path / "policy.spent.json", DevicePolicy(rounds=3)
     allowance = Allowance(file)
@@ -131,9 +148,6 @@ def test_caps_end_a_devices_part_and_outlast_its_process(
         assert "round 3 of this client would exceed the policy's rounds = 2" in ended(net)
     assert file.name == "policy.spent.json" and Allowance(file).spent.rounds == 2
     assert "what its owner's caps allow is used up" in lines(caplog, "semisfl.audit")[-1]
-    file.write_text("{}")
-    with pytest.raises(ConfigError, match=r"policy.spent.json cannot be read"):
-        Allowance(file)
 
 
 # A round of `tiny` uses each of a device's 12 images once at most: 2 steps of 4.

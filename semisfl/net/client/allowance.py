@@ -44,7 +44,7 @@ class Allowance:
                 raise ValueError(f"nobody spends {plain}")
             self.spent = Spent(rounds, uses, bits)
             self.classified = Classified.of(plain.get("classified", {}), int(plain.get("held", 0)))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # JSON of any other form raises nearly anything
             raise ConfigError(
                 f"{file} cannot be read: {error}; it counts what this device has sent: restore it, or "
                 "remove it to count from 0 again"
