@@ -18,6 +18,7 @@ from semisfl.net.server.session import Patience
 from semisfl.net.server.trials import PASSED_OVER
 from semisfl.runs.loop import run_rounds
 from tests.net.harness import Client, Network, Proxy, network, tiny, until
+from tests.net.test_fleet import BATCHNORM
 
 ROUNDS = 8
 
@@ -38,15 +39,20 @@ def begun(net: Network) -> int:
 
 
 def obstruct(net: Network, client: int, *, refuse: bool) -> None:
-    """Let a client answer every round with a refusal, or not at all."""
+    """Let a client answer every round with a refusal, or not at all; it does compute BatchNorm's statistics."""
     attacker = net.clients[client].device
+    honestly = attacker._steps["full"]
 
     def begin(received: Any, frame: Any) -> None:
+        if frame.fields.get("work") == "batchnorm-statistics":
+            honestly(received, frame)
+            return
         attacker.expect_round()
         if refuse:
             attacker.answer(received, "refusal", {"reason": "not today"})
 
-    attacker._steps = {**attacker._steps, "split": begin, "split_alone": begin}
+    beginnings = ("split", "split_alone", "full")
+    attacker._steps = {**attacker._steps, **dict.fromkeys(beginnings, begin)}
 
 
 @pytest.mark.parametrize("clients", [3, 5])
@@ -84,6 +90,19 @@ def test_a_device_that_never_answers_delays_one_round_in_many() -> None:
         assert len(run_rounds(net.experiment).rounds) == ROUNDS < PASSED_OVER
         assert net.fleet.device_log.events["left_out"] == 1
         assert begun(net) <= 2 * ROUNDS + 1
+        assert 0 in net.fleet._listener.table.enrolled
+
+
+@pytest.mark.parametrize("method", ["semisfl", "fedswitch", "semifl"])
+def test_a_device_that_never_answers_delays_one_round_in_many_above_the_quorum(method: str) -> None:
+    """A device that answers shortly before each deadline is no worse; SemiFL asks twice in a round."""
+    deadline = {"deadline": 1.0, "quorum": 2}
+    config = tiny(4, rounds=4, method=method, network=deadline, model={"layers": BATCHNORM})
+    with network(config) as net:
+        net.join_all()
+        obstruct(net, 0, refuse=False)
+        assert len(run_rounds(net.experiment).rounds) == 4 < PASSED_OVER
+        assert net.fleet.device_log.events["left_out"] == 1
         assert 0 in net.fleet._listener.table.enrolled
 
 

@@ -41,7 +41,7 @@ from semisfl.net.server.fleet_status import FleetStatus
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.listener import Listener
 from semisfl.net.server.penalties import STRIKES
-from semisfl.net.server.questions import Questions
+from semisfl.net.server.questions import Questions, Take
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.trials import Trials, limits_on_one_client
@@ -163,10 +163,16 @@ class NetworkFleet:
         self._split_round.begin()
         self._check_quorum(len(self._questions))
 
+    def _collected(self, kind: Kind, take: Take) -> set[int]:
+        """Collect answers as `Questions` does; draw others for a while than clients that are far too slow."""
+        refused = self._questions.collect(kind, take)
+        self._trials.pass_over(self._questions.too_slow)
+        return refused
+
     def _answers(self, kind: Kind) -> dict[int, Frame]:
         """Return one frame of every client that still takes part; abort the round if they are too few."""
         answers: dict[int, Frame] = {}
-        for client in self._questions.collect(kind, answers.__setitem__):
+        for client in self._collected(kind, answers.__setitem__):
             del answers[client]
         self._check_quorum(len(answers))
         return answers
@@ -212,7 +218,7 @@ class NetworkFleet:
         )
         for client in plan.active:
             full_round.begin(client)
-        for client in self._questions.collect("model", full_round.go_on):
+        for client in self._collected("model", full_round.go_on):
             full_round.results.pop(client, None)
         results = full_round.results
         for client in self._questions.refuse_far(results.values(), plan.known_to):
@@ -229,7 +235,6 @@ class NetworkFleet:
 
     def settle(self, good: bool) -> str | None:
         self._status.count_bytes()
-        self._trials.pass_over(self._questions.too_slow)
         return self._trials.settle(good)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:

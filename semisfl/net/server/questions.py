@@ -78,7 +78,7 @@ class Questions:
         self.left_out: set[int] = set()
         """The clients that were asked in this round and are left out of it."""
         self.too_slow: set[int] = set()
-        """Those of them that all others would have waited for in every step."""
+        """Those of them that all others waited for, or would have in every step."""
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
         self._began_with: dict[int, Session | None] = {}
 
@@ -188,26 +188,30 @@ class Questions:
 
     def _leave_out_overdue(self) -> None:
         now = time.monotonic()
-        for client, item in list(self._awaited.items()):
-            if now >= item.session.patience.ends:
-                item.session.abandon()
-                self._leave_out(client, item.session.patience.reason())
+        overdue = [c for c, item in self._awaited.items() if now >= item.session.patience.ends]
+        if overdue and self._others():
+            self.too_slow.update(overdue)
+        for client in overdue:
+            session = self._awaited[client].session
+            session.abandon()
+            self._leave_out(client, session.patience.reason())
         self._leave_out_slow(now)
 
-    def _leave_out_slow(self, now: float) -> None:
-        """Leave out clients that answer within every deadline, and far more slowly than the others.
+    def _others(self) -> list[float]:
+        """Return the seconds of the clients that owe no answer now; none if they are under half of all, or under two."""
+        others = [
+            self._paces[client].seconds for client in self._paces.keys() - self._awaited.keys()
+        ]
+        return others if len(others) >= max(2, len(self._awaited)) else []
 
-        Those others are the clients that owe no answer now, if they are at least half of all.
-        """
+    def _leave_out_slow(self, now: float) -> None:
+        """Leave out clients that answer within every deadline, and far more slowly than the others."""
         if not any(
             self._took(client, now) > item.session.patience.deadline
             for client, item in self._awaited.items()
         ):
             return  # as after nearly every answer
-        others = [
-            self._paces[client].seconds for client in self._paces.keys() - self._awaited.keys()
-        ]
-        if len(others) < max(2, len(self._awaited)):
+        if not (others := self._others()):
             return
         usual = statistics.median(others)
         for client, item in list(self._awaited.items()):
