@@ -18,7 +18,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
 from semisfl.runs.lock import Taken, take
 from semisfl.runs.preset_changes import flat
-from semisfl.runs.reading import METRICS, parse_metrics, read_metrics
+from semisfl.runs.reading import ENVIRONMENT, METRICS, parse_metrics, read_environment, read_metrics
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
@@ -100,7 +100,7 @@ class RunDirectory:
         self.check_free(self.path)  # of two runs started at once, one is refused
         self._before = present  # the refused run must not remove the files of the other
         content = json.dumps(environment(device), indent=2) + "\n"
-        write_whole(self.path / "environment.json", content.encode())
+        write_whole(self.path / ENVIRONMENT, content.encode())
         if holdings is not None:
             write_whole(self.path / "holdings.json", holdings.as_json().encode())
         write_whole(self.path / "config.toml", to_toml(run_config).encode())
@@ -187,17 +187,14 @@ class RunDirectory:
 
     def warn_of_changes(self, device: str) -> None:
         """Warn if the environment differs from the first one in a way that changes results."""
-        try:
-            before = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            log.warning("cannot read the environment the run began in: %s", error)
-            return
+        if not (before := read_environment(self.path)):
+            log.warning("cannot read in which environment the run began (%s)", ENVIRONMENT)
         now = environment(device)
         # With other thread counts, sums differ in the last bits, and soon the whole run differs.
         if now["gpu"] is None and before.get("threads", now["threads"]) != now["threads"]:
             log.warning(
-                "the run began with %d threads and goes on with %d: it will not be bit-identical; "
-                "OMP_NUM_THREADS=%d makes it so",
+                "the run began with %s threads and goes on with %s: it will not be bit-identical; "
+                "OMP_NUM_THREADS=%s makes it so",
                 before["threads"],
                 now["threads"],
                 before["threads"],

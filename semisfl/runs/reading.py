@@ -154,7 +154,7 @@ def read_json(path: Path) -> Values:
     """Return the values of a small JSON file; empty if it is missing or damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 

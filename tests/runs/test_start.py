@@ -283,6 +283,9 @@ def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
     file.write_text(json.dumps({**environment, "threads": 7}))
     resume(tmp_path / "run", **means)
     assert f"began with 7 threads and goes on with {torch.get_num_threads()}" in caplog.text
+    for damaged in ("", "null", "[]", "[" * 100_000, '{"threads": "many"}'):
+        file.write_text(damaged)
+        resume(tmp_path / "run", **means)
     file.unlink()  # as runs of older versions
     resume(tmp_path / "run", **means)
 

@@ -192,5 +192,5 @@ def remembered(directory: Path, key: str = "seen") -> Mapping[int, str]:
     try:
         content = json.loads((directory / "fleet.json").read_text(encoding="utf-8"))
         return {int(one["client"]): str(one[key]) for one in content["clients"] if key in one}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return {}
