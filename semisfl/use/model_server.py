@@ -78,6 +78,7 @@ class ModelServer:
         """Images so far, by who asked."""
         # Without certificates devices cannot be distinguished.
         self._places = Places(MOST_CALLS, MOST_CALLS if self._trust is None else calls_each)
+        self._crowds = cheap_frames.Crowds()
         self._silence = silence_seconds
         self._refusals = Refusals(lambda peer, identity, reason, _: audit(peer, identity, reason))
         self._computing = threading.Lock()
@@ -128,6 +129,7 @@ class ModelServer:
                 if self._trust is not None:
                     certificate = self._trust.certificate_of(context)
                     identity = certificate.name
+                    self._crowds.check(peer, identity)
                     self._trust.admit(certificate)
                 with self._places.place(identity):
                     await self._answer(answer, identity, context)

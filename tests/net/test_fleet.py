@@ -281,7 +281,7 @@ def test_roster_survives_a_restart_and_never_changes_an_index(tmp_path: Path) ->
     "content",
     [
         *("", "[1]", "[" * 10**5, '{"index": {"b"', '{"b": "first"}', '{"index": {"b": 0}}'),
-        '{"index": {"b": 0}, "images": {"0": null}}',
+        *(f'{{"index": {{"b": 0}}, "images": {{"0": {odd}}}}}' for odd in ("null", "1e999")),
     ],
 )
 def test_a_damaged_roster_is_the_checkpoints(content: str, tmp_path: Path) -> None:

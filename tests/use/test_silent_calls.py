@@ -17,6 +17,7 @@ from semisfl.net import chunks
 from semisfl.net.frames import encode
 from semisfl.net.server import refusals
 from semisfl.net.server.admission import Refused
+from semisfl.net.server.cheap_frames import MOST_CONNECTIONS
 from semisfl.net.tls import certs
 from semisfl.use import split_inference
 from semisfl.use.classifier import Classifier
@@ -118,6 +119,29 @@ def test_a_silent_call_is_ended(
             assert "the rest of the call did not come; a device may be silent for 2 s" in reason
         wait_until(lambda: not server._places.taken)
         others_are_answered(server, model, authority)
+
+
+def test_connections_per_device_are_limited(model: Classifier, authority: Path) -> None:
+    """A call of each keeps it from being idle, and each takes one of the server's files."""
+    first = floods.opened(1, split_inference.method("Describe"))
+    with (
+        served(model, authority, silence_seconds=PATIENCE, calls_each=64) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        links = []
+        for _ in range(MOST_CONNECTIONS + 2):
+            link = floods.connect(authority, "stolen", server.port, first=first)
+            links.append(stack.enter_context(link))
+            links[-1].settimeout(PATIENCE)
+        for link in links[MOST_CONNECTIONS:]:
+            with contextlib.suppress(ConnectionError):
+                while link.recv(1000):
+                    pass  # raises TimeoutError if the server keeps the connection
+        assert server._places.taken["stolen"] == MOST_CONNECTIONS
+        others_are_answered(server, model, authority)
+    with served(model, authority) as server:
+        for _ in range(2 * MOST_CONNECTIONS):  # one after another
+            others_are_answered(server, model, authority)
 
 
 def test_a_connection_that_is_lost_leaves_no_call(

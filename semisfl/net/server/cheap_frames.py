@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+import grpc
+
+from semisfl.net.server.admission import Refused
+
 CHECK_SECONDS = 0.25
 CHECKED_AT_ONCE = 500
 """Connections looked at in CHECK_SECONDS; with more of them each is looked at less often."""
@@ -63,6 +67,28 @@ class Connection:
     """How many streams are served, and when the last one ended."""
 
 
+class Crowds:
+    """Know the connections of each device."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, set[Where]] = {}
+
+    def check(self, peer: str, identity: str) -> None:
+        """Note whose connection this is; raise `Refused` if it has too many, and disconnect this one."""
+        place = where(peer)
+        known = self._places.get(identity, set()) | {place}
+        if len(known) > MOST_CONNECTIONS:
+            # Some of them have ended, which is not known at once.
+            known &= {one for one, _ in _sockets()}
+        if crowded := len(known) > MOST_CONNECTIONS:
+            known.discard(place)
+        self._places[identity] = known
+        if crowded:
+            disconnect(place)
+            reason = f"{identity} has over {MOST_CONNECTIONS} connections"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
+
+
 class CheapFrames:
     """Watch the connections of a port. Lives on the loop."""
 
@@ -70,6 +96,7 @@ class CheapFrames:
         """Take ``offended``, which is called with the peer, the identity and the reason."""
         self._offended = offended
         self._connections: dict[Where, Connection] = {}
+        self._crowds = Crowds()
         self._watching: asyncio.Task[None] | None = None
 
     def watch(self, port: int) -> None:
@@ -102,18 +129,14 @@ class CheapFrames:
         """Return the connection of a peer as gRPC names it."""
         return self._connections.setdefault(where(peer), Connection())
 
-    def crowded(self, peer: str, identity: str) -> bool:
-        """Note whose connection this is; return whether it has too many, and disconnect this one if so."""
+    def check_crowd(self, peer: str, identity: str) -> None:
+        """Note whose connection this is; raise `Refused` if it has too many, and disconnect this one."""
         self.of(peer).identity = identity
-        known = {place for place, one in self._connections.items() if one.identity == identity}
-        # Some of them have ended, which is not known at once.
-        if len(known) <= MOST_CONNECTIONS or (
-            len(known & {place for place, _ in _sockets()}) <= MOST_CONNECTIONS
-        ):
-            return False
-        self._connections.pop(where(peer), None)
-        disconnect(where(peer))
-        return True
+        try:
+            self._crowds.check(peer, identity)
+        except Refused:
+            self._connections.pop(where(peer), None)
+            raise
 
     async def _watch(self, port: int) -> None:
         while True:

@@ -20,7 +20,7 @@ from semisfl.net.server.admission import (
     check_hello,
     cleaned,
 )
-from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, CheapFrames
+from semisfl.net.server.cheap_frames import CheapFrames
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.penalties import Penalties
 from semisfl.net.server.session import Session
@@ -90,7 +90,7 @@ class Listener:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
-                self._check_crowd(peer, identity)
+                self._cheap_frames.check_crowd(peer, identity)
                 self._trust.admit(certificate)
             async with asyncio.timeout(self._handshake_seconds):
                 await context.write(self.table.terms.encode())
@@ -104,11 +104,6 @@ class Listener:
             self._handshakes.stream_closed(peer)
             self._cheap_frames.stream_closed(peer)
 
-    def _check_crowd(self, peer: str, identity: str) -> None:
-        if self._cheap_frames.crowded(peer, identity):
-            reason = f"{identity} has over {MOST_CONNECTIONS} connections"
-            raise Refused(grpc.StatusCode.UNAVAILABLE, reason)
-
     # --- one stream ------------------------------------------------------------------------------
 
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
@@ -121,7 +116,7 @@ class Listener:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
-                self._check_crowd(peer, identity)
+                self._cheap_frames.check_crowd(peer, identity)
                 self._trust.admit(certificate)
                 if self._roster.full:
                     self.penalties.free_revoked()

@@ -49,9 +49,9 @@ class Roster:
         if path.exists():
             try:
                 self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
-            except ConfigError:
+            except (ConfigError, OSError):
                 raise
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            except Exception as error:  # JSON of any other form raises nearly anything
                 if not self.index:
                     raise ConfigError(
                         f"{path}, which says who is which client, is damaged, and there is no "
