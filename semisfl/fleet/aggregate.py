@@ -131,16 +131,16 @@ def clipped_mean(updates: Tensor, settings: ClippedMean) -> Combined:
     shares = (settings.limit * usual / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)).clamp(
         max=1
     )
-    times = lengths / usual.clamp(min=torch.finfo(lengths.dtype).tiny)
-    return Combined(
-        (updates * shares.unsqueeze(1)).mean(0),
-        {
-            place: f"its update is {times[place]:.3g} times as long as the median; "
-            f"{settings.limit:g} times is taken"
-            for place, share in enumerate(shares.tolist())
-            if share < 0.5
-        },
-    )
+    times = (lengths / usual).tolist()
+    reasons = {
+        place: f"its update is {times[place]:.3g} times as long as the median; "
+        f"{settings.limit:g} times is taken"
+        if times[place] < math.inf
+        else "most clients changed nothing, so no update is taken"
+        for place, share in enumerate(shares.tolist())
+        if share < 0.5 and times[place] > 1
+    }
+    return Combined((updates * shares.unsqueeze(1)).mean(0), reasons)
 
 
 def krum(updates: Tensor, settings: AttackerShare) -> Combined:

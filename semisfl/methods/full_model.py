@@ -12,6 +12,7 @@ from semisfl.fleet.aggregate import combine
 from semisfl.fleet.base import ClientResult, ClientRuntime, State
 from semisfl.methods import statistics
 from semisfl.methods.base import ServerDropout, Setup
+from semisfl.settings.robust import FEWEST
 from semisfl.settings.sections import LabeledView
 
 
@@ -100,10 +101,17 @@ def read_counter(client: ClientRuntime) -> dict[str, float]:
 def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
     """Return state ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``.
 
-    ``sent`` is what they began with.
+    ``sent`` is what they began with. Rules other than the mean also see the clients that add nothing, as
+    models that stayed as they were sent: else a few would be a majority among themselves.
     """
-    states = {result.client: result.states[name] for result in results if result.states}
-    return combine(setup.config.robust, states, sent, setup.fleet.held_back)
+    robust = setup.config.robust
+    ruled = robust.aggregate != "mean" and len(results) >= FEWEST
+    states = {
+        result.client: result.states[name] if result.states else sent
+        for result in results
+        if result.states or ruled
+    }
+    return combine(robust, states, sent, setup.fleet.held_back)
 
 
 def report(results: Sequence[ClientResult]) -> dict[str, Any]:

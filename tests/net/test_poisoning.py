@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from semisfl.methods.semifl.method import SemiFLWork
 from semisfl.net.client.device import Device
 from semisfl.net.server import value_checks
 from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, miscounted, ranges, unbelievable
@@ -222,6 +224,31 @@ def test_a_counter_of_statistics_shuts_out_nobody_else(
         run_rounds(net.experiment)
         assert strikes(net) == {"plaintext:client-1": 3}
         assert net.fleet.present() == [0, 2]
+
+
+@pytest.mark.parametrize("rule", ["clipped_mean", "median", "krum"])
+def test_a_device_has_no_model_for_itself_where_the_others_decline(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In SemiFL honest devices without a confident label add nothing; a rule needs three that do."""
+    declines = {}
+    for alone in (False, True):
+        start = SemiFLWork.start
+        with monkeypatch.context() as patch:
+
+            def started(work: Any, client: Any, alone: bool = alone) -> bool:
+                return start(work, client) and alone and client.client == 1
+
+            patch.setattr(SemiFLWork, "start", started)
+            poisoning(patch, "states", times(-1.0))
+            settings = {"semifl": {"confidence_threshold": 0.0}, "robust": {"aggregate": rule}}
+            with network(tiny(5, method="semifl", network={"quorum": 3}, **settings)) as net:
+                net.join_all()
+                rounds = run_rounds(net.experiment).rounds
+                declines[alone] = weights(net.experiment)
+    assert [list(one["held_back"]) for one in rounds] == [["1"], ["1"]]
+    for name, tensor in declines[False].items():
+        assert torch.equal(tensor, declines[True][name]), name
 
 
 def test_a_counter_may_move_by_any_number_of_steps_that_a_run_may_have() -> None:
