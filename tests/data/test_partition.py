@@ -144,10 +144,10 @@ def test_a_class_without_a_share_is_still_dealt_to_clients():
 
 
 def test_a_client_without_images_takes_one_from_the_largest():
-    result = cut(
-        np.repeat([0, 1], 10), labeled=2, clients=15, kind="dirichlet", alpha=0.01, classes=2
-    )
-    assert min(len(rows) for rows in result.clients) == 1
+    # These draws leave three clients without images, and one with four.
+    labels = np.repeat(np.arange(5), 6)
+    result = cut(labels, labeled=5, clients=20, kind="dirichlet", alpha=1.0, seed=2, classes=5)
+    assert sorted(map(len, result.clients)) == [1] * 15 + [2] * 5
 
 
 def test_images_of_unknown_label_are_spread_evenly():
