@@ -84,7 +84,7 @@ def test_to_come_back_and_refuse_again_ends_in_quarantine() -> None:
 
 
 def test_a_device_that_never_answers_delays_one_round_in_many() -> None:
-    with network(drawn_in_pairs(4, deadline=1.0)) as net:
+    with network(drawn_in_pairs(4, deadline=4.0)) as net:
         net.join_all()
         obstruct(net, 0, refuse=False)
         assert len(run_rounds(net.experiment).rounds) == ROUNDS < PASSED_OVER
@@ -96,7 +96,7 @@ def test_a_device_that_never_answers_delays_one_round_in_many() -> None:
 @pytest.mark.parametrize("method", ["semisfl", "fedswitch", "semifl"])
 def test_a_device_that_never_answers_delays_one_round_in_many_above_the_quorum(method: str) -> None:
     """A device that answers shortly before each deadline is no worse; SemiFL asks twice in a round."""
-    deadline = {"deadline": 1.0, "quorum": 2}
+    deadline = {"deadline": 4.0, "quorum": 2}
     config = tiny(4, rounds=4, method=method, network=deadline, model={"layers": BATCHNORM})
     with network(config) as net:
         net.join_all()
@@ -104,6 +104,23 @@ def test_a_device_that_never_answers_delays_one_round_in_many_above_the_quorum(m
         assert len(run_rounds(net.experiment).rounds) == 4 < PASSED_OVER
         assert net.fleet.device_log.events["left_out"] == 1
         assert 0 in net.fleet._listener.table.enrolled
+
+
+def test_too_few_others_are_filled_up_with_those_that_were_passed_over_first() -> None:
+    """Else a device that never answers is drawn again and again once honest ones were too slow for a round."""
+    with network(drawn_in_pairs(4)) as net:
+        net.join_all()
+        trials = net.fleet._trials
+        assert net.fleet.present() == [0, 1, 2, 3]
+        trials.pass_over([1, 3])
+        assert net.fleet.present() == [0, 2]
+        trials.pass_over([0])
+        assert net.fleet.present() == [1, 2]
+        trials.pass_over([1])
+        assert net.fleet.present() == [2, 3]
+        trials.pass_over([3])
+        assert net.fleet.present() == [0, 2]
+        assert net.fleet.waiting.missing() == "nobody"  # who is here and not drawn is not missing
 
 
 def test_a_device_that_leaves_between_two_questions_is_passed_over(

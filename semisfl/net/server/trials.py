@@ -49,32 +49,36 @@ class Trials:
         # By name: once a device is removed, another may have its place.
         self._accused: list[str] = []
         self._passed_over: dict[str, int] = {}
-        """Clients that are not drawn for a while, and for how many good rounds."""
+        """Clients that are not drawn for a while, the latest last, and for how many good rounds."""
 
     def present(self) -> list[int]:
         """Return the clients that are here and not on trial; any thread may call.
 
-        Without those that are passed over, if the others are enough for a round.
+        Without those that are passed over. If the others are too few for a round, those that were passed over
+        first fill it up, so that the latest culprit is not drawn again and again.
         """
-        with self._listener.table.changed:
-            there = self._listener.table.enrolled.keys() - self._places(self._accused)
-        others = there - self._places(self._passed_over)
-        return sorted(others if len(others) >= self._quorum else there)
+        here = self._here()
+        waiting = [place for place in self._places(self._passed_over) if place in here]
+        drawn = here.difference(waiting)
+        return sorted(drawn.union(waiting[: max(0, self._quorum - len(drawn))]))
 
-    def _places(self, names: Iterable[str]) -> set[int]:
+    def _here(self) -> set[int]:
+        with self._listener.table.changed:
+            return self._listener.table.enrolled.keys() - set(self._places(self._accused))
+
+    def _places(self, names: Iterable[str]) -> list[int]:
         index = self._roster.index
-        return {index[name] for name in names if name in index}
+        return [index[name] for name in names if name in index]
 
     def pass_over(self, clients: Iterable[int]) -> None:
         """Draw others for a while: these left a round below the quorum, or everybody waited for them."""
-        self._passed_over = {
-            **self._passed_over,
-            **dict.fromkeys(map(self._name, clients), PASSED_OVER),
-        }
+        latest = dict.fromkeys(map(self._name, clients), PASSED_OVER)
+        earlier = {name: left for name, left in self._passed_over.items() if name not in latest}
+        self._passed_over = {**earlier, **latest}
 
     def end_if_needed(self) -> None:
         """End all trials if too few other clients are here: the run must not wait for a culprit."""
-        if self._accused and len(self.present()) < self._quorum:
+        if self._accused and len(self._here()) < self._quorum:
             names = ", ".join(self._accused)
             log.warning("%s may take part again: too few others are here", names)
             self._accused.clear()
@@ -116,7 +120,7 @@ class Trials:
         if suspect is None:
             return None
         name = self._name(suspect)
-        if len(self.present()) <= self._quorum:
+        if len(self._here()) <= self._quorum:
             log.warning(
                 "%s stands out; the round cannot be repeated without it, because network.quorum = %d",
                 name,

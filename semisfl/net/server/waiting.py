@@ -114,7 +114,9 @@ class Waiting:
 
     def missing(self) -> str:
         """Return the names of the enrolled devices that are absent, and how many never came."""
-        roster, there = self._context.roster, set(self._present())
+        roster = self._context.roster
+        with self._listener.table.changed:
+            there = set(self._listener.table.enrolled)
         absent = [name for name, index in roster.index.items() if index not in there]
         unknown, more = roster.total - len(roster.index), len(absent) - MOST_NAMES
         absent = absent[:MOST_NAMES]
