@@ -72,12 +72,12 @@ def print_methods(plan: "Plan") -> None:
 
 
 def assumptions(plan: "Plan", images: float, profile: str) -> str:
-    """Return the links, devices and codecs that the numbers hold for."""
+    """Return the connections, devices and codecs that the numbers hold for."""
     from semisfl.costs.plan import ROUNDS
 
     world, clients = plan.world, plan.config.clients
     return (
-        f"Links: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
+        f"Connections: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
         f"Devices: {profile} ({world.profile.about}). Codecs: {_codecs(plan.config)}. Bytes are what a run "
         f"counts. Seconds are means of {ROUNDS} drawn rounds of {clients.active} clients with {images:,.0f} "
         f"images each; {USUAL}"
@@ -98,7 +98,7 @@ def advice(plan: "Plan") -> list[str]:
     """Return the conclusions of a plan, one sentence each."""
     best, chosen, smallest = plan.best, plan.chosen, plan.smallest
     sentences = [
-        f"Best cut for these links and devices: {best.cut} ({best.seconds:,.1f} s per round, "
+        f"Best cut for these connections and devices: {best.cut} ({best.seconds:,.1f} s per round, "
         f"{best.rounds_per_day:,.0f} rounds a day, {console.amount(best.total)} per client)."
     ]
     if best.index != chosen.index:

@@ -71,7 +71,7 @@ def plan(
 ) -> None:
     """Estimate bytes and time of every method and every cut of the model; name the best cut.
 
-    The default link speeds are the paper's. The speed of its devices is assumed (docs/costs.md).
+    The default connection speeds are the paper's. The speed of its devices is assumed (docs/costs.md).
     """
     from semisfl.costs import about_images
     from semisfl.costs import plan as plans

@@ -21,7 +21,7 @@ OPTIONS: Mapping[str, Mapping[str, Translate]] = {
         "--effort": lambda value: {"quick": ["--quick"], "full": []}.get(value, ["--effort", value])
     },
 }
-# What `costs` assumed: devices that take no time, and the middle of the paper's links.
+# What `costs` assumed: devices that take no time, and the middle of the paper's connection speeds.
 COSTS = ("--methods", "all", "--profile", "wire-only", "--latency", "0")
 COSTS_LINKS = {"--uplink": "4.4", "--downlink": "15"}
 

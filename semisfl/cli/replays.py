@@ -1,4 +1,4 @@
-"""``semisfl replay``: what recorded runs would have cost over other links, devices and codecs."""
+"""``semisfl replay``: what recorded runs would have cost over other connections, devices and codecs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def replay(
     allow_method: AllowMethod = None,
     json_: Json = False,
 ) -> None:
-    """Compute the hours and bytes of recorded runs over other links, devices and codecs.
+    """Compute the hours and bytes of recorded runs over other connections, devices and codecs.
 
     Nothing is trained: accuracies are the recorded ones, so the accuracy lost to a codec is not simulated.
     """
@@ -91,7 +91,7 @@ def _print(
     from semisfl.costs.replay import shares
 
     table = console.table(
-        "time over these links and devices",
+        "time over these connections and devices",
         (
             *("method", "seeds", "rounds", "accuracy %", "hours"),
             *("work", "send", "wait", "sent"),
@@ -114,7 +114,7 @@ def _print(
     for note in notes(results, codec):
         print(note)
     print(
-        f"Links: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
+        f"Connections: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
         f"Devices: {profile} ({world.profile.about}). Work, send and wait are shares of an active client's "
         "time. Sent includes rounds that had to be repeated."
     )

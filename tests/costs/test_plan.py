@@ -205,7 +205,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert Path(answer["picture"]).stat().st_size > 10_000
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert "Best cut for these links and devices: flatten" in printed
+    assert "Best cut for these connections and devices: flatten" in printed
     assert main(["plan", "--uplink", "8-0.8"]) == 2
     assert "lower one first" in capsys.readouterr().err
     assert main(["plan", "--profile", "cray"]) == 2
