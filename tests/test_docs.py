@@ -63,6 +63,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @every_page
+def test_a_link_that_names_a_page_leads_to_it(page: Path) -> None:
+    for name, target in re.findall(r"\[`?([\w.-]+\.md)`?\]\(([^)\s#]+)", prose(page)):
+        assert Path(target).name == name, f"[{name}]({target})"
+
+
+@every_page
 def test_a_page_is_short(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").count("\n")
     assert lines <= LONGEST, f"{lines} lines; split the page, at most {LONGEST} are allowed"
