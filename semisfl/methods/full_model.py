@@ -101,16 +101,13 @@ def read_counter(client: ClientRuntime) -> dict[str, float]:
 def combined(setup: Setup, results: Sequence[ClientResult], name: str, sent: State) -> State:
     """Return state ``name`` of the contributing clients as one, by the rule of ``robust.aggregate``.
 
-    ``sent`` is what they began with. Rules other than the mean also see the clients that add nothing, as
-    models that stayed as they were sent: else a few would be a majority among themselves.
+    ``sent`` is what they began with. Where fewer than a rule needs add something and others take part, those
+    others count as models that stayed as they were sent: a single client must not be the rule.
     """
     robust = setup.config.robust
-    ruled = robust.aggregate != "mean" and len(results) >= FEWEST
-    states = {
-        result.client: result.states[name] if result.states else sent
-        for result in results
-        if result.states or ruled
-    }
+    states = {result.client: result.states[name] for result in results if result.states}
+    if robust.aggregate != "mean" and len(states) < FEWEST <= len(results):
+        states = {result.client: states.get(result.client, sent) for result in results}
     return combine(robust, states, sent, setup.fleet.held_back)
 
 

@@ -232,8 +232,8 @@ def test_a_device_has_no_model_for_itself_where_the_others_decline(
 ) -> None:
     """In SemiFL honest devices without a confident label add nothing; a rule needs three that do."""
     declines = {}
+    start = SemiFLWork.start
     for alone in (False, True):
-        start = SemiFLWork.start
         with monkeypatch.context() as patch:
 
             def started(work: Any, client: Any, alone: bool = alone) -> bool:
