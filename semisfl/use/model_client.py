@@ -18,6 +18,7 @@ from semisfl.models.split import SplitModel, build
 from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.frames import encode
+from semisfl.net.messages import table
 from semisfl.runs import checkpoint
 from semisfl.runs.checkpoint import CheckpointError
 from semisfl.settings import lookup
@@ -136,8 +137,10 @@ class ModelClient:
         """
         cached = _cache_file(digest)
         with contextlib.suppress(CheckpointError, KeyError):
-            if digest == checkpoint.digest(kept := checkpoint.read(cached)["bottom"]):
-                return dict(kept)
+            kept = dict(checkpoint.read(cached)["bottom"])
+            # A server may describe other layers than those weights have.
+            if digest == checkpoint.digest(kept) and table(kept) == table(like):
+                return kept
         schema = protocol.bottom_schema(like)
         request = b"".join(self._outgoing.frame("fetch", {}))
         weights = self.connection.ask("Fetch", request, "bottom", schema).tensors

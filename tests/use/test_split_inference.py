@@ -131,6 +131,20 @@ def test_a_lying_server_does_not_poison_the_copy_of_an_honest_one(
     torch.testing.assert_close(answers, model.probabilities(PIXELS), rtol=0, atol=1e-6)
 
 
+def test_a_server_cannot_give_a_kept_bottom_other_layers(
+    model: Classifier, address: str, authority: Path, cache: Path
+) -> None:
+    with connect(address, authority):
+        assert len(list(cache.iterdir())) == 1
+    with served(model, authority) as liar:
+        about = json.loads(liar._about)
+        about["layers"].insert(0, {"kind": "batchnorm", "name": "more"})
+        about["cut"] = None if about["cut"] is None else about["cut"] + 1
+        liar._about = json.dumps(about)
+        with pytest.raises(ValueError, match=r"tensor .* where .* is expected"):
+            connect(f"localhost:{liar.port}", authority)
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), -0.5, 7.0])
 def test_answers_that_are_no_probabilities_are_refused(
     wrong: float, model: Classifier, authority: Path, monkeypatch: pytest.MonkeyPatch
