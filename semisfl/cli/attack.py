@@ -166,6 +166,8 @@ def _print_leakage(result: dict[str, Any]) -> None:
         "member",
     )
     table = console.table("", columns, text=2)
+    for column in table.columns:
+        column.no_wrap, column.overflow = False, "fold"  # on 80 columns, chance is below its number
     for entry in result["features"]:
         decoder, mix, auc = entry["decoder"], entry["class_mix"], entry["membership_auc"]
         table.add_row(
@@ -185,7 +187,7 @@ def _print_leakage(result: dict[str, Any]) -> None:
     for entry in result["uploads"]:
         print(
             f"upload, cut {entry['cut']}, {entry['defence']}: a {entry['server']} server solves "
-            f"{entry['rebuilt']} of {entry['inputs']} inputs of {entry['layer']} (bits: {_bits(entry['bits'])})"
+            f"{entry['rebuilt']} of {entry['inputs']} inputs of its last layer (bits: {_bits(entry['bits'])})"
         )
     for entry in result["updates"]:
         print(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from semisfl.cli import console
 from semisfl.cli.attack import _defences
 from semisfl.cli.main import main
 from semisfl.data.sources import load_data
@@ -29,6 +30,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
 ) -> None:
     monkeypatch.setattr("semisfl.attacks.exposure.PUBLIC", 100)
     monkeypatch.setattr("semisfl.attacks.scene.VICTIMS", 32)
+    monkeypatch.setattr(console.out, "_width", 80)
     out = tmp_path / "leakage"
     words = ["leakage", "digits", "--rounds", "1", "--quick", "--device", "cpu"]
     defences = ["--defence", "none", "--defence", NOISY]
@@ -50,6 +52,7 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
         assert sheet.height == 2 * (2 * 64 + 8)
     printed = " ".join(capsys.readouterr().out.split())
     assert results["judged_on"] == "test" and " test accuracy " in printed
+    assert "…" not in printed  # on 80 columns every number is whole
     assert "Chance, without any features, is in brackets." in printed
     assert "(an image's pixels are 6,272)" in printed
     assert "upload, cut flatten1, none: a malicious server solves 8 of 8 inputs" in printed
