@@ -1,7 +1,11 @@
-"""What the README tells people to do works as it says."""
+"""What the README tells people to do works as it says, and the commands of every page exist."""
 
+import io
 import re
 import shlex
+from contextlib import redirect_stdout
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 USAGE = "\n".join(
     (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("usage.md", "use-a-model.md")
 )
+PAGES = "\n".join(
+    [README, *(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md")))]
+)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -20,12 +27,11 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    lines = [line for block in blocks("sh", text) for line in block.splitlines()]
-    return [
-        shlex.split(line, comments=True)[1:]
-        for line in lines
-        if line.strip().startswith("semisfl ")
-    ]
+    """Return the words of every `semisfl` command in a shell's block, as far as the next pipe or file."""
+    shown = "\n".join(blocks("sh", text) + blocks("console", text)).replace("\\\n", " ")
+    lines = [re.sub(r"^[$#] ", "", line.strip()) for line in shown.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines if line.startswith("semisfl ")]
+    return [list(takewhile(lambda word: word not in (">", "|", "&&"), one[1:])) for one in words]
 
 
 def test_the_library_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,15 +64,20 @@ def test_every_command_is_documented() -> None:
     )
 
 
-@pytest.mark.parametrize("words", commands(README) + commands(USAGE), ids=" ".join)
-def test_commands_parse(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@cache
+def help_of(*command: str) -> str:
+    with redirect_stdout(io.StringIO()) as output:
+        assert main([*command, "--help"]) == 0
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("words", commands(PAGES), ids=" ".join)
+def test_commands_parse(words: list[str]) -> None:
     """Every option shown exists: with --help at its end a command only parses."""
-    if ">" in words:
-        words = words[: words.index(">")]
     options = {word for word in words if word.startswith("--")}
     groups = {group.name for group in app.registered_groups}
     command = words[:2] if words[0] in groups else words[:1]
-    assert main([*command, "--help"]) == 0
-    output = capsys.readouterr().out
     for option in options:
-        assert option in output or option in ("--debug", "--version"), option
+        assert option in help_of(*command) or option in ("--debug", "--version", "--log-format"), (
+            option
+        )

@@ -76,6 +76,18 @@ def test_a_flood_of_pings_ends_the_connection(
     attack(net, "pings")
 
 
+def test_a_few_pings_in_a_row_are_told_to_be_too_many(net: Network) -> None:
+    """gRPC's own limit: without it, only the silence of the attacker's stream would end its connection."""
+    assert net.certificates is not None
+    with connect(net.certificates, "client-1", net.port) as link:
+        link.sendall(b"".join(map(FLOODS["pings"], range(10))))
+        answer = b""
+        while b"too_many_pings" not in answer:
+            piece = link.recv(65536)
+            assert piece, "disconnected for another reason"
+            answer += piece
+
+
 @pytest.mark.parametrize("name", ["settings", "windows"])
 def test_bytes_that_are_no_messages_end_the_connection_and_count_as_a_strike(
     net: Network, name: str, monkeypatch: pytest.MonkeyPatch
