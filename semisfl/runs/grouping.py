@@ -14,6 +14,7 @@ from semisfl.runs.limits import Standing, met
 from semisfl.runs.reading import (
     SUFFIX,
     holds_run,
+    name_of,
     read_config,
     read_holdings,
     read_rounds,
@@ -125,7 +126,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     apart = [
         one
         for label, places in alike_but_for_seed([run.config for run in runs])
-        for one in _by_images(label, [runs[place] for place in places])
+        for images, those in _by_images(label, [runs[place] for place in places])
+        for one in _by_partition(images, those)
     ]
     for label, alike in apart:
         if any(run.tested for run in alike):
@@ -145,6 +147,22 @@ def _by_images(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
     if len(by.keys() - {""}) < 2:  # older runs do not say
         return [(label, runs)]
     return [(f"{label} images={digest[:8] or 'unknown'}", those) for digest, those in by.items()]
+
+
+def _by_partition(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    """Tell apart runs of one seed among which a program divided the images differently.
+
+    Where every run has a seed of its own, the partitions may follow from the seeds.
+    """
+    by: dict[str, list[Run]] = {}
+    own = runs[0].config.get("data", {}).get("partition", {}).get("kind") == "own"
+    if own and len(set(map(_seed, runs))) < len(runs):
+        for run in runs:
+            held = read_holdings(run.path)
+            by.setdefault(str([held.get("server"), held.get("clients")]), []).append(run)
+    if len(by) < 2:
+        return [(label, runs)]
+    return [(f"{label} partition of {name_of(those[0].path)}", those) for those in by.values()]
 
 
 def _fair(label: str, runs: list[Run]) -> Group:
