@@ -18,6 +18,7 @@ from semisfl.costs.rounds import cost_of
 from semisfl.data import sources
 from semisfl.fleet.codec import codec_named
 from semisfl.methods.supervised import Supervised
+from semisfl.metrics import MethodMetrics
 from semisfl.models import split as models
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
@@ -235,6 +236,10 @@ def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ValueError, match=r"round\(\) of Supervised returned a dict; it must return"
     ):
+        train(settings, data=toy.dataset(), device="cpu")
+    one = MethodMetrics(loss_supervised=torch.tensor(1.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(Supervised, "round", lambda self, round_index: one)
+    with pytest.raises(ValueError, match=r"returned a Tensor as loss_supervised; .* use \.item"):
         train(settings, data=toy.dataset(), device="cpu")
     monkeypatch.setattr(Supervised, "tested", lambda self: {})
     with pytest.raises(ConfigError, match=r"tested\(\) of supervised names no model"):

@@ -45,6 +45,12 @@ class Health:
                 f"round() of {type(self._method).__name__} returned a {type(metrics).__name__}; it must return "
                 "a semisfl.metrics.MethodMetrics"
             )
+        for name, value in vars(metrics).items():
+            if hasattr(value, "item") and not isinstance(value, float):  # of torch or numpy
+                raise ValueError(
+                    f"round() of {type(self._method).__name__} returned a {type(value).__name__} as {name}; metrics "
+                    "are plain numbers: use .item()"
+                )
         losses = {
             name: value
             for name, value in vars(metrics).items()
