@@ -65,6 +65,13 @@ def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] =
             f"{where}: no layer fits model.name = {name!r}; the file has {some}, the model "
             f"{', '.join(list(own)[:3])}"
         )
+    for key in fits:
+        whole = own[key].is_floating_point() and not stored[key].is_floating_point()
+        if whole or stored[key].layout != torch.strided:
+            raise ConfigError(
+                f"{where}: {key} holds {stored[key].dtype} in the layout {stored[key].layout}; use a file of dense "
+                "floating-point weights, not quantised"
+            )
     if bad := [key for key in fits if not torch.isfinite(stored[key]).all()]:
         raise ConfigError(f"{where}: {bad[0]} holds NaN or infinity; use another file")
     with torch.no_grad():

@@ -217,6 +217,10 @@ def _write(tmp_path: Path, kind: str) -> Path:
         torch.save([torch.zeros(2)], file)
     if kind == "nan":
         torch.save({"conv1.weight": torch.full((32, 3, 5, 5), torch.nan)}, file)
+    if kind == "quantised":
+        torch.save({"conv1.weight": torch.ones(32, 3, 5, 5, dtype=torch.int8)}, file)
+    if kind == "sparse":
+        torch.save({"conv1.weight": torch.ones(32, 3, 5, 5).to_sparse()}, file)
     return file
 
 
@@ -233,6 +237,8 @@ def _write(tmp_path: Path, kind: str) -> Path:
         ),
         ("list", "holds no tensors by name; save a model's state_dict"),
         ("nan", "conv1.weight holds NaN or infinity"),
+        ("quantised", r"conv1.weight holds torch.int8 in .*; use a file of dense floating-point"),
+        ("sparse", r"conv1.weight holds .* the layout torch.sparse_coo; use a file of dense"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(kind: str, reason: str, tmp_path: Path) -> None:
