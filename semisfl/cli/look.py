@@ -2,19 +2,15 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def list_(json_: Json = False) -> None:
@@ -125,18 +121,21 @@ def partition(
     if picture:
         holdings.draw(held, labels, data.classes, picture)
 
-    def by_class(rows: "np.ndarray") -> dict[str, int]:
-        counts = Counter(labels[rows].tolist())
-        unknown = {"unknown": counts[-1]} if counts[-1] else {}
-        return {name: counts[label] for label, name in enumerate(data.classes)} | unknown
-
     if json_:
         names = [{"name": name} for name in held.names] or [{}] * len(held.clients)
-        clients = [
-            {**name, "images": len(rows), "classes": by_class(rows)}
-            for name, rows in zip(names, held.clients, strict=True)
-        ]
-        server = {"images": len(held.labeled), "classes": by_class(held.labeled)}
+        counted = holdings.count(held, labels, data.classes)
+        server, *clients = (
+            {
+                **name,
+                "images": sum(counts),
+                "classes": {
+                    kind: count
+                    for kind, count in zip(counted.classes, counts, strict=True)
+                    if count or kind in data.classes
+                },
+            }
+            for name, counts in zip([{}, *names], counted.counts.tolist(), strict=True)
+        )
         beside = {"validation": validation, "unused": unused}
         place = str(picture) if picture else None
         print(json.dumps({"server": server, "clients": clients, **beside, "picture": place}))

@@ -37,8 +37,10 @@ class Holdings:
 
 def count(partition: Partition, labels: np.ndarray, classes: Sequence[str]) -> Holdings:
     """Return how many images of each class every holder has; -1 counts as a last class, ``unknown``."""
-    labels = np.asarray(labels)
-    names = [*classes, *(["unknown"] if (labels < 0).any() else [])]
+    labels, unknown = np.asarray(labels), "unknown"
+    while unknown in classes:
+        unknown += " label"
+    names = [*classes, *([unknown] if (labels < 0).any() else [])]
     held = [partition.labeled, *partition.clients]
     counts = [np.bincount(labels[one] % len(names), minlength=len(names)) for one in held]
     return Holdings(names, np.stack(counts))

@@ -199,7 +199,8 @@ class Followed:
             held = self.read_json("holdings.json")
             names, server = list(held.get("classes", [])), list(held.get("server", [0]))
             # The server has labels of every class, but none of images without a known label.
-            self._classes = len(names) - (names[-1:] == ["unknown"] and not server[-1])
+            unknown = bool(names) and str(names[-1]).startswith("unknown") and not server[-1]
+            self._classes = len(names) - unknown
         known = DATA.get(str(self.config.get("data", {}).get("name")))
         return self._classes or (known.classes if known else None) or 0
 

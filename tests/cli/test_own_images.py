@@ -52,6 +52,23 @@ def test_commands_that_only_look_choose_the_same_preset(
     assert both[0] == both[1]
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_a_class_called_unknown_is_not_counted_with_images_without_a_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = np.array([0, 1] * 20 + [-1] * 5 + [0, 1])
+    split = np.array([0] * 45 + [1, 1])
+    x = np.zeros((47, 16, 16), np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, labels=labels, split=split, classes=["cat", "unknown"])
+    words = ["data.labeled=8", "clients.total=1", "clients.active=1", "data.validation=none"]
+    assert main(["partition", "--json", "--set", f"data.name={tmp_path}/a.npz", *words]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert held["server"]["classes"] == {"cat": 4, "unknown": 4}
+    (client,) = held["clients"]
+    assert client["classes"] == {"cat": 16, "unknown": 16, "unknown label": 5}
+    assert client["images"] == 37
+
+
 def test_limits_on_a_clients_influence_need_a_majority(capsys: pytest.CaptureFixture[str]) -> None:
     for active, expected in ((2, "mean"), (3, "clipped_mean")):
         assert main(["show", "images", "--json", "--set", f"clients.active={active}"]) == 0
