@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from semisfl.data import npz, sources
 from semisfl.data import partition as partitions
-from semisfl.data import sources
 from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
@@ -49,8 +49,8 @@ def as_passed(config: Config, data: Dataset | None, partition: Partition | None)
             update={"labeled": len(partition.labeled), "partition": own}
         )
         config = config.model_copy(update={"data": passed})
-    named = Path(config.data.name).name
-    if data is None or named == data.name or (data.name and named.startswith(data.name)):
+    named = Path(config.data.name)
+    if data is None or data.name in (named.name, npz.group(named)[0]):
         return config
     passed = config.data.model_copy(update={"name": data.name, "unlabeled": None})
     return config.model_copy(update={"data": passed})

@@ -50,6 +50,8 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
         ("digits", "toy", "toy"),
         ("photos/toy", "toy", "photos/toy"),
         ("toy.npz", "toy", "toy.npz"),
+        ("photos/toy_0of2.npz", "toy", "photos/toy_0of2.npz"),
+        ("digits", "dig", "dig"),
         ("digits", "", ""),  # of a folder that was called "."
         (".", "", "."),
     ],
