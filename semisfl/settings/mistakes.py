@@ -21,7 +21,7 @@ def one_line(
         elif item["type"] == "literal_error":
             parts.append(f"{key} = {item['input']!r} is not known; use {item['ctx']['expected']}")
         else:
-            message = item["msg"].removeprefix("Input ")
+            message = item["msg"].removeprefix("Input ").replace("a valid tuple", 'a list, ["..."]')
             if item["type"].startswith(("greater", "less")) and _may_be_none(section, item["loc"]):
                 message += ", or none"
             parts.append(f"{key} = {item['input']!r}: {message[:1].lower()}{message[1:]}")
