@@ -53,7 +53,7 @@ def _pixels(values: Any, name: str) -> torch.Tensor:
                 "floats from 0 to 1 (not normalised)"
             )
         array = np.round(array * 255).astype(np.uint8)
-    return torch.from_numpy(npz.with_channels(array, name))
+    return torch.from_numpy(np.ascontiguousarray(npz.with_channels(array, name)))
 
 
 def _array(values: Any, name: str) -> np.ndarray:

@@ -65,7 +65,7 @@ def _indices(name: str, images: Any) -> np.ndarray:
             f"{name} of the partition is {array.dtype} {list(array.shape)}; it must be a list of image numbers "
             "(np.flatnonzero makes one of a mask)"
         )
-    return array.astype(np.int64, copy=False)
+    return np.ascontiguousarray(array, np.int64)
 
 
 def set_aside(dataset: Dataset, share: float, seed: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from semisfl import Dataset, train
+from semisfl import Dataset, Partition, train
 from semisfl.data import cached, decode
 from semisfl.data.sources import load
 from tests import toy
@@ -44,6 +44,19 @@ def test_arrays_with_channels_first_or_last(kind: str, channels_last: bool) -> N
     assert torch.equal(data.test_images, torch.from_numpy(TEST_CHW))
     assert data.labels.tolist() == LABELS.tolist() and data.classes == ("a", "b")
     assert data.mean == (0.5, 0.5, 0.5)
+
+
+def test_arrays_read_backwards_are_as_good() -> None:
+    data = Dataset.from_arrays(
+        CHW[:, ::-1], LABELS[::-1], TEST_CHW[:, :, :, ::-1], TEST_LABELS[::-1], classes=("a", "b")
+    )
+    assert torch.equal(data.images, torch.from_numpy(CHW).flip(1))
+    assert torch.equal(data.test_images, torch.from_numpy(TEST_CHW).flip(3))
+    assert data.labels.tolist() == LABELS.tolist()[::-1]
+    rows = np.arange(6)[::-1]
+    held = Partition(labeled=rows[:2], clients=(rows[2:],), validation=rows[:0])
+    assert torch.from_numpy(held.labeled).tolist() == [5, 4]
+    assert torch.from_numpy(held.clients[0]).tolist() == [3, 2, 1, 0]
 
 
 def test_grey_floats_names_and_unlabelled_images() -> None:
