@@ -22,7 +22,7 @@ def outputs(
     mode = model.training
     model.eval()
     try:
-        for part in images.split(_batch(model, images)):
+        for part in images.split(_batch(model, images)) if len(images) else ():
             before_each()
             with torch.no_grad():
                 yield model(prepare(part))

@@ -56,8 +56,10 @@ class Predictions:
 
 def listed_pictures(images: Pictures, *, follow_links: bool = True) -> ListedPictures:
     """Return every picture on its own; folders become the files in them, as in `pictures.files_of`."""
-    if isinstance(images, np.ndarray | Tensor):
-        return torch.as_tensor(images)
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(np.ascontiguousarray(images))
+    if isinstance(images, Tensor):
+        return images
     several = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
     return pictures.listed(several, follow_links=follow_links)
 

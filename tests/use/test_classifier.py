@@ -107,6 +107,8 @@ def test_files_folders_and_pixels_are_told_apart(trained: Trained, images: Path)
         torch.testing.assert_close(model.predict(one).probabilities, expected.probabilities[:1])
     numpy = model.predict(DATA.test_images[:2].numpy())
     torch.testing.assert_close(numpy.probabilities, expected.probabilities[:2])
+    backwards = model.predict(DATA.test_images[:2].numpy()[::-1])
+    torch.testing.assert_close(backwards.probabilities, expected.probabilities[:2].flip(0))
     assert len(model.predict(DATA.test_images[:0]).names) == 0
 
 
@@ -244,6 +246,7 @@ def test_evaluate_gives_the_accuracy_as_a_run_has_it() -> None:
             return nn.functional.one_hot(chosen, len(DATA.classes)).float()
 
     assert evaluate(Known(), DATA) == 90.0
+    assert predict(Known(), DATA.test_images[:0], DATA).shape == (0, len(DATA.classes))
 
 
 def test_cut_elsewhere_it_answers_alike(trained: Trained) -> None:
