@@ -86,6 +86,8 @@ class _Collected:
         self.others: list[Path] = []
         self.loose: list[Path] = []
         """Images that lie beside class folders, so that no class is known of them."""
+        self.elsewhere: list[Path] = []
+        """Images in folders beside ``train``, ``test`` and the clients': ``val``, ``unlabelled``."""
 
     def add(
         self,
@@ -116,6 +118,7 @@ class _Collected:
         for files, what in (
             (self.others, "files are no images"),
             (self.loose, "images are in no class folder"),
+            (self.elsewhere, "images are not in train, test, unlabeled or clients"),
         ):
             if files:
                 first = ", ".join(str(file.relative_to(self.root)) for file in files[:5])
@@ -158,6 +161,12 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
             )
         collected.add(folder, label=classes.index(folder.name), test=True)
     collected.loose = [*_loose(root / "train"), *_loose(root / "test")]
+    collected.elsewhere = [
+        file
+        for name in sorted(folders - {"train", "test", "unlabeled", "clients"})
+        for file in files_below(root / name)
+        if _is_image(file)
+    ]
     return tuple(classes)
 
 

@@ -418,6 +418,19 @@ def test_images_beside_class_folders_are_skipped_and_counted(tmp_path):
     assert len(dataset.images) == 6
 
 
+def test_images_in_folders_of_other_names_are_skipped_and_counted(tmp_path):
+    """Else ``unlabelled``, for one, would leave devices without their images, and nothing would say so."""
+    class_folder(tmp_path)
+    for place in ("unlabelled/1.png", "val/cat/2.png", ".cache/3.png"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        save(tmp_path / place, noise(1))
+    dataset = load(str(tmp_path))
+    assert dataset.notes == (
+        "2 images are not in train, test, unlabeled or clients and were skipped: unlabelled/1.png, val/cat/2.png",
+    )
+    assert len(dataset.images) == 6
+
+
 def test_other_files_are_skipped_and_counted(tmp_path):
     class_folder(tmp_path)
     (tmp_path / "train" / "cat" / ".DS_Store").write_text("")
