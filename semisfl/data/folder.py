@@ -86,8 +86,8 @@ class _Collected:
         self.others: list[Path] = []
         self.loose: list[Path] = []
         """Images that lie beside class folders, so that no class is known of them."""
-        self.elsewhere: list[Path] = []
-        """Images in folders beside ``train``, ``test`` and the clients': ``val``, ``unlabelled``."""
+        self.unused: list[Path] = []
+        """Folders beside ``train``, ``test`` and the clients': ``val``, ``unlabelled``."""
 
     def add(
         self,
@@ -115,10 +115,13 @@ class _Collected:
 
     def listing(self, classes: tuple[str, ...]) -> Listing:
         notes = []
+        elsewhere = [
+            file for folder in self.unused for file in files_below(folder) if _is_image(file)
+        ]
         for files, what in (
             (self.others, "files are no images"),
             (self.loose, "images are in no class folder"),
-            (self.elsewhere, "images are not in train, test, unlabeled or clients"),
+            (elsewhere, "images are not in train, test, unlabeled or clients"),
         ):
             if files:
                 first = ", ".join(str(file.relative_to(self.root)) for file in files[:5])
@@ -161,12 +164,8 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
             )
         collected.add(folder, label=classes.index(folder.name), test=True)
     collected.loose = [*_loose(root / "train"), *_loose(root / "test")]
-    collected.elsewhere = [
-        file
-        for name in sorted(folders - {"train", "test", "unlabeled", "clients"})
-        for file in files_below(root / name)
-        if _is_image(file)
-    ]
+    used = {"train", "test", "unlabeled", "clients"}
+    collected.unused = [root / name for name in sorted(folders - used)]
     return tuple(classes)
 
 
