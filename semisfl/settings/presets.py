@@ -28,7 +28,7 @@ def digits() -> Values:
 
 
 def images() -> Values:
-    """Your own images: rounds are judged on a tenth of the labelled ones, half an hour on a laptop."""
+    """Your own images: rounds are judged on a tenth of the labelled ones."""
     # Chosen on the validation images of five sets: docs/own-images-choice.md.
     return {
         "rounds": 150,
