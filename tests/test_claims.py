@@ -147,6 +147,20 @@ def results() -> Iterator[str]:
     yield f"(`svhn+fedmatch_original`) has {original.test_accuracy:.1f}"
     yield f"`lambda_a` 0.1) {heavy.test_accuracy:.1f}"
     yield f"on which they have {original.accuracy:.1f} and {heavy.accuracy:.1f}"
+    seeds = {"dir1.0": 1, "dir0.5": 1, "dir0.1": 1, "dir0.05": 2}
+    leads = [
+        fmean(accuracies(runs(f"h200/cifar10-{kind}-semisfl", records.SEEDS[:count])))
+        - accuracies([run(f"h200/cifar10-{kind}-fedswitch-sl")])[0]
+        for kind, count in seeds.items()
+    ]
+    yield "SemiSFL leads it by {:.1f}, {:.1f}, {:.1f} and {:.1f} points".format(*leads)
+    unfinished = "h200/unfinished/cifar10"
+    tests = run(f"{unfinished}-dir0.1-semifl").tested
+    late = [row.accuracy or 0 for row in tests if row.round >= 499]
+    yield f"has {late[-1]:.1f} after {tests[-1].round + 1} rounds, and was between {min(late):.1f} and {max(late):.1f}"
+    iid, skewed = (run(f"{unfinished}-{kind}-fedmatch").tested[-1] for kind in ("iid", "dir0.1"))
+    yield f"FedMatch has {iid.accuracy:.1f} (IID, after {iid.round + 1} rounds"
+    yield f"and {skewed.accuracy:.1f} (Dir(0.1), after {skewed.round + 1};"
 
 
 def results_more() -> Iterator[str]:
