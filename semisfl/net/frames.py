@@ -102,6 +102,13 @@ class Schema:
         most = PREFIX.size + MAX_HEADER + self.buffers
         return most if self.max_bytes is None else min(most, self.max_bytes)
 
+    @cached_property
+    def held(self) -> int:
+        """Return the most bytes that a receiver holds of a frame: as it arrives, or its tensors decoded."""
+        specs = self.specs.values()
+        decoded = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+        return max(self.limit, decoded)
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:

@@ -9,12 +9,15 @@ import grpc
 import pytest
 import torch
 
+from semisfl.fleet.packing import joined, tensor_names
+from semisfl.models.split import build_model
+from semisfl.net.messages import Terms
 from tests.net.harness import Client, network, tiny, until
 from tests.net.rogue_server import Peer, attacked, folder_of_images, rogue, split_frame, terms
 from tests.net.rogues import BUDGET, MB, MOST, enrolled
 
-REFUSED = 4
-"""Exit status of a device that its server refuses."""
+REFUSED, BY_POLICY = 4, 6
+"""Exit status of a device that its server refuses, and of one that its own limits keep out."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,33 @@ def test_frames_that_nobody_reads_wait_at_the_server(images: Path) -> None:
     ended, _ = attacked(script, images, "--memory", "120MB", most=300 * MB)
     assert ended.status == REFUSED and ended.peak < 300 * MB, ended
     assert "refuses this client: enough" in ended.output.splitlines()[-1]
+
+
+def test_states_count_as_large_as_they_are_once_decoded(images: Path, tmp_path: Path) -> None:
+    """In int4 a model crosses in an eighth of its memory; a server may announce 16 of them for a round."""
+    wide = [{"kind": "flatten"}, *[{"kind": "linear", "features": 2048}] * 2, {"kind": "linear"}]
+    config = tiny(method="fedmatch", wire={"models": "int4"})
+    text = terms(config, config__model__layers=wide, config__model__cut=2)
+    run = Terms.from_json(text, ["fedmatch"])
+    whole = build_model(run.config, run.shape, run.classes, projector="none").whole().state_dict()
+    states = dict.fromkeys(("sigma", "psi", *(f"more{number}" for number in range(14))), whole)
+    fields = {"round": 0, "steps": 2, "lr": run.config.optimizer.lr, "work": "fedmatch"}
+    fields |= {"settings": {}, "states": tensor_names(states), "on_request": {}}
+
+    async def script(peer: Peer) -> None:
+        await enrolled(peer, text)
+        await peer.say("full", fields)
+        if (await peer.hears()).kind == "accept":
+            await peer.say("states", {"round": 0}, tensors=joined(states), codecs="int4")
+            await peer.hears()
+
+    policy = tmp_path / "policy.toml"
+    policy.write_text("full_models = true\n")
+    words = ("--memory", BUDGET, "--policy", str(policy))
+    ended, server = attacked(script, images, *words, most=MOST)
+    assert ended.status == BY_POLICY and ended.peak < MOST, ended
+    assert "messages 1.2 GB" in ended.output.splitlines()[-1]
+    assert server.received[-1].kind == "refusal"
 
 
 def test_images_of_earlier_terms_are_gone_before_those_of_new_terms_come() -> None:

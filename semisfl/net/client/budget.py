@@ -89,7 +89,7 @@ class Budget:
             self.reserve("predictions", size // self._pixels * self._predictions)
 
     def frames(self, size: int) -> None:
-        """Reserve the frames that may be here at a time, of ``size`` bytes each at most."""
+        """Reserve the frames that may be here at a time; each takes ``size`` bytes at most, also once decoded."""
         self.reserve("messages", FRAMES * size)
 
     def words(self) -> str:

@@ -164,9 +164,9 @@ class Device:
 
     def _expect(self, expected: Mapping[str, Schema]) -> None:
         assert self._stream is not None
-        limit = max(schema.limit for schema in expected.values())
-        self._budget.frames(limit)
-        self._expected, self._stream.assembler.limit = expected, limit
+        self._budget.frames(max(schema.held for schema in expected.values()))
+        self._expected = expected
+        self._stream.assembler.limit = max(schema.limit for schema in expected.values())
 
     def expect_round(self, **more: Schema) -> None:
         """Expect a round to begin, at any time: the server never ends an aborted one explicitly."""

@@ -46,7 +46,7 @@ class Member:
         self._budget = budget or Budget()
         self.images, self.skipped = load(terms.shape)
         self._budget.images(self.images.nbytes)
-        self._budget.frames(self.schemas.split.limit)
+        self._budget.frames(self.schemas.split.held)
         log.info(
             "this run %s, beside Python and PyTorch themselves; %d threads",
             self._budget.words(),
