@@ -21,6 +21,7 @@ from semisfl.net.server import cheap_frames, endpoint
 from semisfl.net.server.admission import HANDSHAKE_SECONDS, Refused, audit, cleaned
 from semisfl.net.server.refusals import Refusals
 from semisfl.net.server.trust import Trust
+from semisfl.net.server.value_checks import without_negligible
 from semisfl.runs import checkpoint
 from semisfl.settings import lookup
 from semisfl.use import split_inference as protocol
@@ -188,7 +189,9 @@ class ModelServer:
         if codec not in lookup.codec_names():
             raise WireError(f"codec {codec!r:.40} is not known; use one of {_codecs()}")
         schema = protocol.features_schema(rows, self._model.network.features, codec)
-        features = self._decoded(data, "features", schema).tensors["features"]
+        tensors = self._decoded(data, "features", schema).tensors
+        without_negligible(tensors)
+        features = tensors["features"]
         if not torch.isfinite(features).all():
             raise WireError("features hold NaN or Inf")
         return self._answers(self._model.answer, features)

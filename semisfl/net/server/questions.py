@@ -25,6 +25,7 @@ from semisfl.net.server.value_checks import (
     sizes,
     unbelievable,
     update_size,
+    without_negligible,
 )
 from semisfl.stopping import Stopped
 
@@ -252,6 +253,8 @@ class Questions:
                 self._context.traffic.add(
                     kind, "up", client, payload_bytes(item.due.frames[frame.kind])
                 )
+            if kind == "features":
+                without_negligible(frame.tensors)
             frame = item.due.all_rows(frame)
             extremes = ranges(frame.tensors)
             fault = unbelievable(frame.tensors, extremes)
