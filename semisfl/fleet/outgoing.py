@@ -26,6 +26,8 @@ Encode = Callable[[str, Mapping[str, Any], Mapping[str, Tensor], Mapping[str, st
 
 EXACT = torch.float64
 """The dtype of norms. A sum in float32 loses small squares, and a planted bottom can make millions."""
+LARGEST = 1e20
+"""Values beyond this count as this before they are clipped: the factor that clips them would be too small to be exact."""
 _POLICY = object()
 """Known to this module alone, so that nothing else can make a `Cleared`."""
 
@@ -153,7 +155,7 @@ class Outgoing:
         """Return rows with the policy's largest norm; NaN and Inf, which would show through, become 0."""
         if (clip := self.policy.clip) is None:
             return rows
-        rows = rows.nan_to_num(0.0, 0.0, 0.0)
+        rows = _bounded(rows)
         norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=EXACT)
         return rows * (clip / norm.clamp(min=clip)).to(rows.dtype)
 
@@ -204,10 +206,7 @@ class Outgoing:
         if clip is None:
             return trained
         names = [name for name, tensor in trained.items() if tensor.is_floating_point()]
-        moves = {
-            name: (trained[name].float() - sent[name].float()).nan_to_num(0.0, 0.0, 0.0)
-            for name in names
-        }
+        moves = {name: _bounded(trained[name].float() - sent[name].float()) for name in names}
         norms = [torch.linalg.vector_norm(move, dtype=EXACT) for move in moves.values()]
         share, limited = clip / torch.stack(norms).norm().clamp(min=clip), dict(trained)
         for name, move in moves.items():
@@ -241,3 +240,8 @@ class Outgoing:
             raise PolicyBreach(f"{kind} did not pass through the policy and are not sent")
         tensors = {} if cleared is None else cleared.taken(kind, self.policy)
         return self._encode(kind, fields, tensors, codecs)
+
+
+def _bounded(values: Tensor) -> Tensor:
+    """Return values without NaN and Inf, which would show through any clip, and none beyond `LARGEST`."""
+    return values.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGEST, LARGEST)

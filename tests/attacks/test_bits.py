@@ -160,6 +160,17 @@ def test_many_small_values_do_not_hide_beside_large_ones() -> None:
     assert float(leaving.double().norm()) < 1 + 1e-6
 
 
+@pytest.mark.parametrize("size", [1e19, 1e30, 3e37, 2e38, 3e38])
+def test_huge_values_are_clipped_exactly_too(size: float) -> None:
+    """The factor left the range in which floats are exact: rows were up to 1.8 times as long as the clip."""
+    outgoing = Outgoing(DevicePolicy(clip=1e-4, noise=1, update_clip=1e-4, update_noise=1))
+    outgoing._normal = lambda like, slot: torch.zeros_like(like)  # type: ignore[method-assign]
+    row = torch.full((1, 1024), size)
+    assert 0.99 < float(outgoing.clipped(row).double().norm()) / 1e-4 < 1 + 1e-6
+    leaving = outgoing._limited({"w": torch.zeros_like(row)}, {"w": row}, 0)["w"]
+    assert float(leaving.double().norm()) / 1e-4 < 1 + 1e-6
+
+
 def asked(**lines: float) -> Outgoing:
     """Return a strict device in a run that asks for more protection."""
     strict = {"clip": 30.0, "noise": 0.14, "update_clip": 0.3, "update_noise": 0.03}
