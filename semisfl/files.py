@@ -1,18 +1,28 @@
-"""Write files whole or not at all, and save pictures."""
+"""Write files whole or not at all, read small JSON files, and save pictures."""
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPORARY = ".tmp"
+FORMS: dict[str, Any] = {
+    "fleet.json": {
+        "waiting": str | None,
+        "clients": [{"client": int, "name": str, "images": int | None}],
+    },
+    "holdings.json": {"classes": [str], "server": [int], "clients": [[int]]},
+    "roster.json": {"index": {str: int}},
+}
+"""What files of a run must hold to be of use; they may hold more."""
 
 
 def write_whole(
@@ -36,6 +46,42 @@ def write_whole(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of a JSON text; raise `ValueError` for any other text.
+
+    ``constant`` makes a value of NaN, Infinity and -Infinity, which are refused without it.
+    """
+    try:
+        return json.loads(text, parse_constant=constant or _no_number)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"it holds {name}, which is no JSON number")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the values of a small JSON file; empty if it is missing, damaged or not of its form."""
+    try:
+        values = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if _fits(values, FORMS.get(path.name, {})) else {}
+
+
+def _fits(value: Any, form: Any) -> bool:
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(one, form[0]) for one in value)
+    if not isinstance(form, dict):
+        return isinstance(value, form)
+    if not isinstance(value, dict):
+        return False
+    if str in form:  # any names
+        return all(_fits(one, form[str]) for one in value.values())
+    return all(_fits(value.get(key), form[key]) for key in form)
 
 
 def remove_temporary(folder: Path) -> None:

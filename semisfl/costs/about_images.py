@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from semisfl.files import read_json
 from semisfl.models.split import Shape
 from semisfl.runs import reading
 from semisfl.settings import lookup
@@ -77,5 +78,5 @@ def _held(path: Path) -> dict[int, int]:
     """Return images by client: a simulation records them, and devices of a network report them."""
     if clients := reading.read_holdings(path).get("clients", []):
         return {client: sum(counts) for client, counts in enumerate(clients)}
-    devices = reading.read_json(path / "fleet.json").get("clients", [])
-    return {device["client"]: device["images"] for device in devices if "images" in device}
+    devices = read_json(path / "fleet.json").get("clients", [])
+    return {device["client"]: device["images"] for device in devices if device.get("images")}

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.labels import alike_but_for_seed
+from semisfl.runs.labels import alike_but_for_seed, flatten
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.reading import (
     SUFFIX,
@@ -155,7 +155,7 @@ def _by_partition(label: str, runs: list[Run]) -> list[tuple[str, list[Run]]]:
     Where every run has a seed of its own, the partitions may follow from the seeds.
     """
     by: dict[str, list[Run]] = {}
-    own = runs[0].config.get("data", {}).get("partition", {}).get("kind") == "own"
+    own = flatten(runs[0].config).get("data.partition.kind") == "own"
     if own and len(set(map(_seed, runs))) < len(runs):
         for run in runs:
             held = read_holdings(run.path)

@@ -3,12 +3,12 @@
 Every function takes the path of either. `semisfl.runs.record` writes records. Loads nothing that trains.
 """
 
-import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from semisfl.files import parse_json, read_json
 from semisfl.metrics.round_metrics import Damaged
 from semisfl.settings.retired import modernised
 
@@ -18,6 +18,12 @@ Values = dict[str, Any]
 SUFFIX = ".run.json"
 FORMAT = 1
 ENVIRONMENT, HOLDINGS, METRICS = "environment.json", "holdings.json", "metrics.jsonl"
+KINDS = {
+    str: (("method",), "name"),
+    int: (("rounds", "seed"), "whole number"),
+    dict: (("clients", "data", "fleet", "runtime", "server", "stop"), "section"),
+}
+"""The settings that are read without the rules of `semisfl.settings`, which may be of another version."""
 
 
 def is_record(path: Path) -> bool:
@@ -49,8 +55,10 @@ def read_config(path: Path) -> Values:
         file, values = path / "config.toml", _toml(path)
     if missing := [key for key in ("method", "rounds") if key not in values]:
         raise ValueError(f"{file} is no run's configuration: it has no {missing[0]}")
-    if not isinstance(values["rounds"], int):
-        raise ValueError(f"{file} is damaged: rounds = {values['rounds']!r} is no whole number")
+    for kind, (keys, name) in KINDS.items():
+        for key in keys:
+            if key in values and not isinstance(values[key], kind):
+                raise ValueError(f"{file} is damaged: {key} = {values[key]!r:.40} is no {name}")
     return modernised(values)
 
 
@@ -82,7 +90,7 @@ def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], M
     rounds = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line, parse_constant=_no_number)
+            values = parse_json(line, _no_number)
             if not isinstance(values, dict) or not isinstance(values.get("round"), int):
                 raise ValueError("it does not hold the metrics of a round")
             rounds.append(make(values))
@@ -122,7 +130,7 @@ def read_images(path: Path) -> Values | None:
 
 def _record(path: Path) -> Values:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
         if record["record"] > FORMAT:
             raise ValueError(
                 f"its format {record['record']} is newer than {FORMAT}: update semisfl"
@@ -150,22 +158,13 @@ def _toml(path: Path) -> Values:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
 
 
-def read_json(path: Path) -> Values:
-    """Return the values of a small JSON file; empty if it is missing or damaged."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def _description(checkpoint: Path) -> Values | None:
     """Return what a checkpoint says of its model, without reading its weights."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(checkpoint, framework="pt") as file:
-            state = json.loads((file.metadata() or {}).get("state", "{}"))
+            state = parse_json((file.metadata() or {}).get("state", "{}"), float)
     except (OSError, ValueError, SafetensorError):
         return None
     described = state.get("model", {}).get("description")

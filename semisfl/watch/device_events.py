@@ -1,8 +1,9 @@
 """Follow the events of a fleet: the latest ones, how many there were, and how each device stands."""
 
-import json
 from collections import Counter, deque
 from typing import Any
+
+from semisfl.files import parse_json
 
 LATEST = 300
 """Events that are kept to be shown; older ones are only counted."""
@@ -22,7 +23,7 @@ class DeviceEvents:
     def add(self, line: bytes) -> None:
         """Take in one line of the file; a damaged one is left out."""
         try:
-            event = json.loads(line)
+            event = parse_json(line)
             kind, client = str(event["event"]), event.get("client")
         except (ValueError, TypeError, KeyError, AttributeError):
             return

@@ -1,6 +1,5 @@
 """Follow a run directory as it grows; nothing is read twice."""
 
-import json
 import math
 import platform
 import re
@@ -11,12 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from semisfl.files import stamp
+from semisfl.files import parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import flatten, without
 from semisfl.runs.limits import Standing, met
 from semisfl.runs.preset_changes import changes, flat
-from semisfl.runs.reading import read_config, read_json
+from semisfl.runs.reading import read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.lookup import unread_settings
@@ -69,8 +68,8 @@ class Followed:
             self._forget_rows()
         for line in lines:
             try:
-                self._add(RoundMetrics.from_dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
+                self._add(RoundMetrics.from_dict(parse_json(line, float)))
+            except (ValueError, TypeError, OverflowError) as error:
                 self.problem = f"a line of metrics.jsonl is damaged: {error}"
         anew, lines = self._events.new()
         if anew and self.devices.counts:
@@ -197,9 +196,9 @@ class Followed:
         if changed != self._classes_read:
             self._classes_read = changed
             held = self.read_json("holdings.json")
-            names, server = list(held.get("classes", [])), list(held.get("server", [0]))
+            names, server = held.get("classes", []), held.get("server", [])
             # The server has labels of every class, but none of images without a known label.
-            unknown = bool(names) and str(names[-1]).startswith("unknown") and not server[-1]
+            unknown = bool(names) and names[-1].startswith("unknown") and not sum(server[-1:])
             self._classes = len(names) - unknown
         known = DATA.get(str(self.config.get("data", {}).get("name")))
         return self._classes or (known.classes if known else None) or 0

@@ -69,8 +69,7 @@ class Unnamed(Runs):
                 if str(event["event"]) not in OF_FLEET
             }
         instead = dict.fromkeys(others - {"?"}, "a device")
-        if isinstance(index, dict):
-            instead |= {str(name): f"client {place}" for name, place in index.items()}
+        instead |= {name: f"client {place}" for name, place in index.items()}
         names = "|".join(map(re.escape, sorted(instead, key=len, reverse=True))) or "(?!)"
         pattern = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])")
         return lambda text: pattern.sub(lambda match: instead[match[0]], PEER.sub("peer=?", text))

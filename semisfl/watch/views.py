@@ -91,7 +91,8 @@ class Runs:
         with followed.lock:
             followed.look()
             holdings = followed.read_json("holdings.json")
-            names = {client: name for name, client in _roster(followed).items()}
+            roster = followed.read_json("roster.json").get("index", {})
+            names = {client: name for name, client in roster.items()}
             held = [sum(counts) for counts in holdings.get("clients", [])]
             numbers = sorted({*followed.coverage.clients, *range(len(held)), *names})
             starts, grid = followed.coverage.map(followed.columns["round"], BINS)
@@ -130,7 +131,7 @@ class Runs:
             running = followed.state()[0] in ACTIVE
             return {
                 "time": standing.get("time"),
-                "places": followed.config.get("clients", {}).get("total"),
+                "places": _integer(followed.config, "clients", "total", 0) or None,
                 "devices": _devices(followed.devices, standing.get("clients", []), running),
                 "events": list(followed.devices.latest)[::-1],
                 "counts": dict(followed.devices.counts),
@@ -194,11 +195,6 @@ def _devices(events: DeviceEvents, enrolled: Sequence[Plain], running: bool) -> 
             standing |= {"state": turned_away["state"], "reason": turned_away["reason"]}
         devices.append({**device, **standing})
     return devices + [{"name": name, **standing} for name, standing in away.items()]
-
-
-def _roster(followed: Followed) -> dict[str, int]:
-    index = followed.read_json("roster.json").get("index", {})
-    return index if isinstance(index, dict) else {}
 
 
 def _summary(followed: Followed) -> Plain:

@@ -17,6 +17,7 @@ from semisfl.paper.identity import identity
 from semisfl.paper.missing import missing
 from semisfl.paper.run_index import RunIndex
 from semisfl.runs import grouping, reading, record
+from semisfl.runs.directory import RunDirectory
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 from tests.costs.test_replay import WORLD
@@ -200,6 +201,17 @@ def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_p
         ValueError, match=f"line {number} is damaged: it holds {value}, which is no"
     ):
         reading.read_metrics(file, dict)
+
+
+def test_a_file_nested_too_deeply_is_damaged_as_any_other(tmp_path: Path) -> None:
+    deep = "[" * 200_000
+    metrics, record = tmp_path / "metrics.jsonl", tmp_path / "x.run.json"
+    metrics.write_text(f'{deep}\n{{"round": 1}}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is damaged: it is nested too"):
+        RunDirectory(tmp_path).keep_metrics_before(1)
+    record.write_text(deep)
+    with pytest.raises(ValueError, match=r"x\.run\.json is damaged: it is nested too deeply"):
+        grouping.read_run(record)
 
 
 @pytest.mark.usefixtures("no_pictures")

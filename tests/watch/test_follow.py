@@ -1,6 +1,7 @@
 """Run directories read as they grow: every row once, every state told apart, nothing disturbed."""
 
 import json
+import re
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -77,6 +78,49 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
     followed.look()
     assert followed.done == 3 and followed.columns["loss_semi"] == [None, None, None]
     assert followed.problem is not None and "metrics.jsonl is damaged" in followed.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (
+            "config.toml",
+            'method = "semisfl"\nrounds = 3\ndata = "digits"\n',
+            "data = 'digits' is no",
+        ),
+        (
+            "config.toml",
+            'method = "semisfl"\nrounds = 3\nseed = [1]\n',
+            r"seed = \[1\] is no whole",
+        ),
+        ("config.toml", 'method = "semisfl"\nrounds = 3\nclients.total = inf\n', None),
+        ("metrics.jsonl", '["round"]\n', "it has no round"),
+        ("metrics.jsonl", '{"round": 0, "accuracy": "50"}\n', "its accuracy is '50'"),
+        ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": "x"}}\n', "damaged"),
+        ("metrics.jsonl", f'{{"round": 0, "seconds": 1{"0" * 400}}}\n', "damaged"),
+        ("metrics.jsonl", "[" * 200_000 + "\n", "it is nested too deeply"),
+        ("holdings.json", '{"classes": 2, "server": [1], "clients": []}', None),
+        ("holdings.json", '{"classes": ["a"], "server": [1], "clients": [["1"]]}', None),
+        ("holdings.json", '{"classes": ["a"], "server": [1], "clients": [[NaN]]}', None),
+        ("fleet.json", '{"clients": [1]}', None),
+        ("fleet.json", '{"clients": [{"client": [0], "name": "camera"}]}', None),
+        ("roster.json", '{"index": {"camera": "first"}}', None),
+        ("fleet.jsonl", "[" * 200_000 + "\n", None),
+        ("fleet.jsonl", '{"event": "here", "name": "camera", "client": NaN}\n', None),
+    ],
+)
+@pytest.mark.parametrize("kind", [Runs, Unnamed])
+def test_a_run_with_a_damaged_file_does_not_hide_the_others(
+    kind: type[Runs], name: str, content: str, problem: str | None, tmp_path: Path
+) -> None:
+    for run in ("bad", "good"):
+        begun(tmp_path / run).unlock()
+    (tmp_path / "bad" / name).write_text(content)
+    shown = kind([tmp_path]).everything()
+    json.dumps(shown, allow_nan=False)
+    bad, good = shown["runs"]["runs"]
+    assert re.search(problem, bad["problem"]) if problem else bad["problem"] is None
+    assert (good["accuracy"], good["problem"]) == (40.0, None)
 
 
 def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
@@ -161,7 +205,7 @@ def test_guessing_counts_only_classes_that_have_labels(tmp_path: Path) -> None:
         return runs.listing()["runs"][0]["chance"]
 
     assert chance(classes=["cat", "dog"], server=[5, 5], clients=[]) == 50
-    assert chance(classes=["a", "b", "c", "unknown"], server=[1, 1, 1, 1]) == 25
+    assert chance(classes=["a", "b", "c", "unknown"], server=[1, 1, 1, 1], clients=[]) == 25
     assert chance(classes=["a", "b", "unknown"], server=[1, 1, 0], clients=[[0, 0, 9]]) == 50
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from semisfl.files import append_whole, write_whole
+from semisfl.files import append_whole, read_json, write_whole
 from semisfl.net.server.admission import audit, audit_held_back
 from semisfl.net.server.refusals import Refusals
 
@@ -189,8 +189,5 @@ class DeviceLog:
 
 def remembered(directory: Path, key: str = "seen") -> Mapping[int, str]:
     """Return what an earlier process of this run wrote about each device: when it was last heard of."""
-    try:
-        content = json.loads((directory / "fleet.json").read_text(encoding="utf-8"))
-        return {int(one["client"]): str(one[key]) for one in content["clients"] if key in one}
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return {}
+    devices = read_json(directory / "fleet.json").get("clients", [])
+    return {one["client"]: str(one[key]) for one in devices if key in one}
