@@ -26,7 +26,7 @@ from semisfl.cli import (
     use_model,
     watching,
 )
-from semisfl.cli.options import fill_in_watch, spread_settings
+from semisfl.cli.options import EXIT_CODES, fill_in_watch, spread_settings
 from semisfl.cli.signals import LOG_FORMATS
 from semisfl.runs import advice
 from semisfl.runs.lock import EXIT_CODE, Taken
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Taken as error:
         return _fail(str(error), IN_USE, debug)
     except ValueError as error:
-        return _fail(str(error), MISTAKE, debug)
+        return _fail(str(error), EXIT_CODES[getattr(error, "kind", "setup")], debug)
     except OSError as error:
         return _fail(_about_file(error), FAILED, debug)
     except ImportError as error:

@@ -19,7 +19,7 @@ MB = 1_000_000
 BUDGET = "300MB"
 MOST = 400 * MB
 """The budget, and what torch, gRPC and Python take beside it."""
-REFUSALS = (2, 4, 6)
+REFUSALS = (4, 6)
 """Exit codes of a device that does not take part, as docs/deploy.md lists them."""
 IMAGES = ("features", "bottom", "states")
 """Frames that say something about images."""
@@ -128,6 +128,11 @@ class Rogue:
 
 
 ROGUES = {
+    "impossible layers": Rogue(
+        lambda: greeting(terms(config__model__layers=[{"kind": "linear"}, *WIDE])),
+        "cannot be built",
+    ),
+    "impossible cut": Rogue(lambda: greeting(terms(config__model__cut=99)), "cannot be cut at 99"),
     "giant image": Rogue(lambda: greeting(terms(shape=[1, 16384, 16384])), "height = 16384"),
     "large image": Rogue(lambda: greeting(terms(shape=[1, 512, 512])), "of memory, of 300.0 MB: "),
     "giant batch": Rogue(

@@ -254,7 +254,7 @@ def test_a_refusal_of_a_server_does_not_write_to_the_terminal(
 
     monkeypatch.setattr(listener.Listener, "_show_terms", refuse)
     with network(config()) as net:
-        assert main(["inspect", net.address, "--insecure-loopback"]) == 2
+        assert main(["inspect", net.address, "--insecure-loopback"]) == 4
     line = capsys.readouterr().err.strip()
     assert f"{net.address} refuses: no " in line and line.isprintable() and len(line) < 400
 

@@ -100,6 +100,8 @@ def test_every_reason_has_its_exit_code(
     own = str(place / "clients" / "client-0")
     with network(tiny(1), certificates=place) as net:
         assert join(net, images, "--certs", own) == 5
+        assert "the certificate of client-0 is revoked" in last_line(capsys)
+        assert main(["inspect", net.address, "--certs", own]) == 5
     assert "the certificate of client-0 is revoked" in last_line(capsys)
 
 

@@ -355,7 +355,7 @@ def test_an_answer_that_is_larger_than_it_can_be_is_not_received(
     photo = images_in(tmp_path / "photos", 1)[0]
     words = ["classify", address(server), str(photo), "--certs", str(authority / "clients/camera")]
     ended = run_device(words, most=100_000_000)
-    assert ended.status == 2 and "larger than max" in ended.output, ended
+    assert ended.status == 4 and "larger than max" in ended.output, ended
 
 
 def test_images_are_classified_few_at_a_time_in_a_small_budget(

@@ -326,6 +326,17 @@ def test_a_device_that_joins_is_told_that_nothing_is_trained_there(
     ) in capsys.readouterr().err
 
 
+def test_a_revoked_certificate_has_the_exit_code_of_join(
+    address: str, images: Path, authority: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certs.make_client(authority, "taken")
+    certs.revoke(authority, "taken")
+    camera = ["--certs", str(authority / "clients" / "taken")]
+    for words in (["classify", address, str(images)], ["inspect", address]):
+        assert main([*words, *camera]) == 5
+        assert "refuses: the certificate of taken is revoked" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_one_line(
     trained: Trained, address: str, authority: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.split_round import ClientSplitRounds
 from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms
+from semisfl.net.terms import placed_model
 from semisfl.settings import lookup
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
@@ -202,6 +203,7 @@ class Device:
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
         if self._member is None or self._member.terms != terms:
+            placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError
             self._connection.owner.approval.check(terms)
             # Its images and model leave the memory before those of the new terms come.
             self._member = None

@@ -17,6 +17,7 @@ from cryptography import x509
 
 from semisfl.net.chunks import split_address
 from semisfl.net.client.lines import plain
+from semisfl.net.client.rejection import Rejected, kind_of
 from semisfl.net.tls import credentials as own
 from semisfl.net.tls.credentials import Credentials
 
@@ -49,10 +50,10 @@ async def diagnose(address: str, credentials: Credentials) -> Finding | None:
 
 
 def explained(error: Any, address: str, credentials: Credentials | None) -> Exception:
-    """Return the failed call ``error`` as a `ValueError` if the server refused, else as an `OSError`."""
+    """Return the failed call ``error`` as `Rejected` if the server refused, else as an `OSError`."""
     code, details = error.code(), plain(error.details() or "")
     if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return ValueError(f"{address} refuses: {details}")
+        return Rejected(f"{address} refuses: {details}", kind_of(details))
     finding = None
     if credentials is not None and NOT_CONNECTED in details:
         finding = asyncio.run(diagnose(address, credentials))

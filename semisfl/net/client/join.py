@@ -20,6 +20,7 @@ from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.owner import Owner, how_to_accept
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.client.report import Report
+from semisfl.net.headers import WireError
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
@@ -78,7 +79,7 @@ def join(
 
 @contextlib.contextmanager
 def _explained(address: str, certificates: Path | None, policy: Path | None) -> Iterator[None]:
-    """Add to a refusal of terms how their owner looks at them and accepts them."""
+    """Add to a refusal of terms how their owner accepts them; what the server sent is no mistake made here."""
     try:
         yield
     except Rejected as refused:
@@ -86,6 +87,8 @@ def _explained(address: str, certificates: Path | None, policy: Path | None) -> 
             raise
         reason = how_to_accept(cause, "join", address, certificates, policy)
         raise Rejected(reason, refused.kind) from cause
+    except WireError as error:
+        raise Rejected(str(error), "refused") from error
 
 
 def load_images(

@@ -17,7 +17,7 @@ FINAL = {
 LONGEST_REASON = 600
 
 
-class Rejected(Exception):
+class Rejected(ValueError):
     """Raised when this client cannot take part and another attempt cannot help; the message says why."""
 
     def __init__(self, reason: str, kind: str = "setup") -> None:
@@ -34,6 +34,11 @@ class Rejected(Exception):
                 "`semisfl classify`",
                 "refused",
             )
-        kind = "policy" if reason.startswith(messages.BY_POLICY) else "refused"
-        kind = "revoked" if reason.endswith(messages.REVOKED) else kind
-        return cls(f"{address} refuses this client: {reason}", kind)
+        return cls(f"{address} refuses this client: {reason}", kind_of(reason))
+
+
+def kind_of(reason: str) -> str:
+    """Return the kind of a server's refusal."""
+    if reason.endswith(messages.REVOKED):
+        return "revoked"
+    return "policy" if reason.startswith(messages.BY_POLICY) else "refused"
