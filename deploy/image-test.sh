@@ -52,4 +52,4 @@ in_container "$two" semisfl join "localhost:$port" --data 2 --certs certs/client
 second=$!
 wait $first && wait $second && wait $serving
 grep '"state": "finished", "rounds": 2' "$data/1.json" "$data/2.json"
-grep 'finished: 2 rounds are done' "$data/run/run.log"
+grep 'finished: 2 rounds done' "$data/run/run.log"

@@ -155,7 +155,7 @@ def test_the_commands_of_compose_train_as_plain_processes(tmp_path: Path) -> Non
     for number in (1, 2, 3):
         status = json.loads((tmp_path / f"status-device-{number}.json").read_text())
         assert (status["state"], status["rounds"]) == ("finished", 1)
-    assert "finished: 1 rounds are done" in (tmp_path / "runs" / "first" / "run.log").read_text()
+    assert "finished: 1 round done" in (tmp_path / "runs" / "first" / "run.log").read_text()
 
 
 def save(data: Dataset, number: int, folder: Path) -> None:

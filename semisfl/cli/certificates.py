@@ -8,6 +8,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, needs_network
+from semisfl.settings.counts import counted
 
 Directory = Annotated[Path, typer.Option("--dir", help="Folder of the authority and its keys.")]
 Name = Annotated[str, typer.Option("--name", help="The device's name, which is its identity.")]
@@ -112,8 +113,8 @@ def revoke(
         print(f"nothing to do: the certificate {revoked} is in {directory / 'revoked.txt'} already")
         return
     print(
-        f"revoked {count} certificate(s) {revoked}; a server that reads {directory / 'revoked.txt'} refuses"
-        " it at once; copy that file to any other server"
+        f"revoked {counted(count, 'certificate')} {revoked}; a server that reads {directory / 'revoked.txt'} obeys"
+        " at once; copy that file to any other server"
     )
 
 

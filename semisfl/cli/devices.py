@@ -27,6 +27,7 @@ from semisfl.cli.options import (
     show_log,
     values_of,
 )
+from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from semisfl.runs.portable import Description
@@ -132,7 +133,7 @@ def serve(
         print(ending)
     if not result.stopped:
         print(
-            f"{one_run.judged(options)} {result.accuracy:.1f} % after the last round ({len(result.rounds)} rounds)"
+            f"{one_run.judged(options)} {result.accuracy:.1f} % after the last round ({counted(len(result.rounds), 'round')})"
             f"{one_run.at_the_end(result)}; saved in {place}"
         )
     one_run.leave_if_diverged(result)
@@ -231,7 +232,7 @@ def demo_network(
     with StopSignals() as signals:
         result = demo.demo_network(place, signals, device=device, quiet=quiet)
     if result.stopped:
-        print(f"stopped after {len(result.rounds)} rounds; saved in {place}")
+        print(f"stopped after {counted(len(result.rounds), 'round')}; saved in {place}")
         return
     sent = console.amount(result.rounds[-1]["bytes_total"])
     print(

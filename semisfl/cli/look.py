@@ -11,6 +11,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, values_of
+from semisfl.settings.counts import counted
 
 
 def list_(json_: Json = False) -> None:
@@ -123,25 +124,25 @@ def partition(
 
     if json_:
         names = [{"name": name} for name in held.names] or [{}] * len(held.clients)
-        counted = holdings.count(held, labels, data.classes)
+        table = holdings.count(held, labels, data.classes)
         server, *clients = (
             {
                 **name,
                 "images": sum(counts),
                 "classes": {
                     kind: count
-                    for kind, count in zip(counted.classes, counts, strict=True)
+                    for kind, count in zip(table.classes, counts, strict=True)
                     if count or kind in data.classes
                 },
             }
-            for name, counts in zip([{}, *names], counted.counts.tolist(), strict=True)
+            for name, counts in zip([{}, *names], table.counts.tolist(), strict=True)
         )
         beside = {"validation": validation, "unused": unused}
         place = str(picture) if picture else None
         print(json.dumps({"server": server, "clients": clients, **beside, "picture": place}))
         return
     print(
-        f"{data.name}: {len(held.labeled)} labelled images on the server; {len(sizes)} clients hold "
+        f"{data.name}: {counted(len(held.labeled), 'labelled image')} on the server; {counted(len(sizes), 'client')} with "
         f"{sizes[0]} to {sizes[-1]} (median {median(sizes):.10g}), {sum(sizes)} in all"
         + (f"; {validation} are for validation" if validation else "")
         + (f"; {unused} are not used" if unused else "")

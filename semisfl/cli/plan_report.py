@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semisfl.cli import console
+from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from semisfl.costs.plan import Line, Plan
@@ -61,7 +62,7 @@ def print_methods(plan: "Plan") -> None:
     console.out.print(table)
     print(
         "down, up and seconds are per round; work, send and wait are where an average client spends them. "
-        f"run and hours are of all {plan.config.rounds} rounds with {plan.config.clients.active} active clients\n"
+        f"run and hours are of {counted(plan.config.rounds, 'round')} with {counted(plan.config.clients.active, 'active client')}\n"
     )
     line = next((one for one in plan.methods if one.method == plan.config.method), plan.methods[0])
     print(
@@ -79,7 +80,7 @@ def assumptions(plan: "Plan", images: float, profile: str) -> str:
     return (
         f"Connections: {world.up} Mbit/s up, {world.down} down, {1000 * world.latency:g} ms per message. "
         f"Devices: {profile} ({world.profile.about}). Codecs: {_codecs(plan.config)}. Bytes are what a run "
-        f"counts. Seconds are means of {ROUNDS} drawn rounds of {clients.active} clients with {images:,.0f} "
+        f"counts. Seconds are means of {ROUNDS} drawn rounds of {counted(clients.active, 'client')} with {images:,.0f} "
         f"images each; {USUAL}"
     )
 

@@ -14,6 +14,7 @@ from semisfl.paper.grid import Exhibit
 from semisfl.paper.missing import Missing
 from semisfl.paper.run_index import RunIndex
 from semisfl.settings.config import ConfigError
+from semisfl.settings.counts import counted
 
 RECORDS = Path("results")
 """Searched for finished runs if it exists and --from is not used."""
@@ -144,7 +145,7 @@ def _estimate(
         table.add_row(line.preset, line.method, *map(str, numbers), time)
     console.out.print(table)
     print(
-        f"{len(left)} runs are missing: about {console.clock(total)} one after another, tests and "
+        f"{counted(len(left), 'run')} missing: about {console.clock(total)} one after another, tests and "
         "start-up not counted"
     )
 

@@ -20,6 +20,7 @@ from semisfl.cli.options import (
     show_log,
 )
 from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
+from semisfl.settings.counts import counted
 
 LOOK_SECONDS = 0.2
 
@@ -61,7 +62,7 @@ def serve_model(
                     time.sleep(LOOK_SECONDS)
         finally:
             server.close()
-    print(f"stopped after {sum(server.answered.values())} images")
+    print(f"stopped after {counted(sum(server.answered.values()), 'image')}")
 
 
 def classify(

@@ -11,6 +11,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json
+from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from semisfl.use.classifier import Classifier, Predictions
@@ -89,7 +90,7 @@ def tell_predictions(predictions: "Predictions", top: int, *, as_json: bool, as_
             answers = ", ".join(f"{c} {100 * p:.1f} %" for c, p in classes)
             print(console.printable(f"{name}: {answers}"))
     if not best:
-        raise ValueError(f"none of the {len(predictions.skipped)} images could be read")
+        raise ValueError(f"none of {counted(len(predictions.skipped), 'image')} could be read")
 
 
 def evaluate(
@@ -124,7 +125,7 @@ def evaluate(
 
 def _print(result: "Evaluation") -> None:
     print(
-        f"accuracy {result.accuracy:.1f} % on {result.images} images; macro-F1 {result.macro_f1:.1f} %; "
+        f"accuracy {result.accuracy:.1f} % on {counted(result.images, 'image')}; macro-F1 {result.macro_f1:.1f} %; "
         f"calibration error {result.calibration_error:.1f} %"
     )
     table = console.table("", ("class", "images", "precision %", "recall %"))
@@ -157,7 +158,7 @@ def _print_worst(names: list[str], result: "Evaluation") -> None:
     for place in np.argsort(wrong, axis=None)[::-1][:MOST_COLUMNS].tolist():
         true, guess = divmod(place, len(names))
         if count := wrong[true, guess]:
-            print(f"{count} images of {names[true]} were classified as {names[guess]}")
+            print(f"{names[true]} classified as {names[guess]}: {counted(count, 'image')}")
 
 
 class Format(StrEnum):
@@ -213,7 +214,7 @@ def export(
         print(json.dumps(written | checked | {"agreement": made.agreement}))
         return
     print(
-        f"{made.path}: {console.amount(size)}; on {made.images} images it differs from the original by "
+        f"{made.path}: {console.amount(size)}; on {counted(made.images, 'image')} it differs from the original by "
         f"at most {made.difference:.2g} and gives the same class for {made.agreement:.1%}"
     )
     print(f"card: {made.card}")

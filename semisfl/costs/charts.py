@@ -9,6 +9,7 @@ from semisfl.costs.replay import Replay, shares
 from semisfl.files import save_picture
 from semisfl.runs import plots
 from semisfl.runs.grouping import Group
+from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +71,8 @@ def plan_picture(plan: Plan) -> "Figure":
             label.set(rotation=50, ha="right", rotation_mode="anchor")
     world, config = plan.world, plan.config
     sent.set_title(
-        f"{lines[0].title} on {config.model.name} by cut: {config.clients.active} clients, "
-        f"{config.clients.steps} steps per round, {world.up} Mbit/s up, {world.down} down",
+        f"{lines[0].title} on {config.model.name} by cut: {counted(config.clients.active, 'client')}, "
+        f"{counted(config.clients.steps, 'step')} per round, {world.up} Mbit/s up, {world.down} down",
         fontsize=10,
     )
     return figure

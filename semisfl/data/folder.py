@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from semisfl.data.decode import Listing, Source, open_image
+from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -118,14 +119,14 @@ class _Collected:
         elsewhere = [
             file for folder in self.unused for file in files_below(folder) if _is_image(file)
         ]
-        for files, what in (
-            (self.others, "files are no images"),
-            (self.loose, "images are in no class folder"),
-            (elsewhere, "images are not in train, test, unlabeled or clients"),
+        for files, noun, where in (
+            (self.others, "file", "other than images"),
+            (self.loose, "image", "in no class folder"),
+            (elsewhere, "image", "outside train, test, unlabeled and clients"),
         ):
             if files:
                 first = ", ".join(str(file.relative_to(self.root)) for file in files[:5])
-                notes.append(f"{len(files)} {what} and were skipped: {first}")
+                notes.append(f"skipped {counted(len(files), noun)} {where}: {first}")
         return Listing(
             names=[file.relative_to(self.root).as_posix() for file in self.files],
             open=lambda place: open_image(self.files[place]),

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from semisfl.data.decode import Listing, Source, open_image
+from semisfl.settings.counts import counted
 
 SHARD = re.compile(r"_(\d+)of(\d+)$")
 
@@ -82,7 +83,9 @@ def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
         shard["x"] = with_channels(shard["x"], f"{file}: x")
     held = len(shard["offsets"]) - 1 if "offsets" in shard else len(shard["x"])
     if not count == held == len(shard["split"]) == len(shard["index"]):
-        raise ValueError(f"{file} has {count} labels but {held} images; they must pair up")
+        raise ValueError(
+            f"{file} has {counted(count, 'label')} but {counted(held, 'image')}; they must pair up"
+        )
     if not np.isin(shard["split"], (0, 1)).all():
         raise ValueError(f"{file} has split values other than 0 (train) and 1 (test)")
     if "offsets" in shard:

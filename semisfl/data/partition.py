@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from semisfl import seeds
+from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
     from semisfl.data.sources import Dataset
@@ -178,7 +179,7 @@ def _check_clients(left: int, labeled: int, clients: int, classes: int) -> None:
         raise ValueError(f"clients = {clients} and classes = {classes} must both be at least 1")
     if clients > left:
         raise ValueError(
-            f"clients = {clients} exceeds the {left} images left for them "
+            f"clients = {clients} exceeds the {counted(left, 'image')} left for them "
             f"({labeled} are labelled on the server); use fewer clients or labels"
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import (
     AveragePool,
     BatchNorm,
@@ -130,7 +131,7 @@ def _groupnorm(layer: GroupNorm, takes: Sides) -> tuple[Sides, int]:
     channels, *_ = _picture(takes)
     if channels % layer.groups:
         raise ValueError(
-            f"has groups = {layer.groups}, which does not divide its {channels} channels; choose a divisor"
+            f"has groups = {layer.groups}, which does not divide its {counted(channels, 'channel')}; choose a divisor"
         )
     return takes, 2 * channels
 

@@ -19,6 +19,7 @@ from semisfl.models.shapes import Shape as Shape
 from semisfl.models.shapes import Sides, place
 from semisfl.models.zoo import MODELS as MODELS
 from semisfl.settings.config import Config
+from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import Layer
 from semisfl.settings.run import CODE, ModelConfig
 
@@ -221,7 +222,7 @@ def cut_index(layers: list[tuple[str, nn.Module]], cut: int | str | None) -> int
         cut = names.index(cut) + 1
     if not 1 <= cut <= len(layers) - 1:
         raise ValueError(
-            f"model.cut = {cut} is outside the model; it has {len(layers)} layers, use 1 to {len(layers) - 1}"
+            f"model.cut = {cut} is outside the model; it has {counted(len(layers), 'layer')}, use 1 to {len(layers) - 1}"
         )
     return cut
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from semisfl.metrics import RoundMetrics
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.counts import counted
 from semisfl.settings.sections import needed_confidence
 
 DIVERGED = 4
@@ -97,7 +98,7 @@ class Advice:
         if self._best <= BETTER_THAN_CHANCE * self._chance:
             yield (
                 "chance",
-                f"after {done} rounds the accuracy is {self._best:.1f} %, and guessing gives "
+                f"after {counted(done, 'round')} the accuracy is {self._best:.1f} %, and guessing gives "
                 f"{self._chance:.1f} %; check that the labels belong to their images, or lower {lr}",
             )
         if 0 < self._best <= self._labels_alone:

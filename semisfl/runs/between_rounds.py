@@ -20,6 +20,7 @@ from semisfl.runs.health import Health
 from semisfl.runs.limits import Standing, met, reason
 from semisfl.runs.result import Result
 from semisfl.runs.saving import Checkpoints
+from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Rounds:
         if self.limit is not None:
             why = reason(self._experiment.config.stop, self.limit, self._standing)
             log.info("ended after round %d: %s", self.next, why)
-        log.info("finished: %d rounds are done", self.next)
+        log.info("finished: %s done", counted(self.next, "round"))
 
     def attempt(self) -> RoundMetrics | None:
         """Run a round and return its metrics; None if it was undone and must be repeated. May raise `Stopped`."""

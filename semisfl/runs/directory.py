@@ -193,7 +193,7 @@ class RunDirectory:
         # With other thread counts, sums differ in the last bits, and soon the whole run differs.
         if now["gpu"] is None and before.get("threads", now["threads"]) != now["threads"]:
             log.warning(
-                "the run began with %s threads and goes on with %s: it will not be bit-identical; "
+                "the number of threads was %s and is now %s: the run will not be bit-identical; "
                 "OMP_NUM_THREADS=%s makes it so",
                 before["threads"],
                 now["threads"],

@@ -32,6 +32,7 @@ from semisfl.runs.run_data import check_clients, check_partition, divide, load_d
 from semisfl.runs.scores import Scores
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, ConfigError, capped
+from semisfl.settings.counts import counted
 from semisfl.stopping import StopFlag
 
 log = logging.getLogger(__name__)
@@ -155,9 +156,9 @@ def fleet_setup(
         most = max(map(len, partition.clients))
         if config.clients.batch > most:
             log.warning(
-                "clients.batch = %d is more than any client holds: batches have %d images",
+                "clients.batch = %d is more than any client holds: batches have %s",
                 config.clients.batch,
-                most,
+                counted(most, "image"),
             )
         config = capped(config, most)
     return FleetSetup(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from semisfl.metrics import RoundMetrics
+from semisfl.settings.counts import counted
 from semisfl.settings.run import StopConfig
 
 
@@ -66,7 +67,7 @@ def reason(stop: StopConfig, key: str, standing: Standing) -> str:
     """Return a line that names a limit and the value that met it."""
     reached = {
         "target": f"accuracy {standing.accuracy} %",
-        "patience": f"{standing.without_better} tests without more than {standing.best or 0.0} %",
+        "patience": f"{counted(standing.without_better, 'test')} without more than {standing.best or 0.0} %",
         "hours": f"{standing.seconds / 3600:.4g} h",
         "gigabytes": f"{standing.bytes / 1e9:.4g} GB",
     }

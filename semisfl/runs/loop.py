@@ -12,6 +12,7 @@ from semisfl.runs.experiment import Experiment
 from semisfl.runs.health import Health, Usual
 from semisfl.runs.result import Result
 from semisfl.runs.sinks import RunInfo, Sink
+from semisfl.settings.counts import counted
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def run_rounds(
             stack.callback(sink.close)
         device = experiment.hardware.device
         if first >= config.rounds:
-            log.info("%s, all %d rounds are done", config.method, config.rounds)
+            log.info("%s, %s done", config.method, counted(config.rounds, "round"))
         else:
             log.info("%s, rounds %d to %d on %s", config.method, first + 1, config.rounds, device)
             try:

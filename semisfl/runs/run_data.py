@@ -11,6 +11,7 @@ from semisfl.data.elsewhere import join
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def check_clients(config: Config, partition: Partition) -> None:
     """Refuse a partition among more or fewer clients than the run has; devices have images of their own."""
     if config.fleet.kind != "network" and len(partition.clients) != config.clients.total:
         raise ConfigError(
-            f"the data has {len(partition.clients)} clients but clients.total = {config.clients.total}; "
+            f"the data has {counted(len(partition.clients), 'client')} but clients.total = {config.clients.total}; "
             f"set clients.total = {len(partition.clients)}"
         )
 

@@ -28,6 +28,7 @@ from semisfl.runs.result import Result
 from semisfl.runs.run_data import as_passed, load_data
 from semisfl.runs.sinks import Guarded, Observed, Observer, Sink
 from semisfl.settings.config import Config, ConfigError
+from semisfl.settings.counts import counted
 from semisfl.settings.lookup import check_importable, sink
 from semisfl.stopping import StopFlag
 
@@ -154,7 +155,8 @@ def go_on(
         source = (place, _training_state(place)) if named else health.last_good(place)
         if source is not None:
             state = source[1]
-            log.warning("going on from %s: %d rounds are done", source[0], state["round"])
+            done = counted(state["round"], "round")
+            log.warning("going on from %s: %s done", source[0], done)
             if source[0].name == "latest.safetensors":
                 directory.trust_latest(state["round"])
             elif named:

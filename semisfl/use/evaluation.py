@@ -11,6 +11,7 @@ from torch import Tensor
 
 from semisfl.data import hub, sources, table
 from semisfl.runs.scores import Scores
+from semisfl.settings.counts import counted
 from semisfl.use import pictures
 from semisfl.use.classifier import Classifier
 from semisfl.use.pictures import Skipped
@@ -102,7 +103,7 @@ def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
             skipped += batch.skipped
     if not labels:
         raise ValueError(
-            f"none of the {len(skipped)} images in {place} can be read: {skipped[0].image}: "
+            f"none of {counted(len(skipped), 'image')} in {place} can be read: {skipped[0].image}: "
             f"{skipped[0].reason}"
         )
     return judge(model.classes, torch.cat(probabilities), torch.tensor(labels), skipped)

@@ -7,6 +7,7 @@ import numpy as np
 
 from semisfl.data.holdings import short
 from semisfl.files import save_picture
+from semisfl.settings.counts import counted
 from semisfl.use.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _confusion(axes: "Axes", evaluation: Evaluation) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("class given")
     axes.set_ylabel("true class")
-    axes.set_title(f"{evaluation.accuracy:.1f} % of {evaluation.images} images are right")
+    axes.set_title(f"{evaluation.accuracy:.1f} % right of {counted(evaluation.images, 'image')}")
 
 
 def _calibration(axes: "Axes", evaluation: Evaluation) -> None:

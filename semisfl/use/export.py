@@ -13,6 +13,7 @@ from torch import Tensor
 
 from semisfl.runs import checkpoint
 from semisfl.runs.portable import answering_weights
+from semisfl.settings.counts import counted
 from semisfl.use import model_card, onnx_file, parts
 from semisfl.use.classifier import Classifier
 from semisfl.use.model_file import load
@@ -174,11 +175,11 @@ def check(
     if not int8 and not difference <= allowed:
         raise ValueError(
             f"the exported {part} differs from the original by up to {difference:.2g} on "
-            f"{len(images)} images, above {allowed:.2g}; it is not kept"
+            f"{counted(len(images), 'image')}, above {allowed:.2g}; it is not kept"
         )
     if int8 and not agreement >= AGREEMENT:
         raise ValueError(
-            f"as int8 the {part} gives another class for {1 - agreement:.1%} of {len(images)} images, "
+            f"as int8 the {part} gives another class for {1 - agreement:.1%} of {counted(len(images), 'image')}, "
             f"above {1 - AGREEMENT:.0%}; it is not kept: export without --quantize, or check with "
             "more images of the kind it will see"
         )

@@ -9,6 +9,7 @@ from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import lookup
+from semisfl.settings.counts import counted
 from semisfl.settings.sections import ConfigError
 from semisfl.use.classifier import Classifier
 
@@ -124,10 +125,11 @@ def _data(about: Description) -> str:
         return f"{server}, and no other.{digests}"
     # A run over a network has so many places, and not all need be taken.
     real = about.settings.get("fleet", {}).get("kind") == "network"
-    clients = f"{'up to ' if real else ''}{about.settings['clients']['total']}"
+    total = counted(about.settings["clients"]["total"], "client")
+    clients = f"{'up to ' if real else ''}{total}"
     held = "" if about.unlabeled is None else f"{about.unlabeled:,} "
     return (
-        f"{server}; {held}unlabelled images on {clients} clients, which did not give them away. Labels of "
+        f"{server}; {held}unlabelled images on {clients}, which did not give them away. Labels of "
         f"the clients' images were not used.{digests}"
     )
 
@@ -137,7 +139,7 @@ def _quality(about: Description) -> str:
         return "It was not tested."
     return (
         f"{about.accuracy:.1f} % of {about.tested_on:,} {about.judged_on} images of `{about.data}`, which were not "
-        f"trained on, after {about.tested_after} rounds.{_at_the_end(about)} {_chosen(about)} `semisfl evaluate` "
+        f"trained on, after {counted(about.tested_after, 'round')}.{_at_the_end(about)} {_chosen(about)} `semisfl evaluate` "
         f"tells precision, recall and calibration on images of your own.{_by_class(about)}"
     )
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from semisfl.data import sources
 from semisfl.runs.directory import RunDirectory
+from semisfl.settings.counts import counted
 from semisfl.use import pictures
 from semisfl.use.classifier import Classifier
 
@@ -26,7 +27,7 @@ def to_check(model: Classifier, places: Sequence[Path] | None) -> Tensor:
     images = torch.cat(batches)
     if not len(images):
         raise ValueError(
-            f"none of the {len(reasons)} images can be read: {reasons[0].image}: {reasons[0].reason}"
+            f"none of {counted(len(reasons), 'image')} can be read: {reasons[0].image}: {reasons[0].reason}"
         )
     return images
 

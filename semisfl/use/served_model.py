@@ -18,6 +18,7 @@ from semisfl.net.client.shown_terms import layer_lines, number_list, printable
 from semisfl.net.headers import WireError
 from semisfl.net.ranges import TERMS, Range, check
 from semisfl.net.terms import placed_model
+from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import Layer, named, parse_layers
 from semisfl.settings.run import ModelConfig
 from semisfl.use import split_inference as protocol
@@ -140,7 +141,7 @@ def _lines(model: ServedModel) -> Iterator[str]:
         f"{number_list(model.mean)} and std {number_list(model.std)}"
     )
     yield (
-        f"model       {sum(layer.parameters for layer in held):,} parameters in {len(held)} layers, "
+        f"model       {sum(layer.parameters for layer in held):,} parameters in {counted(len(held), 'layer')}, "
         f"weights {model.bottom}"
     )
     yield from layer_lines(held)

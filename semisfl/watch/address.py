@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from semisfl.settings.counts import counted
 from semisfl.settings.sections import ConfigError
 from semisfl.watch.connections import BACKLOG, Limits, Listener, Loop, protocol
 from semisfl.watch.renewal import Certificate
@@ -100,7 +101,7 @@ def _read_token(file: Path) -> str:
         raise ConfigError(f"cannot read a token from {file}: {error}") from error
     if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"the token in {file} has {len(token)} letters; it needs {SHORTEST_TOKEN} or more on one "
+            f"the token in {file} has {counted(len(token), 'letter')}; it needs {SHORTEST_TOKEN} or more on one "
             "line, without blanks, e.g. of `openssl rand -hex 24`"
         )
     return token

@@ -18,6 +18,7 @@ from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
+from semisfl.settings.counts import counted
 from semisfl.settings.lookup import unread_settings
 from semisfl.settings.run import StopConfig
 from semisfl.watch.coverage import Coverage
@@ -116,7 +117,7 @@ class Followed:
         It is finished, running, waiting, paused, stopped, crashed or unfinished.
         """
         if self.done and self.done >= self.rounds > 0:
-            return "finished", f"all {self.rounds} rounds are done"
+            return "finished", f"{counted(self.rounds, 'round')} done"
         if (limit := self._limit()) is not None:
             return "finished", f"stop.{limit} = {self.config['stop'][limit]} is met"
         holder, held = self._lock_holder()

@@ -190,7 +190,7 @@ def test_a_served_run_ends_at_a_limit_and_goes_on_beyond_it(
     assert not [line for line in err.splitlines() if line and not ours.match(line)], err
     assert (
         "ended as stop.gigabytes = 1e-09 is met" in out
-        and "% after the last round (1 rounds)" in out
+        and "% after the last round (1 round)" in out
     )
     assert "ended after round 1: stop.gigabytes = 1e-09 is met" in err
     words = serve_words(labeled, "--resume", "out", "--set", "stop.gigabytes=none")

@@ -414,7 +414,7 @@ def test_images_beside_class_folders_are_skipped_and_counted(tmp_path):
     for place in ("train/preview.png", "test/.hidden.png"):
         save(tmp_path / place, noise(1))
     dataset = load(str(tmp_path))
-    assert dataset.notes == ("1 images are in no class folder and were skipped: train/preview.png",)
+    assert dataset.notes == ("skipped 1 image in no class folder: train/preview.png",)
     assert len(dataset.images) == 6
 
 
@@ -426,7 +426,7 @@ def test_images_in_folders_of_other_names_are_skipped_and_counted(tmp_path):
         save(tmp_path / place, noise(1))
     dataset = load(str(tmp_path))
     assert dataset.notes == (
-        "2 images are not in train, test, unlabeled or clients and were skipped: unlabelled/1.png, val/cat/2.png",
+        "skipped 2 images outside train, test, unlabeled and clients: unlabelled/1.png, val/cat/2.png",
     )
     assert len(dataset.images) == 6
 
@@ -435,9 +435,7 @@ def test_other_files_are_skipped_and_counted(tmp_path):
     class_folder(tmp_path)
     (tmp_path / "train" / "cat" / ".DS_Store").write_text("")
     (tmp_path / "train" / "cat" / "notes.txt").write_text("")
-    assert load(str(tmp_path)).notes == (
-        "1 files are no images and were skipped: train/cat/notes.txt",
-    )
+    assert load(str(tmp_path)).notes == ("skipped 1 file other than images: train/cat/notes.txt",)
 
 
 def test_bad_folders(tmp_path):

@@ -109,7 +109,7 @@ def test_a_policy_that_fits_takes_part_and_the_server_says_what_it_is(
         net.experiment.method.round(0)
     log = "\n".join(lines(caplog, SESSIONS))
     assert "codec = int8, clip = 2.0, noise = 0.1, update_clip" in log
-    assert "takes part in 1 rounds at most, the run has 2" in log
+    assert "takes part in 1 round at most, the run has 2" in log
 
 
 def test_a_runs_policy_holds_on_devices_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:

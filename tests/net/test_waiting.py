@@ -52,8 +52,8 @@ def test_the_start_waits_for_a_quorum_then_one_deadline_for_the_others(
         assert net.fleet.waiting.state is None
     log = (directory.path / "run.log").read_text()
     assert "waiting for devices (2 here, 2 needed; 1.5 s for all 3 to come); missing" in log
-    assert "s: 2 devices are here" in log, "the end of the wait is logged"
-    assert log.splitlines()[-1].endswith("INFO finished: 1 rounds are done")
+    assert "s with 2 devices" in log, "the end of the wait is logged"
+    assert log.splitlines()[-1].endswith("INFO finished: 1 round done")
 
 
 def test_a_resumed_run_says_the_quorum_not_the_number_of_enrolled_devices(

@@ -74,7 +74,7 @@ def test_a_bad_round_writes_no_checkpoint_and_a_resumed_run_says_where_it_goes_o
     data, partition = toy_data(2)
     with caplog.at_level(logging.WARNING):
         result = start.resume(path, data=data, partition=partition, device="cpu")
-    assert f"going on from {path / 'latest.safetensors'}: 3 rounds are done" in caplog.text
+    assert f"going on from {path / 'latest.safetensors'}: 3 rounds done" in caplog.text
     assert [row["round"] for row in result.rounds] == [0, 1, 2, 3, 4]
     assert math.isfinite(result.rounds[-1]["loss_supervised"])
     assert checkpoint.read(path / "latest.safetensors")["round"] == 5
@@ -94,7 +94,7 @@ def test_where_the_latest_cannot_be_used_the_one_before_it_is(
         latest.write_bytes(latest.read_bytes()[:-7])
     data, partition = toy_data(2)
     result = start.resume(path, data=data, partition=partition, device="cpu")
-    assert f"going on from {path / 'previous.safetensors'}: 2 rounds are done" in caplog.text
+    assert f"going on from {path / 'previous.safetensors'}: 2 rounds done" in caplog.text
     assert [row["round"] for row in result.rounds] == [0, 1, 2]
     (path / "previous.safetensors").write_bytes(b"")
     latest.write_bytes(b"")

@@ -79,7 +79,7 @@ def test_a_limit_is_described_in_words() -> None:
     stop = StopConfig(target=40, patience=1, hours=0.5, gigabytes=3.5)
     assert [reason(stop, key, standing) for key in StopConfig.model_fields] == [
         "stop.target = 40 is met (accuracy 49.0 %)",
-        "stop.patience = 1 is met (1 tests without more than 50.5 %)",
+        "stop.patience = 1 is met (1 test without more than 50.5 %)",
         "stop.hours = 0.5 is met (1 h)",
         "stop.gigabytes = 3.5 is met (4 GB)",
     ]

@@ -271,7 +271,7 @@ def test_resuming_a_finished_run_changes_nothing(
     before = (tmp_path / "run" / "latest.safetensors").read_bytes()
     caplog.set_level("INFO")
     result = resume(tmp_path / "run", data=DATA, device="cpu")
-    assert "all 2 rounds are done" in caplog.text and "rounds 3 to 2" not in caplog.text
+    assert "2 rounds done" in caplog.text and "rounds 3 to 2" not in caplog.text
     assert (result.accuracy, result.best, result.stopped) == (first.accuracy, first.best, False)
     assert (tmp_path / "run" / "latest.safetensors").read_bytes() == before
 

@@ -284,7 +284,7 @@ def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
     assert "the run began with" not in caplog.text
     file.write_text(json.dumps({**environment, "threads": 7}))
     resume(tmp_path / "run", **means)
-    assert f"began with 7 threads and goes on with {torch.get_num_threads()}" in caplog.text
+    assert f"number of threads was 7 and is now {torch.get_num_threads()}" in caplog.text
     for damaged in ("", "null", "[]", "[" * 100_000, '{"threads": "many"}'):
         file.write_text(damaged)
         resume(tmp_path / "run", **means)

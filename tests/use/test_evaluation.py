@@ -87,7 +87,7 @@ def test_evaluate_finds_the_folder_test_and_names_what_it_skips(
     bad = tmp_path / "few" / "colour1"
     bad.mkdir(parents=True)
     (bad / "bad.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"none of the 1 images in .*few can be read"):
+    with pytest.raises(ValueError, match=r"none of 1 image in .*few can be read"):
         evaluate_on(model, tmp_path / "few")
     (bad / "good.png").symlink_to(next((images / "colour1").iterdir()))
     evaluation = evaluate_on(model, tmp_path / "few")
@@ -170,4 +170,4 @@ def test_predict_prints_and_skips(
     rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert rows == [["image", "class1", "probability1"], [good, name, f"{first:.6f}"]]
     assert main(["predict", run, str(bad)]) == 2
-    assert "none of the 1 images could be read" in capsys.readouterr().err
+    assert "none of 1 image could be read" in capsys.readouterr().err

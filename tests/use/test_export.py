@@ -274,7 +274,7 @@ def test_mistakes_are_one_line(
     good = str(next((Path(__file__).parents[2] / "docs").glob("*.png")))
     for words, error in (
         (words_of, "there are no images to check the exported model on (data 'toy' is neither"),
-        ([*words_of, "--check", str(bad)], "none of the 1 images can be read"),
+        ([*words_of, "--check", str(bad)], "none of 1 image can be read"),
         ([*words_of, "--check", good], "pip install 'semisfl[onnx]' (no module 'onnxruntime')"),
         ([*words_of, "--check", good, "--cut", "nowhere"], "'nowhere' is no layer of the model"),
     ):

@@ -390,7 +390,7 @@ def test_both_commands(
         assert main([*words, "nosuch", *camera]) == 2
         assert "codec = 'nosuch' is not known" in capsys.readouterr().err
         assert main([*words[:2], str(bad), *camera]) == 2
-        assert "none of the 1 images could be read" in capsys.readouterr().err
+        assert "none of 1 image could be read" in capsys.readouterr().err
         assert main(words[:-2]) == 2
         assert "classify needs --certs DIR" in capsys.readouterr().err
         server.send_signal(signal.SIGTERM)

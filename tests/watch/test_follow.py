@@ -151,7 +151,7 @@ def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
     (directory.path / "run.lock").unlink()
     assert state() == ("unfinished", "1 of 4 rounds are there")
     directory.record.write(RoundMetrics(round=3, accuracy=50.0))
-    assert state() == ("finished", "all 4 rounds are done")
+    assert state() == ("finished", "4 rounds done")
 
 
 def test_a_limit_that_is_met_is_the_end(tmp_path: Path) -> None:

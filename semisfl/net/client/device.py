@@ -25,6 +25,7 @@ from semisfl.net.frames import Frame, Schema, WireError, decode
 from semisfl.net.messages import Terms
 from semisfl.net.terms import placed_model
 from semisfl.settings import lookup
+from semisfl.settings.counts import counted
 from semisfl.settings.policy import PolicyBreach
 from semisfl.stopping import StopFlag, Stopped
 
@@ -232,7 +233,9 @@ class Device:
         received.stream.enrolled = True
         self.member.enrol(frame.fields["client"], self._stop, self.outgoing)
         log.info(
-            "taking part as client %d with %d images", self.member.client, len(self.member.images)
+            "taking part as client %d with %s",
+            self.member.client,
+            counted(len(self.member.images), "image"),
         )
         self._doing = WAITING
         self.expect_round()

@@ -24,6 +24,7 @@ from semisfl.net.headers import WireError
 from semisfl.net.tls import certs
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError
+from semisfl.settings.counts import counted
 from semisfl.stopping import StopFlag
 
 log = brief_logger(__name__)
@@ -117,7 +118,7 @@ def load_images(
                 log.warning("%.200r is left out: %s", listing.names[place], why)
     if not kept:
         raise ConfigError(
-            f"none of the {len(inside)} images in {root} can be read; formats: {', '.join(decode.FORMATS)}"
+            f"none of {counted(len(inside), 'image')} in {root} can be read; formats: {', '.join(decode.FORMATS)}"
         )
     if lost:
         log.warning(

@@ -16,6 +16,7 @@ from semisfl.models.split import Shape, build_model
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.messages import Schemas, Terms
+from semisfl.settings.counts import counted
 from semisfl.stopping import StopFlag
 
 log = brief_logger(__name__)
@@ -48,9 +49,9 @@ class Member:
         self._budget.images(self.images.nbytes)
         self._budget.frames(self.schemas.split.held)
         log.info(
-            "this run %s, beside Python and PyTorch themselves; %d threads",
+            "this run %s, beside Python and PyTorch themselves; %s",
             self._budget.words(),
-            torch.get_num_threads(),
+            counted(torch.get_num_threads(), "thread"),
         )
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from semisfl.files import write_whole
 from semisfl.net.client.device import Device
 from semisfl.net.client.rejection import Rejected
+from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Report:
         bits = now["bits_per_image"]
         carries = "no bound on" if bits is None else f"at most {bits:,}"
         return (
-            f"{why}; {now['rounds']} rounds with {now['images']} images, {carries} bits per image, "
+            f"{why}; {counted(now['rounds'], 'round')} with {counted(now['images'], 'image')}, {carries} bits per image, "
             f"{now['bytes_sent'] / 1e6:.1f} MB sent, {now['bytes_received'] / 1e6:.1f} MB received"
         )
 

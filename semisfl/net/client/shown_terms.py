@@ -8,6 +8,7 @@ from semisfl.models.shapes import Placed
 from semisfl.net.client.agreement import most_begun
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
+from semisfl.settings.counts import counted
 
 UNNAMED = {"kind", "name", "body", "shortcut"}
 
@@ -31,8 +32,8 @@ def _about_run(terms: Terms) -> Iterator[str]:
     yield f"terms       {terms.digest}"
     yield f"method      {config.method}{settings}"
     yield (
-        f"rounds      {config.rounds} of at most {config.clients.steps} steps with "
-        f"{config.clients.batch} images each; with repeats at most {most_begun(config)} until the "
+        f"rounds      {config.rounds} of at most {counted(config.clients.steps, 'step')} with "
+        f"{counted(config.clients.batch, 'image')} each; with repeats at most {most_begun(config)} until the "
         f"device is started again; seed {config.seed}"
     )
     yield (

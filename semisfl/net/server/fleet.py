@@ -47,6 +47,7 @@ from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.trials import Trials, limits_on_one_client
 from semisfl.net.server.waiting import Waiting
 from semisfl.settings.config import ConfigError
+from semisfl.settings.counts import counted
 from semisfl.settings.robust import FEWEST
 
 log = logging.getLogger(__name__)
@@ -246,7 +247,7 @@ class NetworkFleet:
             self._questions.give_up()
             self._trials.pass_over(self._questions.left_out)
             raise RoundAborted(
-                f"{answered} clients answered, network.quorum = {quorum} are needed; missing: {self.waiting.missing()}"
+                f"{counted(answered, 'client')} answered, network.quorum = {quorum}; missing: {self.waiting.missing()}"
             )
 
     # --- lasting and ending ----------------------------------------------------------------------

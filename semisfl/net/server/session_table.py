@@ -22,6 +22,7 @@ from semisfl.net.server.cheap_frames import Connection
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.session import Session
 from semisfl.net.server.trust import ClientCertificate
+from semisfl.settings.counts import counted
 from semisfl.settings.policy import DevicePolicy
 
 log = logging.getLogger(__name__)
@@ -124,13 +125,15 @@ class SessionTable:
             raise no_place(self._context.roster, session.identity)
         if ready.fields["skipped"]:
             log.warning(
-                "%s skipped %d images it could not read", session.identity, ready.fields["skipped"]
+                "%s skipped %s it could not read",
+                session.identity,
+                counted(ready.fields["skipped"], "image"),
             )
         log.info(
-            "%s is here as client %d with %d images",
+            "%s is here as client %d with %s",
             session.identity,
             client,
-            ready.fields["images"],
+            counted(ready.fields["images"], "image"),
         )
         self._log_policy(session)
         session.tell(encode("enrolled", {"client": client}, {}))
@@ -147,9 +150,9 @@ class SessionTable:
             log.info("the policy of %s: %s", session.identity, cleaned(policy.summary()))
         if policy.rounds is not None and policy.rounds < rounds:
             log.warning(
-                "%s takes part in %d rounds at most, the run has %d",
+                "%s takes part in %s at most, the run has %d",
                 session.identity,
-                policy.rounds,
+                counted(policy.rounds, "round"),
                 rounds,
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.listener import Listener
+from semisfl.settings.counts import counted
 from semisfl.stopping import Stopped
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class Waiting:
         if self.state is not None:
             self._tell(None)
             waited = time.monotonic() - started
-            log.warning("going on after %.0f s: %d devices are here", waited, len(self._present()))
+            here = counted(len(self._present()), "device")
+            log.warning("going on after %.0f s with %s", waited, here)
 
     def wait(self, count: int, seconds: float | None = None, *, idle: bool = False) -> bool:
         """Wait for ``count`` clients or ``seconds``; return whether the clients are there.
@@ -102,7 +104,7 @@ class Waiting:
 
     def _describe(self, there: int, count: int, seconds: float | None) -> str:
         if self._paused:
-            return f"paused by the operator ({there} devices here)"
+            return f"paused by the operator ({counted(there, 'device')} here)"
         quorum = self._context.config.network.quorum
         longer = f"; {seconds:g} s for all {count} to come" if seconds and count > quorum else ""
         return f"waiting for devices ({there} here, {quorum} needed{longer})"
