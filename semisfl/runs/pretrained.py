@@ -100,6 +100,10 @@ def widest_head_in(state: Mapping[str, Any]) -> int | None:
 
 def _read(file: Path, where: str, rules: Rules) -> tuple[dict[str, Tensor], Sequence[str]]:
     """Return the tensors in a file by the names they have here, and its classes if it names them."""
+    if file.is_dir():
+        written = (file / f"{name}.safetensors" for name in ("best", "latest"))
+        wanted = next(filter(Path.is_file, written), "a .safetensors or .pth file")
+        raise ConfigError(f"{where} is a folder; give {wanted}")
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:

@@ -247,6 +247,16 @@ def test_what_is_wrong_with_a_file_is_one_line(kind: str, reason: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_is_no_file_of_weights_and_a_run_has_one(tmp_path: Path) -> None:
+    model = models.build("cnn", SHAPE, 10)
+    with pytest.raises(ConfigError, match=r"is a folder; give a \.safetensors or \.pth file"):
+        start_from(model, str(tmp_path), "cnn")
+    for name in ("latest", "best"):
+        (tmp_path / f"{name}.safetensors").touch()
+        with pytest.raises(ConfigError, match=rf"is a folder; give .*/{name}\.safetensors"):
+            start_from(model, str(tmp_path), "cnn")
+
+
 def test_a_module_that_is_not_a_sequence_trains_and_is_loaded_again(tmp_path: Path) -> None:
     result = train(settings(), out=tmp_path / "run", **own(InOrder()))
     assert result.rounds and load(tmp_path / "run", model=InOrder()).network is not None
