@@ -67,7 +67,7 @@ def check_clients(config: Config, partition: Partition) -> None:
 
 
 def check_partition(partition: Partition, data: Dataset) -> None:
-    """Refuse images that are not there, two places for one image, and labelled images without a label."""
+    """Refuse images that are not there, two places for one image, and labels that are unknown or all the same."""
     for indices in (partition.labeled, partition.validation, *partition.clients):
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(data.images):
             raise ValueError(
@@ -98,6 +98,14 @@ def check_partition(partition: Partition, data: Dataset) -> None:
             f"the partition has image {unknown[0]} as labelled or for validation, but its label is unknown (-1); "
             "leave it out"
         )
+    held = set(data.labels.numpy()[partition.labeled].tolist())
+    missing = [name for number, name in enumerate(data.classes) if number not in held]
+    if missing and len(held) == 1:
+        raise ValueError(
+            f"the partition's labelled images are all of one class; give the server one of {missing[0]!r} too"
+        )
+    if missing:
+        log.warning("the server has no labelled image of %s", ", ".join(missing[:5]))
 
 
 def load_images(name: str, config: Config, like: Dataset | None = None) -> Dataset:

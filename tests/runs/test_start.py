@@ -426,6 +426,15 @@ def test_an_image_has_one_place_in_a_partition(part: str) -> None:
         train(judged(part), data=data, partition=wrong, device="cpu")
 
 
+def test_labelled_images_are_of_several_classes(caplog: pytest.LogCaptureFixture) -> None:
+    data, dealt = toy_data(2)
+    one, two = (replace(dealt, labeled=dealt.labeled[data.labels[:8] < most]) for most in (1, 2))
+    with pytest.raises(ValueError, match="are all of one class; give the server one of 'b' too"):
+        train(tiny(2), data=data, partition=one, device="cpu")
+    train(tiny(2), data=data, partition=two, device="cpu")
+    assert "the server has no labelled image of c, d" in caplog.text
+
+
 def test_labelled_images_are_there_and_have_labels() -> None:
     data, dealt = toy_data(2)
     with pytest.raises(ValueError, match="has no labelled image"):
