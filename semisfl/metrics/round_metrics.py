@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009 (each metric is a field of its own)
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -175,7 +176,9 @@ class RoundMetrics(MethodMetrics):
         known = {key: values[key] for key in KEYS if key in values}
         for key, value in values.items():
             kind = float if key.startswith(ACCURACY_OF) else KINDS.get(key, object)
-            fits = _is_number(value) if kind in (int, float) else isinstance(value, kind)
+            fits = isinstance(value, kind)
+            if kind in (int, float):
+                fits = _is_number(value) and abs(value) <= sys.float_info.max
             if value is not None and not fits:
                 raise Damaged(f"its {key} is {value!r:.40}")
         others = {key: values[key] for key in values if key not in known and key != "round"}

@@ -154,7 +154,7 @@ def _toml(path: Path) -> Values:
         return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} holds no run: config.toml: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
 
 

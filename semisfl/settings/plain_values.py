@@ -16,7 +16,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
@@ -43,7 +43,7 @@ def _value(text: str) -> Any:
     """Return the TOML value of ``text``, or the text itself, so that quotes are optional."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

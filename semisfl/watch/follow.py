@@ -69,7 +69,7 @@ class Followed:
             self._forget_rows()
         for line in lines:
             try:
-                self._add(RoundMetrics.from_dict(parse_json(line, float)))
+                self._add(RoundMetrics.from_dict(parse_json(line, lambda name: None)))
             except (ValueError, TypeError, OverflowError) as error:
                 self.problem = f"a line of metrics.jsonl is damaged: {error}"
         anew, lines = self._events.new()

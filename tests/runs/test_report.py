@@ -241,6 +241,7 @@ def test_a_line_cut_off_at_the_end_is_left_out_and_one_in_the_middle_is_said(
     [
         ("accuracy", "60"),
         ("accuracy", True),
+        ("seconds", 10**400),
         ("accuracy_student", {}),
         ("bytes_total", [1]),
         ("bytes", 7),
