@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -143,7 +144,15 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     from semisfl.settings import config, presets
 
     path = Path(preset)
-    values = config.read(path) if _is_file(path) else presets.values_of(preset)
+    try:
+        values = config.read(path) if _is_file(path) else presets.values_of(preset)
+    except config.ConfigError as error:
+        if not os.path.isdir(preset):
+            raise
+        raise ValueError(
+            f"{preset} is a folder, no preset and no FILE.toml; for images in it: --set data.name={preset}; "
+            f"to continue a run in it: --resume {preset}"
+        ) from error
     return presets.completed(preset, config.override(values, settings or []))
 
 

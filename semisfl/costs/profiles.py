@@ -60,7 +60,7 @@ def load(name: str) -> Profile:
     if path == name:
         return _profile(_own(), name, "")
     place, section = Path(f"{path}.toml"), section.removeprefix(":")
-    profiles = read(place)
+    profiles = {key: value for key, value in read(place).items() if isinstance(value, dict)}
     if not section and len(profiles) == 1:
         section = next(iter(profiles))
     return _profile(profiles, section, f"{place}:")
@@ -78,7 +78,7 @@ def _own() -> dict[str, Any]:
 
 def _profile(profiles: dict[str, Any], name: str, where: str) -> Profile:
     if name not in profiles:
-        known = ", ".join(f"{where}{one}" for one in profiles)
+        known = ", ".join(f"{where}{one}" for one in profiles) or "none"
         raise ConfigError(
             f"profile {where}{name} is not known; known: {known}; or a file of your own, FILE.toml"
         )

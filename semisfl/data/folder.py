@@ -147,7 +147,7 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
     classes = [folder.name for folder in _folders(root / "train")]
     if len(classes) < 2:
         raise ValueError(
-            f"{root / 'train'} has {len(classes)} class folders ({', '.join(classes) or 'none'}); "
+            f"{root / 'train'} has {counted(len(classes), 'class folder')} ({', '.join(classes) or 'none'}); "
             "at least 2 are needed, one folder per class"
         )
     for label, name in enumerate(classes):

@@ -54,7 +54,9 @@ def _lines(file: Path) -> list[dict[str, str]]:
             for values in reader:
                 lines.append(_line(file, reader.line_num, values))
                 _refuse_twice(file, reader.line_num, lines[-1]["path"], first)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text; save it as CSV in UTF-8") from error
+    except (OSError, csv.Error) as error:
         raise ValueError(f"{file} cannot be read as CSV: {error}") from error
     if not lines:
         raise ValueError(f"{file} lists no image; add a line per image")

@@ -131,6 +131,8 @@ def read_images(path: Path) -> Values | None:
 def _record(path: Path) -> Values:
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("it does not hold the record of a run")
         if record["record"] > FORMAT:
             raise ValueError(
                 f"its format {record['record']} is newer than {FORMAT}: update semisfl"

@@ -20,6 +20,8 @@ def one_line(
             parts.append(str(item["ctx"]["error"]))
         elif item["type"] == "literal_error":
             parts.append(f"{key} = {item['input']!r} is not known; use {item['ctx']['expected']}")
+        elif item["type"] in ("model_type", "model_attributes_type"):
+            parts.append(f"{key} = {item['input']!r}: {key} is a section; set a key in it")
         else:
             message = item["msg"].removeprefix("Input ").replace("a valid tuple", 'a list, ["..."]')
             if item["type"].startswith(("greater", "less")) and _may_be_none(section, item["loc"]):

@@ -432,6 +432,13 @@ def test_a_file_that_is_not_toml(capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, ["run", "bad.toml"], "bad.toml is not TOML")
 
 
+def test_a_folder_is_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("photos", f"{tmp_path}/photos"):
+        hint = f"{name} is a folder.*for images in it: --set data.name={name}; .*--resume {name}"
+        refused(capsys, ["run", name], hint)
+
+
 def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     refused(capsys, ["run", "--set", "data.name=empty"], "empty holds no images")
@@ -443,7 +450,7 @@ def test_a_folder_with_one_class(tmp_path: Path, capsys: pytest.CaptureFixture[s
     refused(
         capsys,
         train_arguments(tmp_path / "single"),
-        r"has 1 class folders \(cat\); at least 2 are needed",
+        r"has 1 class folder \(cat\); at least 2 are needed",
     )
 
 

@@ -148,6 +148,10 @@ def test_a_profile_of_ones_own(tmp_path) -> None:
     file.write_text('[ours]\ndevices = [{name = "x", gflops = -7}]\n')
     with pytest.raises(ConfigError, match=r"devices.0.gflops"):
         profiles.load(str(file))
+    for text in ("", "rounds = 1\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"mine.toml: is not known; known: none; or a file"):
+            profiles.load(str(file))
     for name in profiles.names():
         assert profiles.load(name).about
     file.write_bytes(b"\xff\xfe")

@@ -296,6 +296,12 @@ def test_wrong_lines_of_a_csv_file_are_named(tmp_path, line: str, message: str) 
         load(str(listed(tmp_path, line)))
 
 
+def test_a_csv_file_of_another_encoding(tmp_path) -> None:
+    (tmp_path / "list.csv").write_bytes("path,label\n1.png,bär\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"list\.csv is not UTF-8 text; save it as CSV in UTF-8"):
+        load(str(tmp_path / "list.csv"))
+
+
 def test_a_csv_file_without_the_columns(tmp_path) -> None:
     with pytest.raises(ValueError, match="has the columns file, class; it lacks label, path"):
         load(str(listed(tmp_path, header="file,class")))

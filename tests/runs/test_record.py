@@ -184,9 +184,10 @@ def test_a_record_that_cannot_be_read_is_named(
     file.write_text(json.dumps(json.loads(trained[1].read_text()) | change))
     with pytest.raises(ValueError, match=rf"x\.run\.json.*{reason}"):
         grouping.read_run(file)
-    file.write_text("{")
-    with pytest.raises(ValueError, match=r"x\.run\.json is damaged"):
-        grouping.read_run(file)
+    for text, damage in (("{", "Expecting"), ("[1]", "it does not hold the record of a run")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=rf"x\.run\.json is damaged: {damage}"):
+            grouping.read_run(file)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])

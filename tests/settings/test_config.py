@@ -29,6 +29,8 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("clients.activ=4", "unknown key 'clients.activ'; did you mean 'clients.active'?"),
         ("zzz=1", "unknown key 'zzz'; `semisfl show digits` lists all keys"),
         ("rounds=many", "rounds = 'many': should be a valid integer"),
+        ("data=1", "data = 1: data is a section; set a key in it"),
+        ("data.partition=iid", "data.partition = 'iid': data.partition is a section"),
         ("rounds=2.5", "rounds = 2.5: should be a valid integer"),
         ("rounds=true", "rounds = True: should be a valid integer"),
         ("clients.batch=true", "clients.batch = True: should be a valid integer"),
