@@ -225,7 +225,7 @@ class LoopThread:
 
 def require_loopback(address: str) -> None:
     """Refuse to speak plaintext over anything but this machine's own loopback."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = split_address(address)[0]
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

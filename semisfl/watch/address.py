@@ -97,8 +97,10 @@ def _is_loopback(host: str) -> bool:
 def _read_token(file: Path) -> str:
     try:
         token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read a token from {file}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read a token from {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the token in {file} is not ASCII text; use another") from error
     if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise ConfigError(
             f"the token in {file} has {counted(len(token), 'letter')}; it needs {SHORTEST_TOKEN} or more on one "

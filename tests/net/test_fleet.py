@@ -305,6 +305,8 @@ def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
             chunks.require_loopback(address)
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "127.9.9.9:1"):
         chunks.require_loopback(address)
+    with pytest.raises(ConfigError, match="'localhost' is not HOST:PORT"):
+        chunks.require_loopback("localhost")
     with pytest.raises(ValueError, match="needs a certificate"):
         Connection(Target("127.0.0.1:1", None))
     with pytest.raises(ConfigError, match="not a loopback address"):

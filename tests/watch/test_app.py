@@ -128,11 +128,14 @@ def test_off_loopback_it_takes_a_token_and_tls(
     token, short = tmp_path / "token", tmp_path / "short"
     token.write_text(TOKEN + "\n")
     short.write_text("secret\n")
+    strange = tmp_path / "strange"
+    strange.write_text("geheïmnis" * 3)
     words = ["watch", str(run), "--listen", "0.0.0.0:0"]
     for more, error in (
         ([], r"--listen 0.0.0.0:0 is not a loopback address, so a token is needed: --token-file"),
         (["--token-file", str(short)], r"the token in .*short has 6 letters; it needs 16"),
-        (["--token-file", "nowhere"], r"cannot read a token from nowhere"),
+        (["--token-file", "nowhere"], r"cannot read a token from nowhere: No such file"),
+        (["--token-file", str(strange)], r"the token in .*strange is not ASCII text; use another"),
         (["--token-file", str(token)], r"is not a loopback address, so TLS is needed: --certs DIR"),
         (["--token-file", str(token), "--certs", str(run)], r"first has no server.crt; make it"),
         (["--listen", "localhost"], r"--listen 'localhost' is not HOST:PORT"),

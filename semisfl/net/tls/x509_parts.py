@@ -109,7 +109,9 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CertError(f"{path} cannot be read: {_why(error, path)}") from None
+        missing = not isinstance(error, PermissionError) and path.stem in ("client", "server")
+        fix = f"; `semisfl certs {path.stem}` makes it" if missing else ""
+        raise CertError(f"{path} cannot be read: {_why(error, path)}{fix}") from None
 
 
 def write_file(path: Path, content: bytes) -> None:
