@@ -18,6 +18,10 @@ LabeledView = Literal["strong", "weak", "both", "mixed"]
 """How labelled images are shown; both: each image strongly and weakly; mixed: strongly, blended in pairs."""
 
 
+LARGEST = 2**53
+"""The largest whole number of a setting, seeds aside."""
+
+
 class ConfigError(ValueError):
     """A mistake in a configuration, said in one line."""
 
@@ -63,11 +67,13 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false where a number is needed: pydantic takes them for 1 and 0."""
+    def _only_numbers_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is needed, which pydantic takes for 1 and 0, and what no array counts."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = {*(get_args(annotation) or (annotation,))} - {NoneType}
         if isinstance(value, bool) and kinds and kinds <= {int, float}:
             name = "integer" if kinds == {int} else "number"
             raise PydanticCustomError("number_type", f"Input should be a valid {name}")
+        if isinstance(value, int) and value > LARGEST and info.field_name != "seed":
+            raise PydanticCustomError("number_size", f"Input should be at most {LARGEST}")
         return value

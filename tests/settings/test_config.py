@@ -39,6 +39,7 @@ BASE = {"clients": {"total": 10, "active": 5}}
         ("model.cut=1.5", "model.cut = 1.5 should be the number or the name of a layer"),
         ("model.cut=true", "model.cut = True should be the number or the name of a layer"),
         ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
+        (f"server.steps={10**20}", f"server.steps = {10**20}: should be at most {2**53}"),
         ("sinks=tensorboard", "sinks = 'tensorboard': should be a list, [\"...\"]"),
         ("data.validation=0", "data.validation = 0: should be greater than 0, or none"),
         ("stop.patience=0", "stop.patience = 0: should be greater than or equal to 1, or none"),
