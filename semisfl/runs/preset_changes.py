@@ -37,7 +37,8 @@ def changes(settings: Mapping[str, Any]) -> tuple[str, Flat]:
 @cache
 def _preset(name: str, method: str) -> Flat:
     """Return the values of a preset under a method, by dotted key."""
-    config = configs.parse(presets.values_of(name) | {"method": method})
+    values = presets.values_of(name) | {"method": method}
+    config = configs.parse(presets.completed(name, values))
     return flat(config.model_dump(mode="json", exclude_none=True))
 
 

@@ -18,6 +18,7 @@ from semisfl.paper.missing import missing
 from semisfl.paper.run_index import RunIndex
 from semisfl.runs import grouping, reading, record
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.preset_changes import changes, flat
 from semisfl.settings import config as configs
 from semisfl.settings import presets
 from tests.costs.test_replay import WORLD
@@ -67,6 +68,12 @@ def test_a_record_is_small_text_with_a_line_per_metric(trained: tuple[Path, Path
     assert content["preset"] == "digits"
     changed = dict(text.split("=") for text in SHORT) | {"method": "semisfl", "seed": "0"}
     assert {key: str(value) for key, value in content["settings"].items()} == changed
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_a_preset_differs_in_nothing_from_itself(name: str) -> None:
+    values = presets.preset(name).model_dump(mode="json", exclude_none=True)
+    assert changes(flat(values)) == (name, {})
 
 
 def test_a_record_keeps_its_settings_when_presets_and_defaults_change(
