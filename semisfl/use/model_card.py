@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from semisfl.data.large import LARGE
 from semisfl.files import write_whole
 from semisfl.runs.labels import without
 from semisfl.runs.portable import Description
@@ -100,7 +101,8 @@ def _about_model(model: Classifier) -> str:
         f"{_numbers(about.mean)} and standard deviation {_numbers(about.std)} of values in 0 to 1\n"
         f"- image files: turned upright by their EXIF orientation, converted to {'grey' if channels == 1 else 'RGB'}, "
         f"and resized to {width} x {height} pixels by bilinear interpolation, without keeping the aspect ratio; "
-        "do the same where you call the model, since another resizing changes answers\n"
+        "do the same where you call the model, since another resizing changes answers; those of more than "
+        f"{LARGE / 1e6:.1f} million pixels are first reduced by a whole factor, which changes answers a little\n"
         f"- output: class probabilities [n, {len(about.classes)}], in the order above\n"
         f"- cut: the bottom gives {model.network.features} features per image\n"
         f"- network: the {about.network} of a run of {_title(about.method)} (`{about.method}`), "
@@ -180,7 +182,10 @@ def _leakage(about: Description) -> str:
         if size
     ]
     lines = (
-        ["Between server and clients, all clients and rounds together, there crossed:", *crossed]
+        [
+            "Between server and clients, all clients together and up to this model, there crossed:",
+            *crossed,
+        ]
         if crossed
         else ["Nothing crossed between server and clients: the clients' images were not used."]
     )
