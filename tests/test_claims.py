@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import records
+from benchmarks import own_images, records, result_tables
 from benchmarks.records import accuracies, numbered, run, runs
 from semisfl.cli.look import _models
 from semisfl.runs.report import Spread
@@ -73,6 +73,10 @@ def methods() -> Iterator[str]:
     kept = sorted(100 * (1 - (row.mask_rate or 0)) for row in last)
     wrong = sorted(100 * (row.impurity or 0) for row in last)
     yield f"keep {kept[0]:.0f} to {kept[-1]:.0f} % of the images, and {wrong[0]:.0f} to {wrong[-1]:.0f} %"
+    labels_alone = fmean(accuracies(forty["supervised"]))
+    gains = {name: fmean(accuracies(members)) - labels_alone for name, members in forty.items()}
+    ahead = sorted(gains[name] for name in ("semisfl", "fedswitch", "fedswitch-sl"))
+    yield f"do, by {ahead[0]:.0f} to {ahead[-1]:.0f} points; FedMatch by {gains['fedmatch']:.1f}."
 
 
 def faults() -> Iterator[str]:
@@ -99,6 +103,15 @@ def costs() -> Iterator[str]:
         sent = fmean(line["bytes_total"] for line in lines)
         score = Spread.of([line["accuracy"] for line in lines])
         yield f"| {wire} | {len(lines)} | {score} | {sent / 1e6:.1f} | {100 * sent / whole:.1f} % |"
+    lost = {
+        wire: sorted(
+            one["accuracy"] - other["accuracy"]
+            for one, other in zip(by_wire["fp32"], lines, strict=True)
+        )
+        for wire, lines in by_wire.items()
+    }
+    once, coded = lost["fp32, teacher features once"], sorted(lost["int8"] + lost["int4"])
+    yield f"once lost {once[0]:.2f} to {once[-1]:.2f} points, int8 and int4 {coded[0]:.2f} to {coded[-1]:.2f}."
 
 
 def performance() -> Iterator[str]:
@@ -111,6 +124,47 @@ def performance() -> Iterator[str]:
     yield f"their bottoms, {bottom / 1e6:.0f} MB each way with the teacher's, {bottoms / 1e9:.1f} GB at most"
     sent = features + bottoms
     yield f"{1000 * sent / 400e9:.0f} ms at NVLink's 400 GB/s, {sent / 12.5e9:.2f} s at 100 Gbit/s"
+    lines = result_tables.gpu_rounds().splitlines()
+    reached = [line.split("|")[1].strip(" –") for line in lines if "| reached |" in line]
+    yield f"**Only {' and '.join(reached)} reach their targets.**"
+    grown = read("h200/bench.json")["growth"]
+    yield f"| s per round | {' | '.join(format(one['seconds_a_round'], '.3f') for one in grown)} |"
+    yield f"| GPU memory, GiB | {' | '.join(format(one['peak_gib'], '.2f') for one in grown)} |"
+    kernels = {name: Kernels.of(one) for name, one in read("h200/profiles.json").items()}
+    svhn, cifar = kernels["svhn"], kernels["cifar10"]
+    yield f"is {svhn.launches:,} launches of {1e3 * svhn.total / svhn.launches:.0f} µs on average"
+    own = sum(cifar.milliseconds(name) for name in CLIENTS_CONVOLUTIONS)
+    yield (
+        f"of {cifar.total:.0f} ms of kernel time, {cifar.milliseconds('_sgd'):.0f} are SGD and moving average"
+    )
+    yield f"{own:.0f} ms are the clients' own convolutions"
+    switch, semifl = kernels["cifar10-fedswitch"], kernels["cifar10-semifl"]
+    shares = [100 * one.milliseconds("_sgd") / one.total for one in (switch, semifl)]
+    yield "is {:.0f} % of FedSwitch's and {:.0f} % of SemiFL's kernel time".format(*shares)
+    launches = [round(one.launches / 5000) * 5000 for one in (switch, semifl)]
+    yield "the rest are {:,} and {:,} launches".format(*launches)
+
+
+CLIENTS_CONVOLUTIONS = ("convolve", "to_input", "to_weight", "to_few_weights")
+
+
+class Kernels(NamedTuple):
+    """The kernels of a round as a profile lists them."""
+
+    total: float
+    """Milliseconds of all kernels."""
+    launches: int
+    lines: list[str]
+
+    @classmethod
+    def of(cls, profile: dict[str, Any]) -> "Kernels":
+        first, *lines = profile["kernels"]
+        seconds, *launches = re.findall(r"[\d.]+", first)
+        return cls(1000 * float(seconds), int(launches[0]) if launches else 0, lines)
+
+    def milliseconds(self, kernel: str) -> float:
+        (line,) = (line for line in self.lines if line.split()[-1] == kernel)
+        return float(line.split()[1])
 
 
 def performance_cpu() -> Iterator[str]:
@@ -129,6 +183,23 @@ def performance_cpu() -> Iterator[str]:
         for engine in ("ours", "flower")
     )
     yield f"lie up to {apart[-2]:.0f} % apart ({apart[-1]:.0f} % in Flower's shortest rounds"
+    every = [one for steps in work.values() for one in steps.values()]
+    yield f"weights by up to {max(one['largest_change'] for one in every):.2f}, and both"
+    yield f"same ones to {max(one['largest_difference'] for one in every):.1e}".replace(
+        "e-07", "e-7"
+    )
+    small, large = work["one convolution, batch 10"], work["the digits' CNN, batch 32"]["steps=10"]
+    first = small["steps=1"]
+    yield f"{first['ours_seconds']:.2f} s here and {first['flower_seconds']:.1f} s in Flower"
+    speed = read("cpu/flower.json")["matmul_gflop_per_second"]
+    yield f"is {large['gflop_a_round']:.0f} GFLOP, which takes {large['gflop_a_round'] / speed:.2f} s"
+    yield f"the {speed} GFLOP/s that"
+    yield f"a third of Flower's time is {large['flower_seconds'] / 3:.2f} s"
+    ours, theirs = (
+        1000 * (small["steps=50"][f"{engine}_seconds"] - small["steps=10"][f"{engine}_seconds"])
+        for engine in ("ours", "flower")
+    )
+    yield f"each adds {ours / 40:.1f} ms to a round here and {theirs / 40:.1f} ms in Flower"
 
 
 def results() -> Iterator[str]:
@@ -161,6 +232,9 @@ def results() -> Iterator[str]:
     iid, skewed = (run(f"{unfinished}-{kind}-fedmatch").tested[-1] for kind in ("iid", "dir0.1"))
     yield f"FedMatch has {iid.accuracy:.1f} (IID, after {iid.round + 1} rounds"
     yield f"and {skewed.accuracy:.1f} (Dir(0.1), after {skewed.round + 1};"
+    twins = [accuracy(f"h200/frozen/svhn-iid-semisfl{again}") for again in ("", "-again")]
+    yield f"SVHN IID with frozen teachers is {twins[0]} ([svhn-iid-semisfl]"
+    yield f"and {twins[1]} ([svhn-iid-semisfl-again]"
 
 
 def results_more() -> Iterator[str]:
@@ -172,6 +246,45 @@ def results_more() -> Iterator[str]:
         f"find {confident['semifl']:.0f} % of their images confident in the last round "
         f"(SemiSFL {confident['semisfl']:.0f} %, FedSwitch {confident['fedswitch']:.0f} %)"
     )
+
+
+def models() -> Iterator[str]:
+    taught = run("h200/weights/90-classes").tested[-1].test_accuracy
+    yield f"at 32 × 32 pixels ({taught:.1f} % of their test images right)"
+    for name, words in (("resnet18", "million parameters"), ("wrn-28-2", "million)")):
+        (model,) = (one for one in _models() if one["name"] == name)
+        yield f"{(model['bottom'] + model['top']) / 1e6:.2f} {words}"
+
+
+def own_images_choice() -> Iterator[str]:
+    yield f"All {len(read('images.jsonl')):,} runs of both pages"
+    chosen = own_images.read("choice")
+    ours = chosen["semisfl", "mixed"]
+
+    def ahead(of: Any, than: Any) -> dict[str, float]:
+        means = [
+            {task: fmean(own_images.validation(runs)) for task, runs in one.items()}
+            for one in (of, than)
+        ]
+        return {task: means[0][task] - means[1][task] for task in means[1]}
+
+    same, strong = (ahead(ours, chosen["fedswitch-sl", view]) for view in ("mixed", "strong"))
+    assert min(same.values()) > 0
+    yield f"on all ten tasks, by {fmean(same.values()):.1f} points on average"
+    yield f"with strong views by {fmean(strong.values()):.1f}."
+    close = [f"{points:.1f}" for points in sorted(strong.values()) if points < 2]
+    yield f"{' and '.join(close)} on the digits (strong views)"
+    close = [
+        f"{same[task]:.1f} on `{task}`"
+        for task in sorted(same, key=same.__getitem__)
+        if same[task] < 2
+    ]
+    yield f"with the same views {', '.join(close)}."
+    parts, mixed = own_images.read("parts"), own_images.read("mixed")
+    terms = ahead(parts["semisfl", "images"], parts["semisfl", "no-clustering"])
+    yield f"The contrastive terms bring {fmean(terms.values()):.2f} points on average here"
+    terms = ahead(mixed["semisfl", "lr4-t8"], mixed["semisfl", "plain"])
+    yield f"with 50 supervised steps they bring {fmean(terms.values()):.1f} ("
 
 
 def paper_figures() -> Iterator[str]:
@@ -187,6 +300,45 @@ def frontier() -> Iterator[str]:
     ]
     apart = sorted(abs(first - second) for first, second in tests)
     yield f"over 1,000 rounds two seeds differ by {apart[0]:.1f} to {apart[-1]:.1f} points"
+    fixed = run("frontier/cifar10-250-fixed").tested[-1]
+    yield f"which ends at {fixed.accuracy:.1f} with as many supervised steps to the end"
+    yield f"the student ends above it ({fixed.accuracies['student']:.1f})"
+    plain, align, average = (
+        accuracies(numbered(f"frontier/digits/{name}", 3))
+        for name in ("plain", "align-client", "teacher-ema")
+    )
+    gains = [one - other for one, other in zip(align, plain, strict=True)]
+    assert min(gains) > 0
+    yield f"Alignment is worth {fmean(gains):.1f} points on validation, each seed agreeing"
+    yield f"the teacher's average {fmean(average) - fmean(plain):.1f}; four bits"
+    soft = sorted(
+        100 * (1 - (one.rounds[299].mask_rate or 0))
+        for one in numbered("h200/cifar10-250-semisfl-mixed", 2)
+    )
+    yield f"after 300 rounds only {soft[0]:.0f} to {soft[-1]:.0f} % of the images reach"
+    lasting = [fmean(one) for one in tests]
+    yield f"it ends at {lasting[1]:.1f} on average over two seeds, with 0.8 and with 0.5"
+    yield f"and {lasting[3] - lasting[2]:.1f} ahead of both after 1,000"
+    short = {
+        name: accuracies([run(f"frontier/250-labels/mixed-t0.65{name}-300")])[0]
+        for name in ("", "-global", "-fixed", "-period15", "-lrmin")
+    }
+    yield f"it is {short['-global'] - short['']:.1f} points ahead after 300 rounds"
+    yield f"to the end cost {short[''] - short['-fixed']:.1f} points over 300 rounds"
+    yield f"a decay twice as fast {short[''] - short['-period15']:.1f}."
+    yield f"last learning rate costs {short[''] - short['-lrmin']:.1f}."
+    better = [
+        theirs > ours
+        for labels in (10, 20, 40, 100)
+        for theirs, ours in zip(
+            *(
+                accuracies(numbered(f"few-labels/{name}-data.labeled-{labels}", 5))
+                for name in ("frontier", "semisfl")
+            ),
+            strict=True,
+        )
+    ]
+    yield f"ahead of SemiSFL with {sum(better)} of the {len(better)} pairs"
 
 
 def leakage() -> Iterator[str]:
@@ -213,6 +365,8 @@ CLAIMS = {
     "docs/results.md": results,
     "docs/results-more.md": results_more,
     "docs/paper-figures.md": paper_figures,
+    "docs/models.md": models,
+    "docs/own-images-choice.md": own_images_choice,
     "docs/frontier.md": frontier,
     "docs/leakage.md": leakage,
 }
