@@ -154,13 +154,17 @@ def test_fl2_pretrains_on_its_labels(rounds: int, before: list[int]) -> None:
     """Ten rounds' worth of supervised steps before the first clients, once, or the rounds that are set."""
     _, method = make("clients.steps=1", f"server.pretrain_rounds={rounds}")
     taken: list[int] = []
-    run = method.supervised.run
+    drawn: list[tuple[int, ...]] = []
+    run, labeled = method.supervised.run, method.setup.labeled
 
     def watch(round_index: int, steps: int, lr: float) -> float:
         taken.append(steps)
-        return run(round_index, steps, lr)
+        loss = run(round_index, steps, lr)
+        drawn.append(tuple(labeled._batches._plans["view1"].indices[0]))
+        return loss
 
     method.supervised.run = watch  # type: ignore[method-assign]
     counted = [method.round(0).supervised_steps, method.round(1).supervised_steps]
     assert taken == [*before, 5, 5]
+    assert len(set(drawn)) == len(drawn), "no images and views are drawn twice"
     assert counted == [5 + sum(before), 5], "bytes and hours are computed from what a round reports"

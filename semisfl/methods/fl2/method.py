@@ -56,7 +56,8 @@ class FL2(SemiFL):
         if round_index == 0 and self.pretrain_steps:
             # A moving threshold would take the guesses of a model that has learnt nothing.
             lr = learning_rate(config.optimizer, 0, config.rounds)
-            self.supervised.run(0, self.pretrain_steps, lr)
+            # As a round before the first, so that round 0 does not draw the same images and views again.
+            self.supervised.run(-1, self.pretrain_steps, lr)
             first = super().round(0)
             steps = config.server.steps + self.pretrain_steps
             return replace(first, supervised_steps=steps)
