@@ -70,9 +70,9 @@ def commands(name: str) -> Iterator[str]:
 
 
 def collect(runs: Path) -> Iterator[dict[str, Any]]:
-    """Return what each run ``runs/TASK-.../METHOD-VARIANT-seedN`` measured."""
+    """Return what each run ``runs/TASK-VARIANT/METHOD-seedN`` or ``runs/TASK-.../METHOD-VARIANT-seedN`` measured."""
     for file in sorted(runs.glob("*/*/metrics.jsonl")):
-        task = file.parent.parent.name.split("-")[0]
+        task, _, variant = file.parent.parent.name.partition("-")
         name, seed = file.parent.name.rsplit("-seed", 1)
         method = max(filter(name.startswith, lookup.method_names()), key=len)
         rounds = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -80,7 +80,7 @@ def collect(runs: Path) -> Iterator[dict[str, Any]]:
         yield {
             "task": task,
             "method": method,
-            "variant": name.removeprefix(f"{method}-"),
+            "variant": name.removeprefix(method).removeprefix("-") or variant,
             "seed": int(seed),
             "set": list(_changes(task, config)),
             "validation": [round(one["accuracy"], 2) for one in rounds if "accuracy" in one],

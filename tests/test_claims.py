@@ -257,7 +257,6 @@ def models() -> Iterator[str]:
 
 
 def own_images_choice() -> Iterator[str]:
-    yield f"All {len(read('images.jsonl')):,} runs of both pages"
     chosen = own_images.read("choice")
     ours = chosen["semisfl", "mixed"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomlkit
 from PIL import Image
 
 from benchmarks import own_image_sets, own_images
@@ -34,6 +35,32 @@ def test_every_run_has_settings_that_the_preset_takes() -> None:
     for task, method, changes in different:
         words = [*own_images.ALL_TASKS[task], *changes, f"method={method}"]
         parse(presets.completed("images", override(presets.values_of("images"), words)))
+
+
+def test_what_a_printed_command_trains_is_collected_as_what_it_repeats(tmp_path: Path) -> None:
+    lines = [line for line in own_images.commands("choice") if "runs/d20-" in line]
+    for line in lines:
+        words = line.split()
+        method, folder = (words[words.index(option) + 1] for option in ("--methods", "--out"))
+        run = tmp_path / folder / f"{method}-seed0"
+        values = override(
+            presets.values_of("images"), [*words[words.index("--set") + 1 :], f"method={method}"]
+        )
+        config = parse(presets.completed("images", values)).model_dump(
+            mode="json", exclude_none=True
+        )
+        run.mkdir(parents=True)
+        (run / "config.toml").write_text(tomlkit.dumps(config))
+        (run / "metrics.jsonl").write_text(
+            '{"accuracy": 50, "test_accuracy": 49, "bytes_total": 0}'
+        )
+    keys = ("task", "method", "variant", "set")
+    collected = [[one[key] for key in keys] for one in own_images.collect(tmp_path / "runs")]
+    recorded = [
+        one for one in RUNS if (one["table"], one["task"], one["seed"]) == ("choice", "d20", 0)
+    ]
+    assert len(lines) == len(recorded) > 2
+    assert sorted(collected) == sorted([one[key] for key in keys] for one in recorded)
 
 
 @pytest.mark.parametrize(
