@@ -12,12 +12,14 @@ client i:
 Everything is updated in place, and no value on the device decides what runs (`Engine.repeated`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from semisfl.algorithm.losses import most_likely
+from semisfl.algorithm.membership import Membership
 from semisfl.settings.sections import Confidence, needed_confidence
 
 DECAY = 0.999
@@ -52,13 +54,20 @@ class Labelling:
             "client_steps": prior.new_zeros(clients),
             "client_mix": self.prior.repeat(clients, 1),
         }
+        self._membership = Membership()
         self._warm = prior.new_zeros(())
         self._clients = torch.zeros(active, dtype=torch.long, device=prior.device)
 
-    def start_round(self, before: int, active: Sequence[int]) -> None:
-        """Take ``before``: the number of earlier rounds with clients, whose labels it saw."""
+    def start_round(self, before: int, active: Sequence[int], members: Mapping[int, str]) -> None:
+        """Take ``before``: the number of earlier rounds with clients, whose labels it saw.
+
+        What clients seemed to hold that are no ``members`` (`Fleet.members`) any more is forgotten.
+        """
         self._warm.fill_(float(before >= WARMUP_ROUNDS))
         self._clients[: len(active)].copy_(torch.tensor(active))
+        steps, mix = self._means["client_steps"], self._means["client_mix"]
+        if gone := sorted(self._membership.gone(range(len(steps)), members)):
+            steps[gone], mix[gone] = 0.0, self.prior
 
     @torch.no_grad()
     def label(
@@ -106,11 +115,17 @@ class Labelling:
         weighted = probabilities * ratio.pow(self._warm)
         return weighted / weighted.sum(1, keepdim=True)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {} if self.align == "none" else dict(self._means)
+    def state_dict(self) -> dict[str, Any]:
+        if self.align == "none":
+            return {}
+        return {**self._means, "names": self._membership.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, mean in self.state_dict().items():
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.align == "none":
+            return
+        # Checkpoints of earlier versions have none.
+        self._membership.load_state_dict(state.get("names", {}))
+        for name, mean in self._means.items():
             before = state[name]
             if name.startswith("client_"):  # a resumed run may have another number of clients
                 mean, before = mean[: len(before)], before[: len(mean)]

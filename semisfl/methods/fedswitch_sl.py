@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from semisfl.algorithm.labelling import Labelling
 from semisfl.algorithm.losses import consistency
+from semisfl.algorithm.membership import Membership
 from semisfl.algorithm.schedule import learning_rate
 from semisfl.algorithm.teacher import Teacher
 from semisfl.fleet.base import SplitRound
@@ -44,6 +45,7 @@ class FedSwitchSL:
         )
         self.skew: dict[int, float] = {}
         """Each client's divergence from uniform in its last participation."""
+        self.membership = Membership()
         self.labelling = Labelling(
             self.settings.align,
             self.settings.confidence_threshold,
@@ -64,6 +66,9 @@ class FedSwitchSL:
         reported: dict[str, Any] = {}
         if round_index >= config.server.pretrain_rounds:
             self.active = self.setup.active(round_index)
+            members = fleet.members()
+            for client in self.membership.gone(self.skew, members):
+                del self.skew[client]
             # The teacher's bottom goes only to those it will label.
             limit = self.settings.iid_threshold
             by_teacher = [self.skew.get(client, limit) <= limit for client in self.active]
@@ -85,7 +90,9 @@ class FedSwitchSL:
             )
             self.server_sgd.restart(lr)
             self.influence.start_round()
-            self.labelling.start_round(round_index - config.server.pretrain_rounds, self.active)
+            self.labelling.start_round(
+                round_index - config.server.pretrain_rounds, self.active, members
+            )
             for _ in range(clients.steps):
                 self.cross_entity_step()
             self.influence.tell(self.active, fleet.held_back)
@@ -154,6 +161,7 @@ class FedSwitchSL:
             "student": self.student.state_dict(),
             "teacher": self.ema.state_dict(),
             "skew": {str(client): value for client, value in self.skew.items()},
+            "names": self.membership.state_dict(),
         }
         if labelling := self.labelling.state_dict():
             state["labelling"] = labelling
@@ -163,5 +171,7 @@ class FedSwitchSL:
         self.student.load_state_dict(state["student"])
         self.ema.load_state_dict(state["teacher"])
         self.skew = {int(client): value for client, value in state["skew"].items()}
+        # Checkpoints of earlier versions have none.
+        self.membership.load_state_dict(state.get("names", {}))
         self.labelling.load_state_dict(state.get("labelling", {}))
         self.meter.clear()  # a round that was given up half-way leaves its sums behind

@@ -82,7 +82,8 @@ class SemiSFL:
             # Lines 8-17: semi-supervised training across server and clients.
             self.server_sgd.restart(lr)
             self.influence.start_round()
-            self.labelling.start_round(round_index - config.server.pretrain_rounds, self.active)
+            before, members = round_index - config.server.pretrain_rounds, self.fleet.members()
+            self.labelling.start_round(before, self.active, members)
             for _ in range(clients.steps):
                 self.cross_entity_step()
             self.influence.tell(self.active, self.fleet.held_back)

@@ -8,6 +8,7 @@ from semisfl.algorithm.labelling import Labelling
 from semisfl.algorithm.losses import pseudo_label
 
 ACTIVE = (0, 2)
+MEMBERS = {client: f"camera-{client}" for client in range(3)}
 # Two rows of each of two clients, as probabilities.
 ROWS = [[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]]
 SURE = [[0.9, 0.05, 0.05], [0.9, 0.05, 0.05], [0.05, 0.05, 0.9], [0.05, 0.9, 0.05]]
@@ -23,7 +24,7 @@ def labelling(
     tau: float = 0.9, rule: str = ">=", prior: Tensor = PRIOR, align: str = "none"
 ) -> Labelling:
     made = Labelling(align, tau, rule, prior, clients=3, active=2)
-    made.start_round(0, ACTIVE)
+    made.start_round(0, ACTIVE, MEMBERS)
     return made
 
 
@@ -121,7 +122,8 @@ def test_a_class_that_is_never_predicted_at_all_leaves_the_others_as_they_are(al
     for _ in range(3):
         labels, confident = by.label(far, ACTIVE, ACTIVE)
         assert labels[3] == 1 and confident[3]
-    assert all(mean.isfinite().all() for mean in by.state_dict().values())
+    means = [value for name, value in by.state_dict().items() if name != "names"]
+    assert all(mean.isfinite().all() for mean in means)
 
 
 @pytest.mark.parametrize(("rule", "reached"), [(">=", True), (">", False)])
@@ -138,8 +140,24 @@ def test_nothing_is_corrected_before_the_warm_up_is_over(
     monkeypatch.setattr("semisfl.algorithm.labelling.WARMUP_ROUNDS", 2)
     by, plain = labelling(0.6, align=align), labelling(0.6)
     for round_index in range(3):
-        by.start_round(round_index, ACTIVE)
+        by.start_round(round_index, ACTIVE, MEMBERS)
         same = all(
             torch.equal(*pair) for pair in zip(label(by, ROWS), label(plain, ROWS), strict=True)
         )
         assert same is (round_index < 2), round_index
+
+
+@pytest.mark.parametrize("members", [MEMBERS | {0: "another"}, {2: "camera-2"}])
+def test_what_a_client_seemed_to_hold_is_forgotten_with_it(members: dict[int, str]) -> None:
+    """Its place may be another one's now; and one that was shut out has no part in the usual mix."""
+    by = labelling(align="client")
+    label(by, SURE)
+    resumed = Labelling("client", 0.9, ">=", PRIOR, clients=3, active=2)
+    resumed.load_state_dict(by.state_dict())
+    kept = by.state_dict()["client_mix"][2].clone()
+    for one in (by, resumed):
+        one.start_round(1, ACTIVE, members)
+        means = one.state_dict()
+        assert means["client_steps"].tolist() == [0, 0, 1]
+        assert torch.equal(means["client_mix"][0], PRIOR)
+        assert torch.equal(means["client_mix"][2], kept) and not torch.equal(kept, PRIOR)

@@ -137,3 +137,19 @@ def test_the_student_learns_with_dropout() -> None:
         method.round(0)
         gradients.append(sent[0])
     assert not torch.equal(*gradients)
+
+
+def test_a_device_that_takes_a_place_is_labelled_by_the_teacher_first() -> None:
+    method = make()
+    fleet = method.setup.fleet
+    method.round(0)
+    method.skew = dict.fromkeys(range(3), 9.0)
+    resumed = make()
+    resumed.load_state_dict(method.state_dict())
+    for one in (method, resumed):
+        one.setup.fleet.members = lambda: fleet_names  # type: ignore[method-assign]
+    fleet_names = {client: "another" if client == 1 else str(client) for client in fleet.present()}
+    for one in (method, resumed):
+        row = one.round(1)
+        assert one.active == (0, 1, 2)
+        assert row.labelled_by_teacher == pytest.approx(1 / 3)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisfl.algorithm.membership import Membership
 from semisfl.engine.facade import HostShelf
 from semisfl.fleet.base import State
 
@@ -42,8 +43,7 @@ class Helpers:
         self._embeddings: dict[int, Tensor] = {}
         self._latest: dict[int, str] = {}
         self._helpers: dict[int, list[str]] = {}
-        self._names: dict[int, str] = {}
-        """The name of each client when `keep` was last called."""
+        self._membership = Membership()
 
     def remember(self, client: int, round_index: int, upload: State, embedding: Tensor) -> None:
         self._embeddings[client] = embedding
@@ -60,17 +60,8 @@ class Helpers:
                 self._helpers[client] = [self._latest[helper] for helper in chosen]
 
     def keep(self, members: Mapping[int, str]) -> None:
-        """Forget the uploads of all other clients; whoever had one as a helper has none until the next choice.
-
-        A client with a name that it did not have before is another one.
-        """
-        same = {
-            client
-            for client in members
-            if members[client] == self._names.get(client, members[client])
-        }
-        self._names = dict(members)
-        gone = self._latest.keys() - same
+        """Forget the uploads of all other clients; whoever had one as a helper has none until the next choice."""
+        gone = self._membership.gone(self._latest, members)
         for client in gone:
             del self._embeddings[client], self._latest[client]
         self._helpers = {
@@ -95,7 +86,7 @@ class Helpers:
             "embeddings": {str(client): value for client, value in self._embeddings.items()},
             "latest": {str(client): key for client, key in self._latest.items()},
             "given": {str(client): keys for client, keys in self._helpers.items()},
-            "names": {str(client): name for client, name in self._names.items()},
+            "names": self._membership.state_dict(),
             "shelf": self._shelf.state_dict(),
         }
 
@@ -107,7 +98,7 @@ class Helpers:
         self._latest = {int(client): key for client, key in state["latest"].items()}
         self._helpers = {int(client): list(keys) for client, keys in state["given"].items()}
         # Checkpoints of earlier versions have none.
-        self._names = {int(client): name for client, name in state.get("names", {}).items()}
+        self._membership.load_state_dict(state.get("names", {}))
         self._shelf.load_state_dict(state["shelf"])
 
 
