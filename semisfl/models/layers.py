@@ -53,6 +53,9 @@ class Layers(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         for part in parts_of(self):
+            if isinstance(part, nn.GroupNorm) and torch.is_grad_enabled() and not x.requires_grad:
+                # torch's gradient of its weights ends the process on a CPU if such an input lies channels-last.
+                x = x.clone(memory_format=torch.contiguous_format)
             x = part(x) if isinstance(part, nn.Module) else part.on(x)
         return x
 

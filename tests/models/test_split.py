@@ -13,6 +13,7 @@ from semisfl.models import split as models
 from semisfl.models.layers import (
     ConvBlock,
     Dropout,
+    Layers,
     NormBlock,
     Residual,
     batchnorms,
@@ -433,3 +434,22 @@ def test_layers_taken_together_are_those_layers() -> None:
         model = split(layers, shape)
         images = torch.randn(2, *shape)
         torch.testing.assert_close(model(images), layers(images))
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_groupnorm_that_sees_the_images_themselves_does_not_end_the_process(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch computes the gradient of its weights at an address that nothing has, if images lie channels-last."""
+    images = torch.rand(2, channels, 5, 6)
+    layers = Layers(nn.GroupNorm(1, channels))
+    taken: list[Tensor] = []
+    monkeypatch.setattr(
+        layers[0], "forward", lambda x: taken.append(x) or nn.GroupNorm.forward(layers[0], x)
+    )
+    out = layers(images.to(memory_format=torch.channels_last))
+    assert taken[0].stride() == images.stride()  # else the next line would end the tests
+    gradients = torch.autograd.grad((out * images).sum(), list(layers.parameters()))
+    expected = F.group_norm(images, 1)
+    torch.testing.assert_close(gradients[0], (expected * images).sum((0, 2, 3)))
+    torch.testing.assert_close(gradients[1], images.sum((0, 2, 3)))
