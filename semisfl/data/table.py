@@ -45,7 +45,7 @@ def _lines(file: Path) -> list[dict[str, str]]:
             if missing := {"path", "label"} - set(columns):
                 raise ValueError(
                     f"{file} has the columns {', '.join(columns) or '(none)'}; it lacks "
-                    f"{', '.join(sorted(missing))}"
+                    f"{', '.join(sorted(missing))}; commas separate columns"
                 )
             if double := [name for name in COLUMNS if columns.count(name) > 1]:
                 raise ValueError(f"{file} has the column {double[0]} twice; keep one of them")

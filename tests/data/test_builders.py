@@ -303,7 +303,9 @@ def test_a_csv_file_of_another_encoding(tmp_path) -> None:
 
 
 def test_a_csv_file_without_the_columns(tmp_path) -> None:
-    with pytest.raises(ValueError, match="has the columns file, class; it lacks label, path"):
+    with pytest.raises(
+        ValueError, match="has the columns file, class; it lacks label, path; commas separate"
+    ):
         load(str(listed(tmp_path, header="file,class")))
     with pytest.raises(ValueError, match="has the column label twice; keep one of them"):
         load(str(listed(tmp_path, header="path,label,label")))
