@@ -74,6 +74,7 @@ def leakage(
     from semisfl.runs.reading import is_record
     from semisfl.settings import config as configs
 
+    console.check_writable(out)
     with StopSignals() as signals, _unfinished(out):
         if (Path(target) / "config.toml").exists():
             if settings:
@@ -144,6 +145,10 @@ def _defences(options: list[str] | None, own: "Policy") -> dict[str, "Policy | s
             if name in chosen:
                 raise ValueError(
                     f"--defence {text}: there is one named {name} already; rename a file"
+                )
+            if not Path(text).is_file():
+                raise ValueError(
+                    f"--defence {text!r:.80} is no policy's file; give one, KEY=VALUE,..., none or {RANDOM}"
                 )
             chosen[name] = read_policy(Path(text))
         else:
@@ -250,6 +255,7 @@ def poisoning(
         range(first, first + seeds),
     )
     place = out or Path("runs") / f"poisoning-{name_of(preset)}.jsonl"
+    console.check_writable(place.parent)
     place.parent.mkdir(parents=True, exist_ok=True)
     with StopSignals() as signals, signals.running():
         outcomes = attack_grid.run_grid(

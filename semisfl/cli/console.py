@@ -213,6 +213,13 @@ def check_folder(place: Path, option: str = "--out") -> None:
         )
 
 
+def check_writable(folder: Path, option: str = "--out") -> None:
+    """Refuse a folder that cannot be made or written to, before anything costly is done."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"{there} is no folder that can be written to; choose another {option}")
+
+
 def picture_at(place: Path) -> Path | None:
     """Return the file to draw to: a PNG unless the name ends otherwise. None if nothing can be drawn."""
     if not can_draw():

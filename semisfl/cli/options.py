@@ -149,9 +149,11 @@ def values_of(preset: str, settings: list[str] | None) -> dict[str, Any]:
     except config.ConfigError as error:
         if not os.path.isdir(preset):
             raise
+        holds_run = (path / "config.toml").is_file()
+        fix = f"semisfl run --resume {preset}" if holds_run else f"--set data.name={preset}"
+        kind = "run: to continue it" if holds_run else "folder: for images in it"
         raise ValueError(
-            f"{preset} is a folder, no preset and no FILE.toml; for images in it: --set data.name={preset}; "
-            f"to continue a run in it: --resume {preset}"
+            f"{preset} is no preset and no FILE.toml, but a {kind}, use {fix}"
         ) from error
     return presets.completed(preset, config.override(values, settings or []))
 

@@ -203,6 +203,7 @@ def export(
     model = open_model(run, "cpu")
     images = real_images.to_check(model, check)
     folder = out or find(run).parent / "export"
+    console.check_writable(folder)
     model = cut_at(model, cut)
     made = exports.export(
         model, images, folder, to=to.value, part=part.value, int8=quantize is not None

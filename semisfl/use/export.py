@@ -64,10 +64,6 @@ def export(
         raise ValueError("there is no image to check the exported model on; give some")
     model = model.to("cpu")
     model.need(*NEEDS[part])
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(
-            f"{folder} is a file; the exported files need a folder: choose another --out"
-        )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{part}{'-int8' if int8 else ''}{SUFFIXES[to]}"
     calibrating, checking = images[:CALIBRATING], images

@@ -66,6 +66,10 @@ def test_a_preset_is_trained_attacked_and_its_leakage_written(
     [
         (["--defence", "noise=-1"], "--defence noise=-1: noise: "),
         (["--cuts", "pool9"], "--cuts 'pool9' is no layer of the model; its layers: conv1"),
+        (
+            ["--defence", "int8"],
+            "--defence 'int8' is no policy's file; give one, KEY=VALUE,..., none",
+        ),
     ],
 )
 def test_each_mistake_gives_a_clear_error_before_the_training(
@@ -80,6 +84,15 @@ def test_each_mistake_gives_a_clear_error_before_the_training(
     assert main(["leakage", "digits", *words, *out, "--set", *SMALL]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "leakage").exists()
+
+
+def test_a_file_is_no_folder_for_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr("semisfl.attacks.exposure.run_rounds")
+    for out in (__file__, f"{__file__}/leakage"):
+        assert main(["leakage", "digits", "--out", out]) == 2
+        assert "test_meter.py is no folder that can be written to" in capsys.readouterr().err
 
 
 def test_a_record_holds_no_model_to_attack(

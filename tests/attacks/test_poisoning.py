@@ -296,6 +296,7 @@ def test_each_mistake_gives_a_clear_error(capsys: pytest.CaptureFixture[str]) ->
         (["--attacks", "shouting"], "attack 'shouting' is not known; use all or some of absent"),
         (["--rules", "vote"], "rule 'vote' is not known"),
         (["--shares", "1.5"], "--shares '1.5' is not a share"),
+        (["--out", f"{__file__}/o.jsonl"], "test_poisoning.py is no folder that can be written to"),
     ):
         assert main(["poisoning", "digits", *words]) == 2
         assert error in capsys.readouterr().err

@@ -435,8 +435,9 @@ def test_a_file_that_is_not_toml(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_folder_is_no_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "photos").mkdir()
     for name in ("photos", f"{tmp_path}/photos"):
-        hint = f"{name} is a folder.*for images in it: --set data.name={name}; .*--resume {name}"
-        refused(capsys, ["run", name], hint)
+        refused(capsys, ["run", name], f"a folder: for images in it, use --set data.name={name}")
+    Path("photos/config.toml").touch()
+    refused(capsys, ["run", "photos"], "but a run: to continue it, use semisfl run --resume photos")
 
 
 def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
