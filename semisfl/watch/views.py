@@ -1,6 +1,7 @@
 """Return what the page shows as plain values, one function per request."""
 
 import hashlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -177,7 +178,7 @@ class Runs:
         for path in self._paths:
             inside = [path] if (path / "config.toml").is_file() else runs_inside(path)
             for place in filter(Path.is_dir, inside):
-                key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
+                key = hashlib.blake2b(os.fsencode(place), digest_size=6).hexdigest()
                 followed[key] = self._followed.get(key) or Followed(place)
         self._followed = followed
 

@@ -1,6 +1,7 @@
 """Run directories read as they grow: every row once, every state told apart, nothing disturbed."""
 
 import json
+import os
 import re
 from pathlib import Path
 from urllib.request import urlopen
@@ -162,6 +163,13 @@ def test_a_limit_that_is_met_is_the_end(tmp_path: Path) -> None:
     followed.look()
     assert followed.state() == ("finished", "stop.target = 40.0 is met")
     directory.unlock()
+
+
+def test_a_run_whose_name_is_not_utf8_is_shown_with_the_others(tmp_path: Path) -> None:
+    for name in ("a", os.fsdecode(b"b\xff")):
+        begun(tmp_path / name).unlock()
+    listing = Runs([tmp_path]).listing()["runs"]
+    assert len(listing) == len(json.loads(json.dumps(listing))) == 2
 
 
 def test_runs_that_come_later_are_found_and_labels_tell_them_apart(tmp_path: Path) -> None:
