@@ -41,11 +41,16 @@ def crossed_in(rounds: Sequence[RoundMetrics], priced: Priced) -> list[Crossed]:
 
 def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
     if now.bytes_by_client is not None:
-        each = {
-            client: {kind: size for kind, size in group.items() if kind != "clients"}
-            for group in now.bytes_by_client
-            for client in group["clients"]
-        }
+        try:
+            each = {
+                client: {kind: int(size) for kind, size in group.items() if kind != "clients"}
+                for group in now.bytes_by_client
+                for client in group["clients"]
+            }
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"round {now.round} has a damaged bytes_by_client: {error!r:.80}"
+            ) from error
         return Crossed(now.round, each)
     if now.bytes_total is None or before.bytes_total is None:
         raise ValueError(f"round {now.round} does not record what was sent (no bytes_total)")

@@ -14,6 +14,7 @@ from typing import Any
 
 from semisfl.data.holdings import Holdings
 from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
+from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
 from semisfl.runs.lock import Taken, take
@@ -209,7 +210,7 @@ class RunDirectory:
         if not path.exists():
             return []
         lines = path.read_bytes().splitlines(keepends=True)
-        rounds = [one for one in parse_metrics(lines, path, dict) if one["round"] < round_index]
+        rounds = [one for one in parse_metrics(lines, path, _checked) if one["round"] < round_index]
         if len(rounds) < round_index:
             log.warning("%s has only %d of the %d rounds before", path, len(rounds), round_index)
         kept = lines[: len(rounds)]
@@ -281,3 +282,9 @@ class _RunLog(logging.FileHandler):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             super().close()
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a round; raise ValueError if no run wrote them."""
+    RoundMetrics.from_dict(values)
+    return values

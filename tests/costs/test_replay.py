@@ -5,6 +5,7 @@ import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,6 +238,14 @@ def test_replay_reports_an_unknown_number_of_images(recorded: Path, tmp_path: Pa
         file.unlink()
     with pytest.raises(ValueError, match="toy"):
         replay(read_run(place), WORLD)
+
+
+@pytest.mark.parametrize("groups", [[{}], [1], [{"clients": [0], "model_down": None}]])
+def test_damaged_bytes_are_named(recorded: Path, groups: list[Any]) -> None:
+    run = read_run(recorded / "semisfl-0")
+    rounds = [replace(run.rounds[0], bytes_by_client=groups)]
+    with pytest.raises(ValueError, match="round 0 has a damaged bytes_by_client"):
+        replay(replace(run, rounds=rounds), WORLD)
 
 
 def test_the_picture_shows_all_its_text() -> None:

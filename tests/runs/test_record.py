@@ -211,11 +211,16 @@ def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_p
         reading.read_metrics(file, dict)
 
 
-def test_a_file_nested_too_deeply_is_damaged_as_any_other(tmp_path: Path) -> None:
+def test_any_damage_names_the_file(tmp_path: Path) -> None:
     deep = "[" * 200_000
     metrics, record = tmp_path / "metrics.jsonl", tmp_path / "x.run.json"
     metrics.write_text(f'{deep}\n{{"round": 1}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is damaged: it is nested too"):
+        RunDirectory(tmp_path).keep_metrics_before(1)
+    metrics.write_text('{"round": 0, "accuracy": "high"}\n{"round": 1}\n')
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl, line 1 is damaged: its accuracy is 'high'"
+    ):
         RunDirectory(tmp_path).keep_metrics_before(1)
     record.write_text(deep)
     with pytest.raises(ValueError, match=r"x\.run\.json is damaged: it is nested too deeply"):
