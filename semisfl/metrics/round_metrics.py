@@ -178,7 +178,8 @@ class RoundMetrics(MethodMetrics):
             kind = float if key.startswith(ACCURACY_OF) else KINDS.get(key, object)
             fits = isinstance(value, kind)
             if kind in (int, float):
-                fits = _is_number(value) and abs(value) <= sys.float_info.max
+                # A loss may be NaN or Inf, but a whole number must not be too large for a float.
+                fits = _is_number(value) and not _too_large(value)
             if value is not None and not fits:
                 raise Damaged(f"its {key} is {value!r:.40}")
         others = {key: values[key] for key in values if key not in known and key != "round"}
@@ -201,6 +202,10 @@ class Damaged(ValueError):
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _too_large(value: float) -> bool:
+    return isinstance(value, int) and abs(value) > sys.float_info.max
 
 
 KEYS = tuple(

@@ -449,7 +449,7 @@ def test_bad_folders(tmp_path):
 
     bad("has no folder 'test'", "test")
     bad("has no folder 'train'", "train")
-    bad(r"train has 1 class folders \(dog\); at least 2", "train/cat")
+    bad(r"train has 1 class folder \(dog\); at least 2", "train/cat")
     bad("test/fox is a class without training images; add train/fox", a="test/fox/1.png")
     bad("both clients/ and unlabeled/", a="clients/ann/1.png", b="unlabeled/1.png")
     bad(r"mixes images \(1.png\) and folders \(ann\)", a="unlabeled/ann/1.png", b="unlabeled/1.png")
