@@ -22,7 +22,7 @@ FORMS: dict[str, Any] = {
     "holdings.json": {"classes": [str], "server": [int], "clients": [[int]]},
     "roster.json": {"index": {str: int}},
 }
-"""What files of a run must hold to be of use; they may hold more."""
+"""The values that files of a run need to be of use; they may hold more."""
 
 
 def write_whole(

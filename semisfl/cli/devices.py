@@ -219,7 +219,7 @@ def demo_network(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Train with a server and four devices on this machine, over TLS, in under two minutes."""
+    """Train with a server and four devices on this machine, over TLS."""
     with needs_network():
         from semisfl.cli import demo
     from semisfl.cli import one_run

@@ -119,8 +119,8 @@ def advice(plan: "Plan") -> list[str]:
     )
     steps = plan.break_even_steps(smallest, rival)
     sentences.append(
-        f"At cut {smallest.cut}, {rival.title} sends less from {counted(steps, 'step')} per round on; this plan "
-        f"has clients.steps = {plan.config.clients.steps}."
+        f"At cut {smallest.cut}, {rival.title} sends less from clients.steps = {steps:,} on; this plan "
+        f"has {plan.config.clients.steps:,}."
     )
     return sentences
 
