@@ -107,7 +107,7 @@ def serve(file: Path, authority: Path) -> None:
     model = load(file)
     servers = {
         cut: ModelServer(
-            model.recut(cut), NetworkOptions("localhost:0", authority), accept_images=True
+            model.recut(cut), NetworkOptions("127.0.0.1:0", authority), accept_images=True
         )
         for cut in cuts_of(model.network)
     }

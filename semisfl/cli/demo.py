@@ -73,7 +73,7 @@ def _server(settings: Config, place: Path, device: str, stop: StopFlag) -> Itera
         data=load_images(str(place / "labeled"), settings),
         device=device,
         stop=stop,
-        network=NetworkOptions("localhost:0", place / "certs"),
+        network=NetworkOptions("127.0.0.1:0", place / "certs"),
     ) as run:
         yield run
 

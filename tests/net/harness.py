@@ -163,13 +163,14 @@ class Network:
         self.start_server(port)
 
     def start_server(self, port: int = 0) -> None:
-        host = "localhost" if self.certificates else "127.0.0.1"
         self.experiment = assemble(
             self.config,
             self.data,
             self.partition,
             device="cpu",
-            network=NetworkOptions(f"{host}:{port}", self.certificates, self.certificates is None),
+            network=NetworkOptions(
+                f"127.0.0.1:{port}", self.certificates, self.certificates is None
+            ),
             make_fleet=functools.partial(
                 NetworkFleet, handshake_seconds=self._handshake_seconds, thread=loop_thread()
             ),

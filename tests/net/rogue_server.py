@@ -114,9 +114,8 @@ class RogueServer:
     async def _start(self, certificates: Path | None) -> int:
         service, _, method = chunks.METHOD[1:].partition("/")
         secure = None if certificates is None else endpoint.credentials(Trust(certificates))
-        host = "127.0.0.1" if certificates is None else "localhost"
         self._server, port = endpoint.open_port(
-            f"{host}:0", service, {method: self._serve}, secure, chunks.options(), 10.0
+            "127.0.0.1:0", service, {method: self._serve}, secure, chunks.options(), 10.0
         )
         await self._server.start()
         return port

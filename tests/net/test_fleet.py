@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,23 @@ from semisfl.net.client.identity import Target
 from semisfl.net.client.join import load_images
 from semisfl.net.frames import decode
 from semisfl.net.messages import Schemas, Terms
+from semisfl.net.server import endpoint
 from semisfl.net.server.roster import Roster
 from semisfl.net.tls import certs
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
 from semisfl.settings.config import Config, ConfigError
-from tests.net.harness import CLASSES, SIDE, Network, Proxy, network, tiny, toy_data, weights
+from tests.net.harness import (
+    CLASSES,
+    SIDE,
+    Network,
+    Proxy,
+    network,
+    on_loop,
+    tiny,
+    toy_data,
+    weights,
+)
 
 METHODS = ["semisfl", "semifl", "fedmatch", "fedswitch", "fedswitch-sl", "fl2"]
 
@@ -318,6 +330,22 @@ def test_plaintext_needs_loopback_and_to_be_asked_for() -> None:
             device="cpu",
             network=NetworkOptions("127.0.0.1:0", None),
         )
+
+
+def test_a_name_is_listened_on_at_all_its_addresses_or_not_at_all() -> None:
+    """gRPC is content with ::1; devices would then reach another program at 127.0.0.1."""
+
+    async def open_port(listen: str) -> None:
+        endpoint.open_port(listen, "semisfl", {}, None, chunks.options(), 1.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"localhost:{other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"cannot listen on {listen}: Address already in use"):
+            on_loop(open_port(listen))
+    for literal in ("127.0.0.1:0", "0.0.0.0:0", "localhost:0"):
+        on_loop(open_port(literal))
+    with pytest.raises(ConfigError, match=r"no\.such\.host\.invalid:1: "):
+        on_loop(open_port("no.such.host.invalid:1"))
 
 
 def test_terms_say_everything_and_tell_runs_apart() -> None:

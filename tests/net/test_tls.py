@@ -89,8 +89,6 @@ def server(place: Path, trusted: Path | None = None) -> Iterator[str]:
         secure = grpc.ssl_server_credentials(
             [(files.key, files.certificate)], trust.read_bytes(), require_client_auth=True
         )
-        # For "localhost:0", gRPC chooses a port that is free at ::1. At 127.0.0.1, another process
-        # may have it, and gRPC says nothing.
         port = serving.add_secure_port("127.0.0.1:0", secure)
         await serving.start()
         return serving, port

@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_server_leaves_its_directory_as_it_was(
         place.mkdir(parents=True)
         (place / "notes.txt").write_text("mine")
     before = contents(tmp_path)
-    chosen: dict[str, Any] = {"listen": "localhost:0", "certificates": authority, **options}
+    chosen: dict[str, Any] = {"listen": "127.0.0.1:0", "certificates": authority, **options}
     if isinstance(chosen["certificates"], str):
         chosen["certificates"] = tmp_path / chosen["certificates"]
     config, data = change(tiny(2)), load_images(str(labeled), tiny(2))
@@ -173,7 +173,7 @@ def test_labels_are_looked_for_before_a_directory_is_made(
     (tmp_path / "unlabeled").mkdir()
     first = next(labeled.rglob("*.png"))
     (tmp_path / "unlabeled" / "1.png").write_bytes(first.read_bytes())
-    options = NetworkOptions("localhost:0", authority)
+    options = NetworkOptions("127.0.0.1:0", authority)
     data = load_images(str(tmp_path / "unlabeled"), tiny(2))
     with pytest.raises(
         ConfigError, match=r"unlabeled holds no labelled images; a folder needs train/"

@@ -17,7 +17,7 @@ from semisfl.use.model_server import ModelServer
 
 @contextlib.contextmanager
 def served(model: Classifier, authority: Path, **how: Any) -> Iterator[ModelServer]:
-    server = ModelServer(model, NetworkOptions("localhost:0", authority), **how)
+    server = ModelServer(model, NetworkOptions("127.0.0.1:0", authority), **how)
     try:
         yield server
     finally:

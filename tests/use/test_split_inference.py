@@ -346,8 +346,8 @@ def test_a_port_in_use_is_one_line(
         (["--listen", address], f"cannot listen on {address}"),
         (["--listen", "nowhere"], "'nowhere' is not HOST:PORT"),
         (["--insecure-loopback", "--listen", "192.0.2.1:1"], "not a loopback address"),
-        (["--listen", "localhost:0", "--cut", "nowhere"], "'nowhere' is no layer of the model"),
-        (["--listen", "localhost:0", "--certs", "nowhere"], "nowhere"),
+        (["--listen", "127.0.0.1:0", "--cut", "nowhere"], "'nowhere' is no layer of the model"),
+        (["--listen", "127.0.0.1:0", "--certs", "nowhere"], "nowhere"),
     ):
         capsys.readouterr()
         assert main([*words, *more]) == 2
@@ -370,7 +370,7 @@ def test_both_commands(
     server = Forked(
         [
             *(sys.executable, "-m", "semisfl", "serve-model", run),
-            *("--listen", "localhost:0", "--certs", str(authority)),
+            *("--listen", "127.0.0.1:0", "--certs", str(authority)),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

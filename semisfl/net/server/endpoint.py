@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -66,17 +67,40 @@ def open_port(
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    host, port = chunks.split_address(listen)
     try:
-        if secure is None:
-            port = server.add_insecure_port(listen)
-        else:
-            port = server.add_secure_port(listen, secure)
-    except RuntimeError as error:
-        reason = _refusal(listen) or error
+        # gRPC, given a name, is content with one of its addresses; another program may have the others.
+        for address in _addresses(host):
+            port = _add_port(server, address, port, secure)
+    except OSError as error:
+        reason = error.strerror or error
         raise ConfigError(
             f"cannot listen on {listen}: {reason}; choose another address or port"
         ) from error
     return server, port
+
+
+def _addresses(host: str) -> list[str]:
+    """Return the addresses that a name stands for on this machine; an address stands for itself."""
+    with contextlib.suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def _add_port(
+    server: grpc.aio.Server, address: str, port: int, secure: grpc.ServerCredentials | None
+) -> int:
+    """Open a port at one address; raise `OSError` with the reason, which gRPC does not report."""
+    where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    try:
+        if secure is None:
+            return server.add_insecure_port(where)
+        return server.add_secure_port(where, secure)
+    except RuntimeError as error:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        socket.create_server((address, port), family=family).close()
+        raise OSError(str(error)) from error
 
 
 def _allow_files() -> None:
@@ -85,17 +109,6 @@ def _allow_files() -> None:
     # Where there is no limit, some systems refuse to set none.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _refusal(listen: str) -> str | None:
-    """Return why the operating system refuses an address, which gRPC does not report."""
-    host, port = chunks.split_address(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.create_server((host, port), family=family):
-            return None
-    except OSError as error:
-        return error.strerror
 
 
 def credentials(
