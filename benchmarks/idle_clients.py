@@ -44,12 +44,15 @@ def crowd(folder: Path, first: int, last: int, port: int) -> None:
     """Run many clients in one process, each with its own certificate, connection and back-off."""
     thread = LoopThread("crowd")
     responder = Responder(Schemas.of(configuration(CLIENTS), model()).digest)
-    links = []
-    for number in range(first, last):
+
+    async def connect(number: int) -> Connection:
+        """Return a connection whose frames the responder takes. On the loop: none can arrive before that."""
         credentials = certs.load_client_credentials(folder, f"client-{number}")
         link = Connection(Target(f"localhost:{port}", credentials), thread=thread)
         link._inbox = responder  # type: ignore[assignment]
-        links.append(link)
+        return link
+
+    _links = [thread.call(connect(number)) for number in range(first, last)]
     signal.pause()
 
 

@@ -166,12 +166,18 @@ class Client:
     def __init__(self, number: int, crowd: "Crowd") -> None:
         self.number, self._crowd = number, crowd
         self.dead = False
-        credentials = certs.load_client_credentials(crowd.folder, f"client-{number}")
-        owner = Owner(approval=Approval(ask=lambda text: True))
-        self.link = Connection(Target(crowd.address, credentials), owner, thread=crowd.thread)
-        self.link._inbox = self  # type: ignore[assignment]
+        self.link: Connection = crowd.thread.call(self._connect())
         images = crowd.images[number]
         self.device = Device(self.link, lambda shape: (images, 0), "cpu")
+
+    async def _connect(self) -> Connection:
+        """Return a connection whose frames come here. On the loop: none can arrive before that."""
+        crowd = self._crowd
+        credentials = certs.load_client_credentials(crowd.folder, f"client-{self.number}")
+        owner = Owner(approval=Approval(ask=lambda text: True))
+        link = Connection(Target(crowd.address, credentials), owner, thread=crowd.thread)
+        link._inbox = self  # type: ignore[assignment]
+        return link
 
     def put(self, item: object) -> None:
         self._crowd.events.put((self, item))

@@ -214,13 +214,13 @@ def test_a_device_that_takes_no_heartbeat_does_not_hold_connections(
     net: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the welcome, and the end of its session waits behind a heartbeat."""
-    monkeypatch.setattr(cheap_frames, "UNSERVED_SECONDS", 1.0)
     monkeypatch.setattr(endpoint, "ABORT_SECONDS", 1.0)
     monkeypatch.setattr(chunks, "BEAT_SECONDS", 0.1)
     assert net.certificates is not None
     table = net.fleet._listener.table
     with connect(net.certificates, "client-1", net.port, first=hello()) as link:
         until(lambda: "client-1" in table.streams and table.streams["client-1"].sent > 0)
+        monkeypatch.setattr(cheap_frames, "UNSERVED_SECONDS", 1.0)
         link.sendall(no_room())
         until(lambda: table.streams["client-1"]._writing == 0)
         table.streams["client-1"].close(grpc.StatusCode.ABORTED, "another one is here")
