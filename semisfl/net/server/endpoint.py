@@ -72,8 +72,8 @@ def open_port(
         # gRPC, given a name, is content with one of its addresses; another program may have the others.
         for address in _addresses(host):
             port = _add_port(server, address, port, secure)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"cannot listen on {listen}: {reason}; choose another address or port"
         ) from error
