@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("--rounds must be at least 2: the first one only warms up")
     results = {name: measure(name, arguments.rounds) for name in arguments.case or CASES}
     if arguments.json:
         print(json.dumps(results, indent=2))

@@ -205,8 +205,10 @@ def can_draw() -> bool:
     return False
 
 
-def check_folder(place: Path, option: str = "--out") -> None:
-    """Refuse a file in a folder that is not there, before anything costly is done."""
+def check_file(place: Path, option: str = "--out") -> None:
+    """Refuse a file that cannot be written at this place, before anything costly is done."""
+    if place.is_dir():
+        raise ValueError(f"{option} {place} is a folder; name a file in it")
     if not place.parent.is_dir():
         raise ValueError(
             f"{option} {place}: there is no folder {place.parent}; make it, or choose another {option}"

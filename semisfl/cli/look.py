@@ -112,7 +112,7 @@ def partition(
     from semisfl.runs.run_data import load_data
     from semisfl.settings import config as configs
 
-    console.check_folder(out)
+    console.check_file(out)
     preset = chosen_preset(preset, settings)
     data, held = load_data(configs.parse(values_of(preset, settings)))
     labels = data.labels.numpy()

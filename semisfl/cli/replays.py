@@ -58,7 +58,7 @@ def replay(
     from semisfl.settings import lookup
 
     if out is not None:
-        console.check_folder(out)
+        console.check_file(out)
     if codec is not None:
         lookup.codec(codec)
     world = world_of(uplink, downlink, latency, profile, 0)

@@ -49,9 +49,9 @@ def report_(
         watching.write_html(runs, html)
         return
     if out is not None:
-        console.check_folder(out)
+        console.check_file(out)
     for file in table or ():
-        console.check_folder(file, "--table")
+        console.check_file(file, "--table")
     groups = grouping.group_runs(grouping.find_runs(runs))
     place = out or (runs[0] if len(runs) == 1 and runs[0].is_dir() else Path()) / "report.png"
     results = [(group, report.summarise(group, target)) for group in groups]
@@ -215,7 +215,7 @@ def record(
     """
     from semisfl.runs import record as records
 
-    console.check_folder(file, "FILE")
+    console.check_file(file, "FILE")
     records.write(run, file)
     print(f"record: {file} ({file.stat().st_size / 1000:.0f} kB)")
 

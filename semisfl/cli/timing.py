@@ -96,7 +96,7 @@ def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> 
     if out is not None and out.suffix != ".toml":
         raise ValueError(f"--out {out} must end in .toml, because --profile reads TOML")
     if out is not None:
-        console.check_folder(out)
+        console.check_file(out)
     speed = client_speed(preset, device)
     if out is not None:
         out.write_text(_as_profile(speed), encoding="utf-8")

@@ -168,7 +168,7 @@ def compare(
     folder = out or Path("runs") / f"compare-{name_of(preset)}"
     for file in tables or ():
         if file.parent != folder:
-            console.check_folder(file, "--table")
+            console.check_file(file, "--table")
     chosen = comparison.choose_methods(methods)
     swept = [sweeps.Sweep.parse(text) for text in sweep or ()]
     groups = read_variants(variants) if variants else [PLAIN]

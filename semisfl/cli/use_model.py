@@ -108,7 +108,7 @@ def evaluate(
     """Test a model on labelled images: accuracy, precision, recall, confusion matrix, calibration."""
     from semisfl.use import evaluation, evaluation_plot
 
-    console.check_folder(out)
+    console.check_file(out)
     result = evaluation.evaluate_on(open_model(run, device), data)
     for skipped in result.skipped:
         console.say(console.printable(f"skipped {skipped.image}: {skipped.reason}"), "warning")

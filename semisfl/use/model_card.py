@@ -1,6 +1,7 @@
 """MODEL_CARD.md: what a model is, what it was trained on, how good it is, and what is known of leakage."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ def front_matter(about: Description) -> str:
     return "\n".join(["---", *lines, "---", ""])
 
 
+def _class(name: str) -> str:
+    """Return a class's name on one line, as it is: not as Markdown."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(name.split()))
+
+
 def _name(about: Description) -> str:
     return f"{_title(about.method)} on {about.data}"
 
@@ -94,7 +100,7 @@ def _title(method: str) -> str:
 def _about_model(model: Classifier) -> str:
     about = model.description
     channels, height, width = about.shape
-    names = ", ".join(about.classes)
+    names = ", ".join(map(_class, about.classes))
     return (
         f"An image classifier of {len(about.classes)} classes: {names}.\n\n"
         f"- input: uint8 images [n, {channels}, {height}, {width}], n free; normalised inside by mean "
@@ -163,7 +169,7 @@ def _by_class(about: Description) -> str:
     if about.macro_f1 is None or about.recall_by_class is None:
         return ""
     lines = [
-        f"- {name}: {'no image' if recall is None else f'{recall:.1f} %'}"
+        f"- {_class(name)}: {'no image' if recall is None else f'{recall:.1f} %'}"
         for name, recall in zip(about.classes, about.recall_by_class, strict=True)
     ]
     return "\n".join([f"\n\nMacro-F1 {about.macro_f1:.1f} %. Recall of each class:\n", *lines])

@@ -412,6 +412,8 @@ def test_a_picture_that_cannot_be_written(images: Path, capsys: pytest.CaptureFi
         ["evaluate", "run", "--data", str(images), "--out", "nowhere/x.png"],
     ):
         refused(capsys, words, f"{words[-2]} {words[-1]}: there is no folder nowhere; make it, or")
+    words[-1] = "run"
+    refused(capsys, words, "--out run is a folder; name a file in it")
 
 
 def test_an_image_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.portable import describe
 from semisfl.runs.start import train
 from semisfl.use import export as exports
-from semisfl.use import onnx_file, parts, real_images
+from semisfl.use import model_card, onnx_file, parts, real_images
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import check, export
 from tests import toy
@@ -211,6 +211,15 @@ def test_the_card_says_what_it_is(trained: Trained, tmp_path: Path) -> None:
     assert "data.labeled" not in text, "a server with devices uses all labelled images"
     alone = export(load(trained("supervised")[0]), PIXELS, tmp_path, to="safetensors").card
     assert "Nothing crossed" in alone.read_text()
+
+
+def test_the_card_shows_odd_names_of_classes_as_they_are(trained: Trained) -> None:
+    model = load(trained("semisfl")[0])
+    names = ("two\nlines", "*star*", "a_b_c", "<i>d")
+    model.description = replace(model.description, classes=names)
+    text = model_card.card(model)
+    assert r"classes: two lines, \*star\*, a\_b\_c, \<i\>d." in text
+    assert "\n- two lines: " in text
 
 
 def test_the_digest_of_the_data_follows_pixels_and_labels(trained: Trained) -> None:

@@ -40,7 +40,7 @@ Watch.views = (() => {
         const holders = [holdings.server, ...holdings.clients];
         const names = ["server", ...holdings.clients.map((_, number) => String(number))];
         const grid = holdings.classes.map((_, place) => holders.map((counts) => counts[place] || null));
-        const said = `Images per client: ${holdings.clients.length} clients, ${holdings.classes.length} classes`;
+        const said = `Images by client (${holdings.clients.length}) and class (${holdings.classes.length})`;
         charts.map(held, grid, names, holdings.classes, "client", "class", "images", said);
       }
       coverageCard.hidden = !shares.clients.length && !run.active;
@@ -50,7 +50,7 @@ Watch.views = (() => {
       if (shares.clients.length) {
         const grid = shares.shares.map((row) => row.map((share) => (share == null ? null : 100 * share)));
         charts.map(coverage, grid, shares.rounds.map(String), shares.clients.map(String), "round", "client", "%",
-          `Coverage of ${shares.clients.length} clients over ${run.done} rounds`);
+          `Coverage by client (${shares.clients.length}) and round (${run.done})`);
       }
       list.update(answer.clients);
     };
