@@ -60,9 +60,11 @@ def print_methods(plan: "Plan") -> None:
             f"{plan.run_hours(line):,.1f}",
         )
     console.out.print(table)
+    alone = plan.config.rounds - plan.config.client_rounds
     print(
         "down, up and seconds are per round; work, send and wait are where an average client spends them. "
-        f"run and hours are of {counted(plan.config.rounds, 'round')} with {counted(plan.config.clients.active, 'active client')}\n"
+        f"run and hours are of {counted(plan.config.rounds, 'round')} with {counted(plan.config.clients.active, 'active client')}"
+        f"{f', the first {alone} without clients' if alone else ''}\n"
     )
     line = next((one for one in plan.methods if one.method == plan.config.method), plan.methods[0])
     print(

@@ -58,7 +58,7 @@ def of_server(priced: Priced) -> Needs:
         memory += FP32 * rows * (3 * cut.features + kept)
     tensors = [item for layer in cut.layers for item in layer.state]
     model = sum(prod(shape) * dtype.itemsize for shape, dtype in tensors)
-    seen = min(config.clients.total, config.clients.active * config.rounds)
+    seen = min(config.clients.total, config.clients.active * config.client_rounds)
     saved = cost.saved
     uploads = seen * saved.uploads * model
     width = cut.features if config.model.projector == "none" else config.model.projection

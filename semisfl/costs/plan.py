@@ -51,6 +51,8 @@ class Line:
     waiting: float
     server_seconds: float
     """Mean seconds of a round in which the server computes; a part of ``seconds``."""
+    alone_seconds: float
+    """Seconds of a round without clients (``server.pretrain_rounds``)."""
     server_memory: int
     """Lower bounds, as `semisfl.costs.needs` has them."""
     server_disk: int
@@ -113,10 +115,12 @@ class Plan:
 
     def run_bytes(self, line: Line) -> int:
         """Return the bytes that all active clients send and receive in the whole run."""
-        return line.total * self.config.clients.active * self.config.rounds
+        return line.total * self.config.clients.active * self.config.client_rounds
 
     def run_hours(self, line: Line) -> float:
-        return line.seconds * self.config.rounds / 3600
+        together = self.config.client_rounds
+        alone = self.config.rounds - together
+        return (line.seconds * together + line.alone_seconds * alone) / 3600
 
     def break_even_steps(self, line: Line, rival: Line) -> int:
         """Return the fewest steps K_u with which ``rival``, a full-model method, sends less than ``line``."""
@@ -194,6 +198,7 @@ def _line(priced: Priced, world: World) -> Line | None:
         sending=shares[1],
         waiting=shares[2],
         server_seconds=server,
+        alone_seconds=time_round(0, priced.work({}, config.server.steps), world).seconds,
         server_memory=needed.memory + needed.host,
         server_disk=needed.disk,
     )

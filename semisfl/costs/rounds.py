@@ -34,8 +34,13 @@ def cost_of(entry: NamedMethod, sizes: Sizes, config: Config) -> Cost | None:
 
 
 def _as_held(config: Config, held: AboutImages) -> Config:
-    """Return the configuration with a batch of at most the images of the largest client."""
-    return capped(config, max(held.each.values())) if held.each else config
+    """Return the configuration with the batch that clients use.
+
+    In a simulation that is at most the images of the largest client; devices fill the batch that is set.
+    """
+    if not held.each or config.fleet.kind == "network":
+        return config
+    return capped(config, max(held.each.values()))
 
 
 @dataclass(frozen=True)

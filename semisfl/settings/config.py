@@ -135,6 +135,11 @@ class Config(Section):
         own = cast(LabeledView, lookup.method(self.method).labeled_view)
         return self.server.labeled_view or own
 
+    @property
+    def client_rounds(self) -> int:
+        """Return the number of rounds in which clients take part."""
+        return max(0, self.rounds - self.server.pretrain_rounds)
+
     def settings(self, kind: type[Settings]) -> Settings:
         """Return the section of class ``kind``: a method asks for its own."""
         for name in type(self).model_fields:

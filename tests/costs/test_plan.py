@@ -17,6 +17,7 @@ from semisfl.costs.charts import plan_picture
 from semisfl.costs.clock import Range, World
 from semisfl.costs.cuts import cut_of
 from semisfl.costs.plan import Plan, make
+from semisfl.costs.rounds import Priced
 from semisfl.settings import config, presets
 from semisfl.settings.catalog import DATA, METHODS
 from semisfl.settings.run import WireConfig
@@ -61,6 +62,31 @@ def test_a_plan_by_hand() -> None:
         assert line.seconds == pytest.approx(seconds)
         assert made.run_hours(line) == pytest.approx(7 * seconds / 3600)
         assert made.run_bytes(line) == 7 * 3 * (down + up)
+
+
+@pytest.mark.parametrize(("alone", "together"), [(2, 5), (9, 0)])
+def test_rounds_without_clients_send_nothing_and_take_the_servers_time(
+    alone: int, together: int
+) -> None:
+    settings = config.override(
+        presets.values_of("digits"), ["rounds=7", f"server.pretrain_rounds={alone}"]
+    )
+    made = make(config.parse(settings), AboutImages((1, 28, 28), 10, 100), WORLD)
+    lines = {line.method: line for line in made.methods}
+    # The CNN, per labelled image: three passes, and in SemiSFL the teacher's bottom and the head as well.
+    bottom = 2 * (25 * 32 * 24 * 24 + 25 * 32 * 64 * 8 * 8)
+    top, head = 2 * (1024 * 512 + 512 * 10), 2 * (1024 * 1024 + 1024 * 128)
+    passes = {
+        "semisfl": 4 * (bottom + head) + 3 * top,
+        "fedswitch": 3 * (bottom + top),
+        "supervised": 3 * (bottom + top),
+    }
+    for method, operations in passes.items():
+        line = lines[method]
+        assert made.run_bytes(line) == together * 5 * line.total
+        server = 20 * 32 * operations / WORLD.profile.server_flops
+        seconds = together * line.seconds + (7 - together) * server
+        assert made.run_hours(line) == pytest.approx(seconds / 3600)
 
 
 WORLD = World(Range(0.8, 8), Range(10, 20), 0.005, profiles.load("jetson-mix"), 0)
@@ -160,6 +186,16 @@ def test_both_tables_have_the_batches_that_clients_can_fill() -> None:
     own = next(line for line in made.methods if line.method == "semisfl")
     assert own.kinds == made.chosen.kinds
     assert own.gradients_per_step == 4 * 5 * 1024
+
+
+def test_devices_fill_the_batch_that_is_set() -> None:
+    """A server does not know what its devices hold: unlike in a simulation, they show images twice."""
+    values = config.override(presets.values_of("digits"), ["fleet.kind=network"])
+    priced = Priced.of(config.parse(values), AboutImages((1, 28, 28), 10, 4.5, {0: 4, 1: 5}))
+    cost = priced.usual
+    assert cost is not None and cost.gradients == 4 * 32 * 1024 * 10
+    ((share,),) = priced.work({1: cost.by_kind()}, 20).phases
+    assert share.steps == 10 and share.step_down == 4 * 32 * 1024
 
 
 def test_a_codec_shrinks_a_plan() -> None:
