@@ -2,8 +2,8 @@
 
 Rank 0 runs the method and has a block of its own; the others answer it (`rank_worker`). Every rank
 computes its block with the engine of a single process, so losses and byte counts are those of one
-process: on CPUs to the last bit. A lost rank ends all of them; torchrun's restart goes on from the
-last checkpoint.
+process: on CPUs with one thread to the last bit (with more, `Streams.a_core_each` gives a block's last
+client several). A lost rank ends all of them; torchrun's restart goes on from the last checkpoint.
 """
 
 from contextlib import suppress
