@@ -11,6 +11,7 @@ def run() -> int:
     from semisfl.cli import console
     from semisfl.cli.main import main
 
+    console.accept_all_letters()
     status = main()
     signals.ignore()
     console.end()

@@ -1,8 +1,10 @@
 """Prints results on stdout, progress and warnings on stderr."""
 
+import codecs
 import contextlib
 import errno
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -69,7 +71,15 @@ out = _Results(highlight=False, emoji=False, markup=False)
 err = _Progress(stderr=True, highlight=False, emoji=False, markup=False)
 
 
-# --- streams that end early ---------------------------------------------------------------------------
+# --- streams ------------------------------------------------------------------------------------------
+
+
+def accept_all_letters() -> None:
+    """Let stdout write letters that its encoding lacks as escapes, and names of files as their bytes."""
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
+        unicode = codecs.lookup(stdout.encoding).name == "utf-8"
+        stdout.reconfigure(errors="surrogateescape" if unicode else "backslashreplace")
 
 
 def discard(stream: IO[str]) -> None:

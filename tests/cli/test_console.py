@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from semisfl.cli import console, look, progress, results, use_model
+from semisfl.__main__ import run
+from semisfl.cli import console, look, progress, results, signals, use_model
 from semisfl.cli.main import main
 from semisfl.metrics import RoundMetrics
 from semisfl.net.client.approval import NotAccepted
@@ -105,6 +106,21 @@ def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
     with open(write, "wb") as nobody:
         done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("latin-1", b"\\u65e5 \xe9 \\udcff"), ("utf-8", b"\xe6\x97\xa5 \xc3\xa9 \xff")],
+)
+def test_stdout_takes_all_letters(
+    encoding: str, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr("semisfl.cli.main.main", lambda: print("日 é \udcff", end="", flush=True))
+    monkeypatch.setattr(signals, "ignore", lambda: None)
+    run()
+    assert written.getvalue() == expected
 
 
 def test_another_broken_pipe_is_a_failure(
