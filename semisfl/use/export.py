@@ -1,5 +1,6 @@
 """Export a trained model for other programs: a file, checked on real images, and a model card."""
 
+import io
 import json
 import os
 import tempfile
@@ -107,7 +108,10 @@ def _write_torch(model: Classifier, part: Part, path: Path) -> None:
     batch = torch.export.Dim("batch", min=1)
     module, inputs = parts.module_of(model, part), (parts.example(model, part),)
     program = torch.export.export(module, inputs, dynamic_shapes=({0: batch},))
-    torch.export.save(program, path, extra_files={"semisfl.json": json.dumps(about(model, part))})
+    content = io.BytesIO()  # on a full disk torch's own writer ends the process
+    facts = {"semisfl.json": json.dumps(about(model, part))}
+    torch.export.save(program, content, extra_files=facts)
+    path.write_bytes(content.getvalue())
 
 
 def _write_safetensors(model: Classifier, part: Part, path: Path) -> None:

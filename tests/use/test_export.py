@@ -27,6 +27,7 @@ from semisfl.use import model_card, onnx_file, parts, real_images
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import check, export
 from tests import toy
+from tests.disk import largest_file
 from tests.use.trained import Trained, residual_model
 
 PIXELS = toy.dataset().test_images[:40]
@@ -123,6 +124,15 @@ def test_images_sorted_by_class_calibrate_and_check_with_all_classes(
     )
     export(model, pixels, tmp_path, int8=True)
     assert [half.unique().tolist() for half in halves] == [[10, 200]] * 2
+
+
+@pytest.mark.parametrize("to", exports.SUFFIXES)
+def test_a_full_disk_is_an_error_and_nothing_is_kept(
+    to: Any, model: Classifier, tmp_path: Path
+) -> None:
+    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+        export(model, PIXELS, tmp_path, to=to)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("to", ["torch", "safetensors"])
