@@ -44,6 +44,9 @@ def write_whole(
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # its own is the temporary file, or none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -119,6 +122,8 @@ def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def save_picture(figure: "Figure", path: Path) -> None:
+    """Draw ``figure`` into ``path``, whose suffix is the format; whole or not at all."""
+    form = path.suffix.removeprefix(".")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # letters that the font lacks
-        figure.savefig(path, dpi=120)
+        write_whole(path, lambda file: figure.savefig(file, dpi=120, format=form))

@@ -8,6 +8,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json
+from semisfl.files import write_whole
 
 
 def bench(
@@ -99,7 +100,7 @@ def _bench_client(preset: str, device: str, out: Path | None, as_json: bool) -> 
         console.check_file(out)
     speed = client_speed(preset, device)
     if out is not None:
-        out.write_text(_as_profile(speed), encoding="utf-8")
+        write_whole(out, _as_profile(speed).encode())
     if as_json:
         print(json.dumps(speed))
         return

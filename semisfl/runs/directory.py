@@ -225,7 +225,8 @@ class RunDirectory:
         try:
             checkpoint.write(self.path / f"{name}.safetensors", state)
         except OSError as error:
-            log.warning("cannot write checkpoint %s: %s; the previous one is kept", name, error)
+            reason = error.strerror or error
+            log.warning("cannot write checkpoint %s: %s; the previous one is kept", name, reason)
             self._unsaved.add(f"{name}.safetensors")
             return False
         self._unsaved.discard(f"{name}.safetensors")

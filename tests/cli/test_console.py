@@ -28,6 +28,7 @@ from semisfl.use.classifier import Predictions
 from semisfl.use.evaluation import judge
 from semisfl.use.model_file import find
 from semisfl.use.pictures import Skipped
+from tests.disk import largest_file
 
 
 class Full(io.StringIO):
@@ -106,6 +107,27 @@ def test_results_that_nobody_reads_are_no_failure(words: str) -> None:
     with open(write, "wb") as nobody:
         done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_works_with_closed_streams(closed: str, tmp_path: Path) -> None:
+    """No file that it opens gets the number of a stream: lines for the stream would end up in it."""
+    code = """if True:
+        import sys
+        from semisfl import __main__
+        from semisfl.cli import main
+
+        def opens_a_file(command=main.main):
+            with open(sys.argv[1], "w") as file:
+                file.write(f"{file.fileno() > 2} {command(['list'])}")
+
+        main.main = opens_a_file
+        __main__.run()
+    """
+    file = tmp_path / "file"
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(file)]
+    assert subprocess.run(shell, capture_output=True, check=False).stderr == b""
+    assert file.read_text(encoding="utf-8") == "True 0"
 
 
 @pytest.mark.parametrize(
@@ -219,3 +241,15 @@ def test_a_folder_for_results_is_looked_for_before_the_work(
     monkeypatch.setattr("semisfl.costs.client_speed.client_speed", work)
     assert main(words) == 2
     assert "there is no folder nowhere; make it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_full_disk_leaves_the_old_picture_and_the_error_names_it(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / f"who.{suffix}"
+    picture.write_bytes(b"old")
+    with largest_file(100):
+        assert main(["partition", "digits", "--out", str(picture)]) == 1
+    assert capsys.readouterr().err == f"error: {picture}: File too large\n"
+    assert picture.read_bytes() == b"old" and list(tmp_path.iterdir()) == [picture]
