@@ -57,7 +57,7 @@ def list_(json_: Json = False) -> None:
 
 
 def _first_line(name: str, function: Any) -> dict[str, Any]:
-    return {"name": name, "summary": (function.__doc__ or "").strip().splitlines()[0]}
+    return {"name": name, "summary": (function.__doc__ or "").strip().partition("\n")[0]}
 
 
 def _models() -> list[dict[str, Any]]:

@@ -88,6 +88,10 @@ class RunDirectory:
             )
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")
+        if str(path).encode(errors="replace").decode() != str(path):
+            raise ValueError(
+                f"{path} is not UTF-8, and checkpoints could not be read there; choose another --out"
+            )
 
     def _fill(self, run_config: Config, holdings: Holdings | None, device: str) -> None:
         for folder in (self.path, *self.path.parents):

@@ -251,6 +251,17 @@ def test_compare_gives_means_and_a_picture_and_reuses_runs(
     assert Path("table/report.png").read_bytes().startswith(PNG)
 
 
+def test_list_needs_no_docstrings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under ``python -OO`` there are none."""
+    for make in (*presets.PRESETS.values(), *presets.VARIANTS.values()):
+        monkeypatch.setattr(make, "__doc__", None)
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed["presets"]] == list(presets.PRESETS)
+
+
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
