@@ -14,6 +14,7 @@ from benchmarks.loopback import (
     PROCESSES,
     authority,
     configuration,
+    connected,
     free_port,
     model,
     resident,
@@ -21,11 +22,9 @@ from benchmarks.loopback import (
 )
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread
-from semisfl.net.client.connection import Connection, Received
-from semisfl.net.client.identity import Target
+from semisfl.net.client.connection import Received
 from semisfl.net.frames import encode
 from semisfl.net.messages import Schemas
-from semisfl.net.tls import certs
 
 
 class Responder(queue.Queue[object]):
@@ -44,15 +43,7 @@ def crowd(folder: Path, first: int, last: int, port: int) -> None:
     """Run many clients in one process, each with its own certificate, connection and back-off."""
     thread = LoopThread("crowd")
     responder = Responder(Schemas.of(configuration(CLIENTS), model()).digest)
-
-    async def connect(number: int) -> Connection:
-        """Return a connection whose frames the responder takes. On the loop: none can arrive before that."""
-        credentials = certs.load_client_credentials(folder, f"client-{number}")
-        link = Connection(Target(f"localhost:{port}", credentials), thread=thread)
-        link._inbox = responder  # type: ignore[assignment]
-        return link
-
-    _links = [thread.call(connect(number)) for number in range(first, last)]
+    _links = [connected(number, folder, port, thread, responder) for number in range(first, last)]
     signal.pause()
 
 

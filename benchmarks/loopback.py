@@ -10,6 +10,10 @@ from torch import nn
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.models.split import SplitModel
+from semisfl.net.chunks import LoopThread
+from semisfl.net.client.connection import Connection
+from semisfl.net.client.identity import Target
+from semisfl.net.client.owner import Owner
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.net.tls import certs
 from semisfl.settings.config import Config, parse
@@ -58,6 +62,26 @@ def server(folder: Path, clients: int, port: int = 0) -> NetworkFleet:
 def free_port() -> int:
     with socket.create_server(("localhost", 0)) as free:
         return free.getsockname()[1]
+
+
+def connected(
+    number: int,
+    folder: Path,
+    port: int,
+    thread: LoopThread,
+    inbox: object,
+    owner: Owner | None = None,
+) -> Connection:
+    """Return the connection of a client whose frames go to ``inbox``."""
+
+    async def connect() -> Connection:
+        credentials = certs.load_client_credentials(folder, f"client-{number}")
+        link = Connection(Target(f"localhost:{port}", credentials), owner, thread=thread)
+        link._inbox = inbox  # type: ignore[assignment]
+        return link
+
+    # On the loop, so that no frame arrives before the inbox is there.
+    return thread.call(connect())
 
 
 def resident() -> int:

@@ -29,19 +29,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.loopback import authority, free_port, resident
+from benchmarks.loopback import authority, connected, free_port, resident
 from semisfl.data import partition, sources
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.approval import Approval
-from semisfl.net.client.connection import Connection, Received
+from semisfl.net.client.connection import Received
 from semisfl.net.client.device import Device
-from semisfl.net.client.identity import Target
 from semisfl.net.client.owner import Owner
 from semisfl.net.server.fleet import NetworkFleet
-from semisfl.net.tls import certs
 from semisfl.runs import start
 from semisfl.runs.sinks import Observed
 from semisfl.settings.config import Config, parse
@@ -166,18 +164,10 @@ class Client:
     def __init__(self, number: int, crowd: "Crowd") -> None:
         self.number, self._crowd = number, crowd
         self.dead = False
-        self.link: Connection = crowd.thread.call(self._connect())
+        owner = Owner(approval=Approval(ask=lambda text: True))
+        self.link = connected(number, crowd.folder, crowd.port, crowd.thread, self, owner)
         images = crowd.images[number]
         self.device = Device(self.link, lambda shape: (images, 0), "cpu")
-
-    async def _connect(self) -> Connection:
-        """Return a connection whose frames come here. On the loop: none can arrive before that."""
-        crowd = self._crowd
-        credentials = certs.load_client_credentials(crowd.folder, f"client-{self.number}")
-        owner = Owner(approval=Approval(ask=lambda text: True))
-        link = Connection(Target(crowd.address, credentials), owner, thread=crowd.thread)
-        link._inbox = self  # type: ignore[assignment]
-        return link
 
     def put(self, item: object) -> None:
         self._crowd.events.put((self, item))
@@ -191,7 +181,7 @@ class Crowd:
     """The clients of one process. Each computes for itself, one at a time."""
 
     def __init__(self, folder: Path, port: int, images: dict[int, Tensor]) -> None:
-        self.folder, self.address, self.images = folder, f"localhost:{port}", images
+        self.folder, self.port, self.images = folder, port, images
         self.thread = LoopThread("crowd")
         self.events: queue.SimpleQueue[tuple[Client, object]] = queue.SimpleQueue()
         self.clients = {number: Client(number, self) for number in images}

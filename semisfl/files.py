@@ -51,6 +51,11 @@ def write_whole(
         temporary.unlink(missing_ok=True)
 
 
+def is_utf8(name: str) -> bool:
+    """Return whether a file's name is UTF-8: its other bytes are letters that cannot be encoded."""
+    return name.encode(errors="replace").decode() == name
+
+
 def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """Return the value of a JSON text; raise `ValueError` for any other text.
 

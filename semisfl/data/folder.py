@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from semisfl.data.decode import Listing, Source, open_image
+from semisfl.files import is_utf8
 from semisfl.settings.counts import counted
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def source(root: Path) -> Source:
     if not collected.files:
         raise ValueError(f"{root} holds no images ({_suffixes()}); name another folder")
     for name in (*classes, *collected.holders):
-        if name.encode(errors="replace").decode() != name:
+        if not is_utf8(name):
             raise ValueError(f"the name of the folder {name!a} in {root} is not UTF-8; rename it")
     return Source(_name(root), tuple(collected.files), lambda: collected.listing(classes))
 

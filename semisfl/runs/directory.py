@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semisfl.data.holdings import Holdings
-from semisfl.files import TEMPORARY, append_whole, remove_temporary, write_whole
+from semisfl.files import TEMPORARY, append_whole, is_utf8, remove_temporary, write_whole
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
@@ -88,7 +88,7 @@ class RunDirectory:
             )
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose another --out")
-        if str(path).encode(errors="replace").decode() != str(path):
+        if not is_utf8(str(path)):
             raise ValueError(
                 f"{path} is not UTF-8, and checkpoints could not be read there; choose another --out"
             )
