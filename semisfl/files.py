@@ -126,9 +126,9 @@ def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:
             os.fsync(file.fileno())
 
 
-def save_picture(figure: "Figure", path: Path) -> None:
-    """Draw ``figure`` into ``path``, whose suffix is the format; whole or not at all."""
+def save_picture(figure: "Figure", path: Path, dpi: int = 120, **how: Any) -> None:
+    """Draw ``figure`` into ``path``, whose suffix is the format; whole or not at all. ``how``: as for `savefig`."""
     form = path.suffix.removeprefix(".")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # letters that the font lacks
-        write_whole(path, lambda file: figure.savefig(file, dpi=120, format=form))
+        write_whole(path, lambda file: figure.savefig(file, dpi=dpi, format=form, **how))

@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from semisfl.files import save_picture
 from semisfl.paper.grid import Exhibit, Part
 from semisfl.paper.holders import holders
 from semisfl.paper.measures import CURVES, MEASURES, column
@@ -42,7 +43,7 @@ def draw(
         files = [folder / f"{exhibit.name}.{suffix}" for suffix in suffixes]
         for file in files:
             stamp = "Software" if file.suffix == ".png" else "Date"
-            made.savefig(file, dpi=110, metadata={stamp: None})
+            save_picture(made, file, dpi=110, metadata={stamp: None})
     return files
 
 

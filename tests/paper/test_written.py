@@ -14,6 +14,7 @@ from semisfl.paper.holders import holders
 from semisfl.paper.measures import CURVES, MEASURES, NEVER, UNKNOWN, paper_world, rounded
 from semisfl.paper.run_index import RunIndex
 from semisfl.runs.grouping import Run
+from tests.disk import largest_file
 from tests.paper.fakes import digits_cell, leave_run
 from tests.pictures import cut_off
 
@@ -176,6 +177,9 @@ def test_the_same_numbers_give_the_same_files(tmp_path: Path, index: RunIndex) -
     first = [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)]
     assert first[0].startswith(b"\x89PNG") and b"<svg" in first[1]
     assert [file.read_bytes() for file in drawn.draw(one, parts, tmp_path)] == first
+    with largest_file(1000), pytest.raises(OSError, match="fig12"):
+        drawn.draw(one, parts, tmp_path)
+    assert [file.read_bytes() for file in sorted(tmp_path.iterdir())] == first, "on a full disk"
 
 
 def test_a_picture_names_the_data_that_stood_in_for_the_papers(index: RunIndex) -> None:
