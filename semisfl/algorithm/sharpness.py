@@ -12,7 +12,7 @@ def adversarial(module: nn.Module, loss: Tensor, radius: float, eta: float) -> d
     differentiated afterwards.
     """
     names, weights = zip(*module.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(loss, weights, retain_graph=True)
+    gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
     scales: list[Tensor | float] = [
         weight.detach().abs().float() + eta if name.endswith("weight") else 1.0
         for name, weight in zip(names, weights, strict=True)

@@ -66,6 +66,14 @@ def test_adversarial_weights_are_scaled_by_the_weights_sizes() -> None:
     assert float(actual["bias"].detach()) == pytest.approx(3 + 0.1 * 2.0 / length)
 
 
+def test_a_parameter_that_the_loss_does_not_reach_keeps_its_value() -> None:
+    """A model of one's own may have one, and the other methods train such a model."""
+    layer = nn.Linear(1, 1)
+    actual = adversarial(layer, layer.weight.sum(), 0.1, 0.5)
+    assert torch.equal(actual["bias"], layer.bias)
+    assert not torch.equal(actual["weight"], layer.weight)
+
+
 @pytest.mark.parametrize("batchnorm", [False, True])
 def test_client_half_equals_a_plain_loop(batchnorm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisfl.methods.fl2.method.RHO", 0.2)
