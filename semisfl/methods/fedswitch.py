@@ -62,12 +62,12 @@ class FedSwitch:
         lr = learning_rate(config.optimizer, round_index, config.rounds)
         # 1. Supervised steps on the student; the teacher follows each. It changes nowhere else.
         loss = self.supervised.run(round_index, config.server.steps, lr)
-        row = MethodMetrics(
+        metrics = MethodMetrics(
             learning_rate=lr, supervised_steps=config.server.steps, loss_supervised=loss
         )
         if round_index < config.server.pretrain_rounds:
-            return row
-        # 2-4. Everyone is sent the student, who asks for it the teacher, and trains.
+            return metrics
+        # 2-4. Every client is sent the student, and the teacher if it asks for it, and trains.
         plan = FullRound(
             round_index,
             self.setup.active(round_index),
@@ -87,7 +87,7 @@ class FedSwitch:
         sent = plan.send["student"]
         self.student.load_state_dict(combined(self.setup, results, "student", sent))
         by_teacher = sum(result.numbers["by_teacher"] for result in results) / len(results)
-        return replace(row, **report(results), labelled_by_teacher=by_teacher)
+        return replace(metrics, **report(results), labelled_by_teacher=by_teacher)
 
     def tested(self) -> Mapping[str, nn.Module]:
         return {"teacher": self.ema.model, "student": self.student}

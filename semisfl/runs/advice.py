@@ -101,14 +101,13 @@ class Advice:
                 f"after {counted(done, 'round')} the accuracy is {self._best:.1f} %, and guessing gives "
                 f"{self._chance:.1f} %; check that the labels belong to their images, or lower {lr}",
             )
-        if 0 < self._best <= self._labels_alone:
+        if self._best <= self._labels_alone:
             yield (
                 "nothing",
                 f"the clients bring nothing: {self._best:.1f} % with them, {self._labels_alone:.1f} % "
                 f"with labels alone; lower clients.steps = {config.clients.steps}, or raise "
                 f"{threshold} so that fewer labels are wrong",
             )
-
         stuck = 0 < self._late <= self._early < NOTHING_TO_GAIN
         if self._with_clients and stuck and done >= max(2 * FEWEST, config.rounds / 2):
             yield (

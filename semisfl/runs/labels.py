@@ -4,13 +4,12 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from semisfl.runs.preset_changes import Flat, flat
 from semisfl.settings import lookup
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.presets import VARIANTS
 from semisfl.settings.robust import section_of
 
-Flat = dict[str, Any]
-"""The values of a configuration by dotted key."""
 MOST_DIFFERENCES = 4
 """More would not fit a cell of a table or a legend."""
 UNSEEN = ("runtime.checkpoint_every", "runtime.evaluate_every", "runtime.best_by")
@@ -22,12 +21,9 @@ VARIANT = "variant"
 
 def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
     """Return groups of configurations that differ only in their seed: a label, and their places in ``configs``."""
-    other = ("seed", "sinks")
-    flat = [
-        flatten({key: item for key, item in one.items() if key not in other}) for one in configs
-    ]
-    complete = in_full(flat)
-    groups = _groups(flat, complete, [one.get("seed", 0) for one in configs])
+    seedless = [but_for_seed(one) for one in configs]
+    complete = in_full(seedless)
+    groups = _groups(seedless, complete, [one.get("seed", 0) for one in configs])
     firsts = [complete[places[0]] for places in groups]
     labels = {}
     for method in {first["method"] for first in firsts}:
@@ -36,6 +32,11 @@ def alike_but_for_seed(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
         for place, mine in zip(rivals, named, strict=True):
             labels[place] = " ".join([lookup.title_of(method), *_differences(mine, named)])
     return [(labels[place], places) for place, places in enumerate(groups)]
+
+
+def but_for_seed(config: Mapping[str, Any]) -> Flat:
+    """Return the values by dotted key, without seed and sinks."""
+    return flatten({key: item for key, item in config.items() if key not in ("seed", "sinks")})
 
 
 def _groups(
@@ -144,14 +145,12 @@ def _differences(config: Flat, rivals: Sequence[Flat]) -> list[str]:
     return [mine[key] if key == VARIANT else f"{key}={mine[key]}" for key in sorted(own)] + more
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Return nested values by dotted key."""
-    flat: Flat = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            flat |= flatten({f"{key}[{index}]": item for index, item in enumerate(value)}, prefix)
+def flatten(values: Mapping[str, Any]) -> Flat:
+    """Return nested values by dotted key, also those of lists: ``layers[0].kind``."""
+    pairs: Flat = {}
+    for key, value in flat(values).items():
+        if isinstance(value, list):
+            pairs |= flatten({f"{key}[{index}]": item for index, item in enumerate(value)})
         else:
-            flat[prefix + key] = value
-    return flat
+            pairs[key] = value
+    return pairs

@@ -11,6 +11,7 @@ OWN = ("method", "rounds", "seed")
 """Settings that a record names even if the preset has the same value."""
 
 Flat = dict[str, Any]
+"""The values of a configuration by dotted key."""
 
 
 def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -57,9 +57,9 @@ def unpack(file: Path, folder: Path) -> Path:
     import tomlkit
 
     folder.mkdir(parents=True)
-    rows = [json.dumps(row) + "\n" for row in reading.read_rounds(file, dict)]
+    lines = [json.dumps(one) + "\n" for one in reading.read_rounds(file, dict)]
     write_whole(folder / "config.toml", tomlkit.dumps(reading.read_config(file)).encode())
-    write_whole(folder / reading.METRICS, "".join(rows).encode())
+    write_whole(folder / reading.METRICS, "".join(lines).encode())
     for name, values in (
         (reading.ENVIRONMENT, reading.read_environment(file)),
         (reading.HOLDINGS, reading.read_holdings(file)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from semisfl.files import save_picture
 from semisfl.runs.grouping import Group
-from semisfl.runs.labels import UNSEEN, flatten, in_full
+from semisfl.runs.labels import UNSEEN, but_for_seed, in_full
 from semisfl.runs.report import Spread, Summary, accuracy_of
 from semisfl.settings import config as configs
 from semisfl.settings.lookup import title_of
@@ -134,7 +134,7 @@ class Swept:
         """Return the results by value of the first of ``keys``; each line has its own values of the others."""
         first, *others = keys
         lines: dict[str, Line] = {}
-        configs = [_flat(group) for group, _ in results]
+        configs = [but_for_seed(group.runs[0].config) for group, _ in results]
         for (group, summary), config, own in zip(results, configs, in_full(configs), strict=True):
             apart = (f"{key}={_value(own, key)}" for key in others if key in own)
             named = [group.variant] if group.variant else []
@@ -161,7 +161,7 @@ def as_json(swept: Swept) -> dict[str, Any]:
 
 def keys_swept(groups: Sequence[Group]) -> list[str]:
     """Return the settings in which runs of one method differ; none if there are more than `MOST_KEYS`."""
-    configs = in_full([_flat(group) for group in groups])
+    configs = in_full([but_for_seed(group.runs[0].config) for group in groups])
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for config in configs:
         by_method.setdefault(config["method"], []).append(config)
@@ -172,11 +172,6 @@ def keys_swept(groups: Sequence[Group]) -> list[str]:
         if key not in UNSEEN and len({_value(config, key) for config in alike}) > 1
     )
     return list(differing) if len(differing) <= MOST_KEYS else []
-
-
-def _flat(group: Group) -> dict[str, Any]:
-    config = group.runs[0].config
-    return flatten({key: value for key, value in config.items() if key not in ("seed", "sinks")})
 
 
 def _value(config: Mapping[str, Any], key: str) -> str:
