@@ -19,7 +19,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
 from semisfl.runs.lock import Taken, take
 from semisfl.runs.preset_changes import flat
-from semisfl.runs.reading import ENVIRONMENT, METRICS, parse_metrics, read_environment, read_metrics
+from semisfl.runs.reading import ENVIRONMENT, METRICS, parse_metrics, read_environment
 from semisfl.runs.sinks import MetricsFile
 from semisfl.settings import config, lookup
 from semisfl.settings.config import Config, ConfigError
@@ -204,9 +204,6 @@ class RunDirectory:
                 now["threads"],
                 before["threads"],
             )
-
-    def metrics(self) -> list[dict[str, Any]]:
-        return read_metrics(self.path / METRICS, dict)
 
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
         """Remove the lines of rounds that a resumed run will repeat; return the others."""

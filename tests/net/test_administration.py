@@ -25,6 +25,7 @@ from semisfl.net.terms import Terms
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.reading import read_rounds
 from semisfl.runs.result import Result
 from tests.net.harness import Client, Network, network, on_loop, tiny, until
 
@@ -148,15 +149,15 @@ def test_pause_resume_and_drain(tmp_path: Path, capsys: pytest.CaptureFixture[st
         net.join_all()
         results: list[Result] = []
         training = in_background(lambda: results.append(run_rounds(net.experiment, directory)))
-        until(lambda: len(directory.metrics()) >= 1)
+        until(lambda: len(read_rounds(directory.path, dict)) >= 1)
         ask(directory.path, "pause")
         until(lambda: net.fleet.waiting.state == "paused by the operator (2 devices here)")
-        done = len(directory.metrics())
+        done = len(read_rounds(directory.path, dict))
         assert ask(directory.path, "list")["waiting"].startswith("paused")
         until(lambda: '"waiting": "paused' in (directory.path / "fleet.json").read_text())
-        assert len(directory.metrics()) == done
+        assert len(read_rounds(directory.path, dict)) == done
         ask(directory.path, "resume")
-        until(lambda: len(directory.metrics()) > done)
+        until(lambda: len(read_rounds(directory.path, dict)) > done)
         assert main(["fleet", str(directory.path), "drain"]) == 0
         again = f"`semisfl serve --resume {directory.path} --labeled DIR` goes on"
         assert again in capsys.readouterr().out

@@ -28,6 +28,7 @@ from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.reading import read_rounds
 from semisfl.settings.toml import to_toml
 from tests.net.harness import (
     Client,
@@ -217,7 +218,7 @@ def run_with_server_kills(seed: int, folder: Path, monkeypatch: pytest.MonkeyPat
             go_on(net, directory)
         assert_same(net.experiment, undisturbed)
         assert net.fleet.traffic.counts == undisturbed.fleet.traffic.counts
-        assert [row["round"] for row in directory.metrics()] == [0, 1, 2]
+        assert [row["round"] for row in read_rounds(directory.path, dict)] == [0, 1, 2]
     finally:
         monkeypatch.undo()
         net.close()

@@ -19,6 +19,7 @@ from semisfl.runs.between_rounds import Diverged
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.health import finite
 from semisfl.runs.loop import run_rounds
+from semisfl.runs.reading import read_rounds
 from semisfl.runs.result import Result
 from semisfl.settings.config import Config
 from semisfl.settings.robust import SERVED
@@ -102,7 +103,7 @@ def test_what_the_server_itself_ruined_takes_the_run_back_and_is_nobodys_fault(
         assert strikes(net) == {} and net.fleet.present() == [0, 1, 2]
     assert "the values that the server computed are impossible" in caplog.text
     assert "going back to the last good checkpoint: round 2 is next" in caplog.text
-    rounds = [line["round"] for line in directory.metrics()]
+    rounds = [line["round"] for line in read_rounds(directory.path, dict)]
     assert rounds == [line["round"] for line in result.rounds] == [0, 1, 2, 3]
     assert result.rounds[-1]["bytes_repeated"] > 0
     assert directory.load()["round"] == 4 and finite(directory.load()["method"])

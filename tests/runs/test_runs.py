@@ -27,6 +27,7 @@ from semisfl.runs.checkpoint import CheckpointError
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.portable import check_images
+from semisfl.runs.reading import read_rounds
 from semisfl.runs.run_data import divide
 from semisfl.runs.start import resume, train
 from semisfl.settings import config, presets
@@ -239,7 +240,11 @@ def test_resume_is_bit_identical(
             assert checkpoint.digest(again.load(name)) == checkpoint.digest(
                 uninterrupted.load(name)
             ), name
-        assert plain(again.metrics()) == plain(uninterrupted.metrics()) == plain(result.rounds)
+        assert (
+            plain(read_rounds(again.path, dict))
+            == plain(read_rounds(uninterrupted.path, dict))
+            == plain(result.rounds)
+        )
 
 
 def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
@@ -260,7 +265,7 @@ def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
         file.write('{"round": 3, "loss_su')  # a line that was cut off
     assert crashed.load("latest")["round"] == 2
     resume(tmp_path / "crashed", data=DATA, device="cpu")
-    assert plain(crashed.metrics()) == plain(uninterrupted.metrics())
+    assert plain(read_rounds(crashed.path, dict)) == plain(read_rounds(uninterrupted.path, dict))
     assert checkpoint.digest(crashed.load()) == checkpoint.digest(uninterrupted.load())
 
 
@@ -288,7 +293,7 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
         (directory.path / "environment.json").read_text()
     ).keys()
     assert "rounds 1 to 3" in (directory.path / "run.log").read_text()
-    assert directory.metrics() == result.rounds
+    assert read_rounds(directory.path, dict) == result.rounds
     best = max(row["accuracy"] for row in result.rounds)
     assert directory.load("best")["best"] == best == result.best
     assert directory.load("best").keys() == {"round", "best", "model"}, "no training state"
@@ -349,7 +354,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
         (tmp_path / "run" / f"{name}.safetensors").unlink()
     again = resume(tmp_path / "run", data=DATA, device="cpu")
     assert plain(again.rounds) == plain(result.rounds)
-    assert plain(RunDirectory.open(tmp_path / "run").metrics()) == plain(result.rounds)
+    assert plain(read_rounds(tmp_path / "run", dict)) == plain(result.rounds)
 
 
 # --- damage and full disks ---------------------------------------------------------------------------
@@ -452,13 +457,13 @@ def test_full_disk_keeps_the_previous_checkpoint_and_the_run_goes_on(
     directory = RunDirectory.open(tmp_path / "run")
     # Round 3's checkpoint met the full disk: the one of round 2 is whole. Metrics were in memory.
     assert directory.load("latest")["round"] == 2
-    assert [row["round"] for row in directory.metrics()] == [0, 1]
+    assert [row["round"] for row in read_rounds(directory.path, dict)] == [0, 1]
     assert "No space left on device; the previous one is kept" in caplog.text
     assert not [path for path in directory.path.iterdir() if path.suffix == ".tmp"]
     full = False
     again = resume(tmp_path / "run", data=DATA, device="cpu")
     assert (
-        [row["round"] for row in directory.metrics()]
+        [row["round"] for row in read_rounds(directory.path, dict)]
         == [0, 1, 2, 3]
         == [r["round"] for r in again.rounds]
     )
@@ -496,7 +501,7 @@ def test_metrics_cut_off_by_a_crash_are_repaired(
     assert ("has only 1 of the 2 rounds before" in caplog.text) == (len(left) == 1)
     with open(file, "a", encoding="utf-8") as stream:
         stream.write(lines[2])
-    assert [row["round"] for row in directory.metrics()] == [*left, 2]
+    assert [row["round"] for row in read_rounds(directory.path, dict)] == [*left, 2]
 
 
 def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
