@@ -135,7 +135,7 @@ class SingleQueue:
         self.ring.keys.copy_(F.normalize(random, dim=1))
 
     def push_labeled(self, keys: Tensor, labels: Tensor) -> References:
-        """Return the masks: every slot is a reference, empty or not, and a positive if its label says so."""
+        """Return the references of a labelled batch: its own keys and every slot, empty or not."""
         every = torch.ones_like(self.ring.filled)
         references = _join(
             keys, labels, torch.ones_like(labels, dtype=torch.bool), (self.ring, every, every)
@@ -144,7 +144,7 @@ class SingleQueue:
         return references
 
     def push_pseudo(self, keys: Tensor, labels: Tensor, confident: Tensor) -> References:
-        """Return the masks: every slot is a reference, and a positive only if it was pushed as confident."""
+        """Return the references of an unlabelled batch: its own keys and every slot; those pushed as confident may be positives."""
         every = torch.ones_like(self.ring.filled)
         references = _join(keys, labels, confident, (self.ring, self.ring.flags, every))
         self.ring.push(keys, labels, confident)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -219,15 +220,14 @@ def assemble(
     split_model, classes = setup.model, setup.classes
     if config.model.weights is not None and resumed is None:
         start_from(split_model, config.model.weights, config.model.name, data.classes)
-    chosen = torch.from_numpy(partition.labeled)
+    images, labels = _on_device(data, partition.labeled, hardware)
     batches = RoundBatches(
-        data.images[chosen].to(hardware.device),
+        images,
         setup.augmentation,
         setup.normalizer,
         hardware.dtype,
         whole=hardware.capture,
     )
-    labels = data.labels[chosen].to(hardware.device)
     labeled = LabeledImages(batches, labels, config, hardware.streams.while_busy)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
@@ -253,7 +253,7 @@ def assemble(
         setup.normalizer,
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
-        _set_aside(data, partition, hardware),
+        _on_device(data, partition.validation, hardware) if len(partition.validation) else None,
         describe(config, data, partition, tested[0], own),
         holdings,
     )
@@ -272,10 +272,7 @@ def _warn_of_grey_images(cutout: int, shape: tuple[int, int, int]) -> None:
         )
 
 
-def _set_aside(
-    data: Dataset, partition: Partition, hardware: Hardware
-) -> tuple[Tensor, Tensor] | None:
-    if not len(partition.validation):
-        return None
-    chosen = torch.from_numpy(partition.validation)
+def _on_device(data: Dataset, places: np.ndarray, hardware: Hardware) -> tuple[Tensor, Tensor]:
+    """Return the images at ``places`` and their labels."""
+    chosen = torch.from_numpy(places)
     return data.images[chosen].to(hardware.device), data.labels[chosen].to(hardware.device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores: how well a model classifies some images."""
+    """Hold how well a model classifies some images."""
 
     confusion: np.ndarray
     """[true class, predicted class]: numbers of images."""

@@ -46,9 +46,6 @@ class MetricsFile:
         self.path = path
         self.unwritten: list[str] = []
 
-    def start(self, run: RunInfo) -> None:
-        """Do nothing: the first line creates the file."""
-
     def write(self, metrics: RoundMetrics) -> None:
         self.unwritten.append(json.dumps(_finite(metrics.as_dict())) + "\n")
         self._flush()
@@ -66,9 +63,6 @@ class MetricsFile:
             self._flush()
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             os.fsync(file.fileno())
-
-    def close(self) -> None:
-        """Do nothing: the lines are already written."""
 
 
 def _finite(value: Any) -> Any:

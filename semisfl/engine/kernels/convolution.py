@@ -253,7 +253,7 @@ def normed_convolution(
 
 
 def _laid_out(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensor channels-last in memory; there may be gaps between the clients' weights."""
+    """Return both channels-last in memory; there may be gaps between the clients' weights."""
     x = x.contiguous(memory_format=torch.channels_last)
     own = weight.movedim(2, -1)
     return x, weight if own[0].is_contiguous() else own.contiguous().movedim(-1, 2)

@@ -70,7 +70,7 @@ def settle(
     count, channels, parts, momentum, eps,
     TRAINING: tl.constexpr, SHIFTED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Return a channel's mean, 1 / deviation, and the factor and offset that normalise it.
+    """Compute a channel's mean, 1 / deviation, and the factor and offset that normalise it.
 
     ``shift`` moves only the running mean.
     """
