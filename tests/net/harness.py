@@ -203,6 +203,11 @@ class Network:
             self.join(index, **how)
         assert self.fleet.wait_for(self.config.clients.total, 20), self.fleet.present()
 
+    def stream_bytes(self) -> tuple[int, int]:
+        """Bytes that the server sent and received on all streams so far, framing included."""
+        connections = self.fleet._listener._cheap_frames._connections.values()
+        return sum(one.sent for one in connections), sum(one.received for one in connections)
+
     def close(self) -> None:
         for client in self.clients.values():
             client.device.stop()

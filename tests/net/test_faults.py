@@ -497,7 +497,7 @@ def test_below_quorum_the_round_waits_says_who_is_missing_and_is_repeated(
         rows = run_rounds(net.experiment).rounds
         helper.join(5)
         assert_same(net.experiment, undisturbed)
-        on_the_wire = sum(net.fleet.stream_bytes())
+        on_the_wire = sum(net.stream_bytes())
     assert "round 2 is repeated" in caplog.text
     # What the undone attempt sent has crossed: all three had both bottoms, two sent features.
     crossed = [_by_client(row) for row in rows]

@@ -158,7 +158,7 @@ def test_overhead_on_the_socket_is_below_one_percent(
         before = proxy.up + proxy.down
         run_rounds(net.experiment)
         passed, counted = proxy.up + proxy.down - before, net.fleet.traffic.total()
-        streamed = sum(net.fleet.stream_bytes())
+        streamed = sum(net.stream_bytes())
         proxy.close()
     assert counted > 10e6
     assert counted < streamed < 1.005 * counted

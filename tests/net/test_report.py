@@ -54,7 +54,7 @@ def test_a_device_says_what_it_did(
         server.start()
         assert join(net, images, "--status", str(status)) == 0
         server.join(20)
-        sent, received = net.fleet.stream_bytes()
+        sent, received = net.stream_bytes()
     report = json.loads(status.read_text())
     assert (report["state"], report["rounds"], report["images"]) == ("finished", 2, 6)
     assert report["unreadable"] == 1 and "reason" not in report
@@ -75,7 +75,7 @@ def test_an_empty_folder_is_an_error_before_connecting(
     (tmp_path / "images").mkdir()
     with network(tiny(1)) as net:
         assert join(net, tmp_path / "images") == 2
-        assert net.fleet.stream_bytes() == (0, 0) and not net.fleet._listener.table.epochs
+        assert net.stream_bytes() == (0, 0) and not net.fleet._listener.table.epochs
     assert "images holds no images (" in capsys.readouterr().err
 
 

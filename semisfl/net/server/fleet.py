@@ -260,10 +260,6 @@ class NetworkFleet:
             self.roster.load_state_dict(state["roster"])
         self._questions.screen.usual = dict(state.get("usual", {}))  # older checkpoints have none
 
-    def stream_bytes(self) -> tuple[int, int]:
-        """Return bytes sent and received on all streams, framing included."""
-        return self._listener.table.bytes_moved()
-
     def close(self, finished: bool) -> None:
         """Say goodbye. Clients of a finished run end; others wait for the server to come back."""
         if self._administration is not None:

@@ -91,8 +91,6 @@ class Session:
         """Whether the client was taken out: what still arrives is not looked at."""
         self.closed = False
         self.since = time.time()
-        self.sent = 0
-        self.received = 0
         self._context = context
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -195,7 +193,6 @@ class Session:
 
     async def _read(self) -> None:
         while (chunk := await self._context.read()) is not grpc.aio.EOF:
-            self.received += len(chunk)
             self.connection.received += len(chunk)
             self._heard = time.monotonic()
             beats = self._assembler.beats
@@ -239,7 +236,6 @@ class Session:
             self._writing = ticket
             for chunk in frame:
                 await self._context.write(chunk)
-                self.sent += len(chunk)
                 self.connection.sent += len(chunk)
                 if ticket == self._tickets:
                     self.patience.progress = time.monotonic()

@@ -53,8 +53,6 @@ class SessionTable:
         self._arrivals: defaultdict[str, deque[float]] = defaultdict(
             lambda: deque(maxlen=MOST_ARRIVALS)
         )
-        self._sent = self._received = 0
-        """Bytes of all streams that have ended."""
 
     def arrives(self, identity: str) -> None:
         """Note that a client connects; raise `Refused` if it does so too often."""
@@ -164,8 +162,6 @@ class SessionTable:
             return
         session.closed = True
         self.lost[session.identity] = time.monotonic()
-        self._sent += session.sent
-        self._received += session.received
         self.forget(session)
 
     def forget(self, session: Session) -> None:
@@ -178,10 +174,3 @@ class SessionTable:
                 self.changed.notify_all()
                 self._context.device_log.gone(session.identity, session.client)
                 self._context.inbox.put((session, 0, None))
-
-    def bytes_moved(self) -> tuple[int, int]:
-        """Return the bytes sent and received on all streams so far, framing included."""
-        live = list(self.streams.values())
-        return self._sent + sum(s.sent for s in live), self._received + sum(
-            s.received for s in live
-        )
