@@ -225,11 +225,11 @@ def check_file(place: Path, option: str = "--out") -> None:
         )
 
 
-def check_writable(folder: Path, option: str = "--out") -> None:
+def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to, before anything costly is done."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"{there} is no folder that can be written to; choose another {option}")
+        raise ValueError(f"{there} is no folder that can be written to; choose another --out")
 
 
 def picture_at(place: Path) -> Path | None:
