@@ -38,10 +38,6 @@ class WeakDraws:
     shift_y: np.ndarray  # int16: the crop's offset from the image's own place, -pad..pad
     shift_x: np.ndarray  # int16
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.flip.shape
-
     def __getitem__(self, key: Any) -> Self:
         """Return the draws of one step or of a slice of steps; the key indexes the leading shape."""
         return self._map(lambda values: values[key])

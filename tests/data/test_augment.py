@@ -188,10 +188,10 @@ def test_batch_equals_one_by_one_and_step_by_step() -> None:
     pair = augment.strong(images[2:4].flatten(0, 1), draws[2:4])
     assert torch.equal(pair.view(2, 12, 3, 32, 32), whole[2:4])
     joined = StrongDraws.concatenate([draws[4], draws[0]])
-    assert joined.shape == (24,)
+    assert joined.flip.shape == (24,)
     both = augment.strong(torch.cat([images[4], images[0]]), joined)
     assert torch.equal(both, torch.cat([whole[4], whole[0]]))
-    assert WeakDraws.concatenate([draws[:, :5], draws[:, 5:]], axis=1).shape == (6, 12)
+    assert WeakDraws.concatenate([draws[:, :5], draws[:, 5:]], axis=1).flip.shape == (6, 12)
 
 
 def test_draws_follow_from_the_generator_alone() -> None:
