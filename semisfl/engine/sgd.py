@@ -24,7 +24,8 @@ class SGD:
     """Momentum (Nesterov) SGD with weight decay on every parameter.
 
     ``restart`` begins a phase as a new optimiser would: zero momentum, a new learning rate.
-    Parameters that are working copies (`Weights`) are stepped through their masters, in one pass.
+    Parameters that are working copies (`Weights`) are stepped through their masters, in one pass. Those
+    that a loss does not reach decay all the same; other parameters then stay as they are, as in PyTorch.
     On a GPU and with ``streams`` each is stepped as soon as its gradient is there, on the side
     stream, while the backward pass goes on.
     """

@@ -1,4 +1,4 @@
-"""Sinks receive the metrics of each round: the file of metrics, a progress line, and those a user adds."""
+"""Write the metrics of each round to a file, and pass them to sinks: a progress line, and those a user adds."""
 
 import contextlib
 import json
