@@ -79,10 +79,9 @@ class Slot:
         for name, state in {**round_plan.send, **round_plan.send_to.get(client, {})}.items():
             self._receive(name, state)
 
-    def _receive(self, name: str, state: State) -> State:
+    def _receive(self, name: str, state: State) -> None:
         self.count_bytes("down", name, state)
         self._received[name] = roundtrip_state(state, self._config.wire.models)
-        return self._received[name]
 
     def count_bytes(self, direction: Direction, name: str, state: State) -> None:
         kind = self._round.kinds.get(name, "model")

@@ -8,7 +8,7 @@ from typing import Any
 
 from semisfl.files import write_whole
 from semisfl.paper.missing import Missing
-from semisfl.runs.reading import read_metrics
+from semisfl.runs.reading import read_rounds
 from semisfl.settings import presets
 from semisfl.settings.config import ConfigError, parse
 
@@ -62,7 +62,7 @@ def estimate(
 
 
 def _rounds_left(one: Missing) -> int:
-    return one.config.rounds - len(read_metrics(one.path / "metrics.jsonl", dict))
+    return one.config.rounds - len(read_rounds(one.path, dict))
 
 
 def _measured(preset: str, method: str, device: str) -> float:
