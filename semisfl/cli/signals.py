@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM from the start of a command to its end.
+"""Handles Ctrl-C, SIGTERM and SIGHUP from the start of a command to its end.
 
 Loads nothing large: it is imported before torch.
 """
@@ -13,7 +13,9 @@ from typing import Any
 from semisfl.cli.renamed import COMMANDS
 from semisfl.stopping import StopFlag
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+    SIGNALS.append(signal.SIGHUP)
 LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network", "serve-model"}
 """Commands that a signal stops cleanly; it interrupts all others."""
 
@@ -50,11 +52,12 @@ def end_at_once() -> None:
 
 @contextmanager
 def noted(flag: StopFlag) -> Iterator[None]:
-    """Set ``flag`` on the first signal inside; a second one ends this process."""
+    """Set ``flag`` on the first signal inside; a second one ends this process, SIGHUP aside."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         flag.request()
-        signal.signal(number, signal.SIG_DFL)
+        if number != signal.SIGHUP:
+            signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
@@ -68,7 +71,8 @@ class StopSignals:
     """Turns signals into a clean stop.
 
     Before the first round a signal ends the command at once: nothing is lost. Later the first signal
-    lets the run finish its iteration, and a second one ends it at once.
+    lets the run finish its iteration, and a second one ends it at once. SIGHUP is never the second: a
+    lost terminal sends it twice, from the shell and from the kernel.
     """
 
     def __init__(self) -> None:
@@ -107,6 +111,8 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.flag.requested:
+            if number == signal.SIGHUP:
+                return
             raise KeyboardInterrupt
         self.flag.request()
         # In the middle of an import only note it, as `note_early` does: `running` looks at the flag.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
+"""Ctrl-C, SIGTERM and SIGHUP at any moment: exit status 0, nobody left behind, soon, and nothing half begun."""
 
 import importlib
 import itertools
@@ -25,6 +25,7 @@ from semisfl.runs import checkpoint
 from semisfl.runs.sinks import RunInfo
 from semisfl.settings import lookup
 from semisfl.stopping import Stopped
+from tests import processes
 from tests.processes import Forked
 from tests.toy import assemble, values
 
@@ -132,7 +133,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_command_cleanly(
     try:
         wait_for(process, lambda: catches(process))
         time.sleep(rng.uniform(0, 3))
-        stopped_by(process, rng.choice([signal.SIGINT, signal.SIGTERM]))
+        stopped_by(process, rng.choice(signals.SIGNALS))
     finally:
         process.kill()
     runs = [Path("out")] if command != "compare" else list(Path("out").glob("*"))
@@ -171,7 +172,7 @@ def test_demo_network_takes_its_devices_with_it(seed: int, images: Path) -> None
         if seed:
             wait_for(process, lambda: len(members(process.pid)) == 5)
         time.sleep(rng.uniform(0, 2))
-        stopped_by(process, rng.choice([signal.SIGINT, signal.SIGTERM]))
+        stopped_by(process, rng.choice(signals.SIGNALS))
     finally:
         process.kill()
     assert not Path("demo").exists() or Path("demo/run/config.toml").exists()
@@ -235,6 +236,28 @@ def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
+def test_a_lost_terminal_stops_cleanly_though_it_sends_its_signal_twice(
+    first: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell sends SIGHUP, and the kernel when the shell has ended; also after Ctrl-C."""
+    monkeypatch.setattr(
+        signals, "SIGNALS", [signal.SIGINT, signal.SIGHUP]
+    )  # these tests may run under nohup
+    with StopSignals() as stopping, stopping.running():
+        os.kill(os.getpid(), first)
+        assert stopping.flag.requested
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_under_nohup_a_lost_terminal_stops_nothing() -> None:
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from semisfl.cli import signals; "
+    code += "signals.note_early(['run']); signal.raise_signal(signal.SIGHUP); signals.StopSignals().__enter__(); "
+    code += "signal.raise_signal(signal.SIGHUP); print(signals.SIGNALS)"
+    ended = processes.run([sys.executable, "-c", code])
+    assert ended.returncode == 0 and "SIGHUP" not in ended.stdout, ended.stderr
+
+
 def test_a_signal_after_the_last_round_loses_nothing() -> None:
     with StopSignals() as signals:
         with signals.running():
@@ -279,6 +302,6 @@ def test_a_long_command_is_known_behind_options(
     noted: list[signal.Signals] = []
     monkeypatch.setattr(signal, "signal", lambda number, _: noted.append(number))
     signals.note_early(words)
-    assert noted == [signal.SIGINT, signal.SIGTERM]
+    assert noted == signals.SIGNALS
     signals.note_early(["--log-format", "text", "report", "serve"])
-    assert len(noted) == 2
+    assert noted == signals.SIGNALS
