@@ -128,7 +128,7 @@ def split(
         rests = _by_class(np.where(places < served, -1, labels), classes, seed)
     elsewhere = int(np.count_nonzero((labels != SET_ASIDE) & (places >= (served or 0))))
     elsewhere -= labeled if served is None else 0
-    _check_clients(elsewhere, labeled, clients, classes)
+    _check_clients(elsewhere, labeled, clients, classes, len(validation))
     shares = _shares(kind, alpha, clients, classes, seed)
     hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label, rest in enumerate(rests):
@@ -174,13 +174,14 @@ def by_folder(
     return Partition(np.sort(np.concatenate([NONE, *mine])), held, validation, names)
 
 
-def _check_clients(left: int, labeled: int, clients: int, classes: int) -> None:
+def _check_clients(left: int, labeled: int, clients: int, classes: int, aside: int) -> None:
     if clients < 1 or classes < 1:
         raise ValueError(f"clients = {clients} and classes = {classes} must both be at least 1")
     if clients > left:
         raise ValueError(
             f"clients = {clients} exceeds the {counted(left, 'image')} left for them "
-            f"({labeled} are labelled on the server); use fewer clients or labels"
+            f"({labeled} are labelled on the server{f', {aside} are for validation' if aside else ''}); "
+            f"use fewer clients or labels{', or data.validation=none' if aside else ''}"
         )
 
 
@@ -231,7 +232,7 @@ def _stratified(
         )
     if labeled < classes:
         raise ValueError(
-            f"labeled = {labeled} is below the {classes} classes; each needs at least one label"
+            f"labeled = {labeled} is below the {classes} classes; each needs at least one: use data.labeled={classes} or more"
         )
     seats = _apportion(counts, labeled)
     rows = _by_class(labels, classes, seed)

@@ -106,7 +106,10 @@ def _checked(dataset: Dataset, tested: bool) -> Dataset:
         return dataset
     known = set(dataset.labels.tolist()) - {-1}
     if known and not len(dataset.test_labels):
-        raise ValueError(f"{dataset.name} has no test images; accuracy could not be measured")
+        raise ValueError(
+            f"{dataset.name} has no test images, so accuracy could not be measured; put some into "
+            "test/<class>/, or write split = test in their lines of a CSV file"
+        )
     if untrained := sorted(set(dataset.test_labels.tolist()) - known):
         raise ValueError(
             f"{dataset.name} has test images of a class without training images: "

@@ -311,6 +311,8 @@ def test_a_csv_file_without_the_columns(tmp_path) -> None:
         load(str(listed(tmp_path, header="path,label,label")))
     with pytest.raises(ValueError, match="lists no image"):
         load(str(listed(tmp_path)))
+    with pytest.raises(ValueError, match=r"no test images.*write split = test in their lines"):
+        load(str(listed(tmp_path, "all/0.png,a", "all/1.png,b", header="path,label")))
     spaced = "path, label, split"
     lines = [f"all/{n}.png, {'ab'[n % 2]}, {('train', 'test')[n // 4]}" for n in range(8)]
     assert load(str(listed(tmp_path, *lines, header=spaced))).classes == ("a", "b")

@@ -162,7 +162,7 @@ def test_images_of_unknown_label_are_spread_evenly():
     ("change", "message"),
     [
         ({"labeled": 50_001}, "labeled = 50001 exceeds the 50000 training images"),
-        ({"labeled": 9}, "labeled = 9 is below the 10 classes"),
+        ({"labeled": 9}, "labeled = 9 is below the 10 classes; .*: use data.labeled=10 or more"),
         ({"clients": 46_001}, "clients = 46001 exceeds the 46000 images left"),
         ({"labeled": 50_000}, "clients = 30 exceeds the 0 images left"),
         ({"clients": 0}, "clients = 0"),

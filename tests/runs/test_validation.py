@@ -100,6 +100,15 @@ def test_few_labelled_images_are_enough_and_a_classs_only_one_is_trained_on() ->
         divide(config("data.validation=0.1", "data.labeled=6"), few)
 
 
+def test_validation_that_leaves_clients_no_images_is_named() -> None:
+    """One of two images per class is for validation, the other is labelled."""
+    data = toy.dataset()
+    first = torch.cat([torch.nonzero(data.labels == label)[:2, 0] for label in range(4)])
+    two_each = replace(data, images=data.images[first], labels=data.labels[first])
+    with pytest.raises(ValueError, match=r"4 are for validation.*or data.validation=none"):
+        divide(config("data.validation=0.1", "data.labeled=4"), two_each)
+
+
 def test_validation_that_leaves_no_training_images_is_refused() -> None:
     data = toy.dataset()
     few = replace(
