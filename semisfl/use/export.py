@@ -75,7 +75,11 @@ def export(
         calibrating, checking = images[:half], images[half:]
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as place:
         draft = Path(place) / path.name
-        WRITERS[to](model, part, draft)
+        try:
+            WRITERS[to](model, part, draft)
+        except OSError as error:
+            error.filename = str(path)  # its own is the draft, or none
+            raise
         if int8:
             onnx_file.quantize(draft, parts.input_of(model, part, calibrating))
         difference, agreement = check(model, part, RUNNERS[to](draft, part), checking, int8)

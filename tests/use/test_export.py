@@ -130,8 +130,9 @@ def test_images_sorted_by_class_calibrate_and_check_with_all_classes(
 def test_a_full_disk_is_an_error_and_nothing_is_kept(
     to: Any, model: Classifier, tmp_path: Path
 ) -> None:
-    with largest_file(1000), pytest.raises(OSError, match="File too large"):
+    with largest_file(1000), pytest.raises(OSError, match="File too large") as error:
         export(model, PIXELS, tmp_path, to=to)
+    assert error.value.filename == str(tmp_path / f"whole{exports.SUFFIXES[to]}")
     assert list(tmp_path.iterdir()) == []
 
 
