@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from semisfl.net.server.admission import MOST_IMAGES
 from semisfl.net.server.device_log import DeviceLog, DeviceStatus, remembered
+from semisfl.net.server.session_table import ARRIVALS_SECONDS, MOST_ARRIVALS
 from semisfl.runs.loop import run_rounds
 from tests.disk import largest_file
 from tests.net.harness import Client, network, tiny, until
@@ -81,3 +83,14 @@ def test_a_disk_that_refuses_is_said_once(
         "nothing half written, nothing after the end"
     )
     assert remembered(tmp_path) == {}
+
+
+def test_a_device_that_joins_as_often_as_it_may_does_not_fill_the_disk(tmp_path: Path) -> None:
+    device_log, name = DeviceLog(), "c" * 64
+    device_log.open(tmp_path, lambda: [])
+    for _ in range(MOST_ARRIVALS):
+        device_log.here(name, 999_999, MOST_IMAGES)
+        device_log.gone(name, 999_999)
+    device_log.close()
+    per_day = (tmp_path / "fleet.jsonl").stat().st_size * 86_400 / ARRIVALS_SECONDS
+    assert per_day < 10_000_000

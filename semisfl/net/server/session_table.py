@@ -27,9 +27,9 @@ from semisfl.settings.policy import DevicePolicy
 
 log = logging.getLogger(__name__)
 
-MOST_ARRIVALS, ARRIVALS_SECONDS = 120, 60.0
-"""How often an identity may connect in so many seconds. A client whose connection breaks at once comes
-less often; each arrival is written down and wakes the run."""
+MOST_ARRIVALS, ARRIVALS_SECONDS = 20, 60.0
+"""How often an identity may connect in so many seconds. Each arrival is written down, in the log and in
+``fleet.jsonl``, and wakes the run; a client that stays for less than 3 s ends no round."""
 
 
 class SessionTable:
