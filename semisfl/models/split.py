@@ -97,15 +97,20 @@ def split(
     layers = named_layers(model)
     at = cut_index(layers, cut)
     bottom = _stack(layers[:at])
+    trained = [name for name, layer in layers if parameter_count(layer)]
+    if len(trained) < 2:
+        raise ValueError(
+            f"the model has {counted(len(trained), 'layer')} with parameters, and clients and server need one each; "
+            "add a layer"
+        )
     if not parameter_count(bottom):
         if cut is None:
-            first = next((name for name, layer in layers if parameter_count(layer)), "")
             raise ValueError(
                 "model.cut is not given, and before the Flatten layer, where it would be, nothing is "
-                f"trained; set it to the last layer that clients are to hold, from {first!r} on"
+                f"trained; set it to the last layer that clients are to hold, from {trained[0]!r} on"
             )
         raise ValueError(
-            f"model.cut = {cut!r} leaves the clients no parameters; cut after a convolution"
+            f"model.cut = {cut!r} leaves the clients no parameters; cut after {trained[0]!r} or later"
         )
     if not any(parameter_count(layer) for _, layer in layers[at:]):
         raise ValueError(

@@ -201,11 +201,12 @@ def test_cut_outside_the_model(cut: int | str, message: str) -> None:
 
 
 def test_a_cut_that_leaves_one_side_without_parameters_is_refused() -> None:
-    own = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(16, 3), nn.Softmax(1))
-    with pytest.raises(ValueError, match=r"model.cut = 2 leaves the clients no parameters"):
+    layers = [nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3), nn.Softmax(1)]
+    own = nn.Sequential(*layers)
+    with pytest.raises(ValueError, match=r"model.cut = 2 leaves the clients no .* after '2' or"):
         split(own, (1, 4, 4), 2)
-    with pytest.raises(ValueError, match=r"model.cut = 3 leaves the server no parameters"):
-        split(own, (1, 4, 4), 3)
+    with pytest.raises(ValueError, match=r"model.cut = 4 leaves the server no parameters"):
+        split(own, (1, 4, 4), 4)
     with pytest.raises(ValueError, match="no Flatten layer to cut at"):
         split(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU()), (1, 4, 4))
 
@@ -214,6 +215,13 @@ def test_a_cut_that_leaves_one_side_without_parameters_is_refused() -> None:
 def test_a_single_layer_cannot_be_cut(cut: int | str | None) -> None:
     with pytest.raises(ValueError, match="the model has one layer, and two or more are needed"):
         split(nn.Sequential(nn.Linear(16, 3)), (16, 1, 1), cut)
+
+
+@pytest.mark.parametrize("cut", [None, 1])
+def test_a_model_with_one_layer_that_learns_cannot_be_cut(cut: int | None) -> None:
+    """No cut is advised: none would do."""
+    with pytest.raises(ValueError, match=r"the model has 1 layer with parameters.* add a layer"):
+        split(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), (1, 4, 4), cut)
 
 
 def test_a_default_cut_that_would_train_nothing_is_refused() -> None:

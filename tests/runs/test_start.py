@@ -66,6 +66,16 @@ def test_a_run_records_the_images_that_were_passed(
     assert RunDirectory.open(tmp_path / "run").config().data.name == recorded
 
 
+def test_images_that_were_passed_are_not_resized(tmp_path: Path) -> None:
+    data, partition = toy_data()
+    with pytest.raises(
+        ConfigError, match=r"data.size = 32, but the images passed have 16x16 pixels"
+    ):
+        train(tiny(data={"size": 32}), data=data, partition=partition, device="cpu")
+    config = tiny(rounds=1, data={"size": SIDE})
+    assert train(config, data=data, partition=partition, device="cpu").rounds
+
+
 def test_a_run_records_that_its_images_were_divided_by_a_program(tmp_path: Path) -> None:
     rows = np.arange(60)
     partition = Partition(rows[:12], (rows[12:20], rows[20:60]))
