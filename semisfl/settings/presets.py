@@ -54,7 +54,7 @@ def images() -> Values:
 def _paper(
     name: str, model: str, labeled: int, batch: int, server_batch: int, **more: Any
 ) -> Values:
-    """The paper's settings: 30 clients, 10 of them active, 1,000 rounds, IID."""
+    """The paper's settings; 30 clients, 10 of them active, and batches are its published code's."""
     return {
         "rounds": 1000,
         "data": {"name": name, "labeled": labeled, "partition": {"kind": "iid"}},
@@ -68,7 +68,7 @@ def _paper(
 
 def cifar10() -> Values:
     """The paper's CIFAR-10: AlexNet, 4,000 labels, 30 clients, 1,000 rounds, IID."""
-    # The paper's equation, not its published code: measured to be better here and on SVHN (docs/results.md).
+    # The paper's equation, not its published code: measured to be better here and on SVHN (docs/paper-choices.md).
     return _paper("cifar10", "alexnet", 4000, 64, 64, semisfl={"client_teacher": "ema"})
 
 
