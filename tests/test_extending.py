@@ -325,6 +325,31 @@ def test_a_data_set_of_another_package(
         sources.load("elsewhere")
 
 
+def test_the_packed_file_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    (code,) = (
+        block
+        for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+        if "savez" in block
+    )
+    exec(code, {})
+    data = sources.load("shapes.npz", cache=tmp_path / "cache")
+    assert (data.classes, len(data.images), len(data.test_images)) == (
+        ("circle", "square"),
+        150,
+        50,
+    )
+    with np.load("shapes.npz") as arrays:
+        parts = dict(arrays)
+    parts["labels"][10:20] = -1
+    for part in (0, 1):
+        rows = {name: parts[name][part::2] for name in ("x", "labels", "split")}
+        np.savez(f"two_{part}of2.npz", classes=parts["classes"], **rows)
+    for name in ("two", "two_1of2.npz"):
+        joined = sources.load(name, cache=tmp_path / "cache")
+        assert len(joined.images) == 150 and int((joined.labels < 0).sum()) == 10
+
+
 @pytest.mark.usefixtures("brought")
 def test_a_codec_of_another_package() -> None:
     chosen = config.parse({"wire": {"gradients": "halves"}}).wire.gradients
