@@ -473,6 +473,17 @@ def leakage() -> Iterator[str]:
     yield f"| {cosine['least']:.2f} to {cosine['greatest']:.2f}, median {cosine['median']:.2f} |"
 
 
+def security() -> Iterator[str]:
+    noticed = attempts = 0
+    for fleet in (3, 5, 10):
+        for one in read(f"poisoning/digits-{fleet}.jsonl"):
+            known = one["attack"] in ("copied_features", "backdoor")
+            if known and one["rule"] == "clipped_mean+limited":
+                noticed += sum(one["held_back"].get(str(client), 0) for client in one["attackers"])
+                attempts += 8 * len(one["attackers"])
+    yield f"a backdoor are rarely detected ({100 * noticed / attempts:.0f} % of rounds)"
+
+
 CLAIMS = {
     "README.md": readme,
     "docs/tutorial.md": tutorial,
@@ -489,6 +500,7 @@ CLAIMS = {
     "docs/own-images-choice.md": own_images_choice,
     "docs/frontier.md": frontier,
     "docs/leakage.md": leakage,
+    "docs/security.md": security,
 }
 
 

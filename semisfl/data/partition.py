@@ -179,7 +179,7 @@ def _check_clients(left: int, labeled: int, clients: int, classes: int, aside: i
         raise ValueError(f"clients = {clients} and classes = {classes} must both be at least 1")
     if clients > left:
         raise ValueError(
-            f"clients = {clients} exceeds the {counted(left, 'image')} left for them "
+            f"clients.total = {clients} exceeds the {counted(left, 'image')} left for them "
             f"({labeled} are labelled on the server{f', {aside} are for validation' if aside else ''}); "
             f"use fewer clients or labels{', or data.validation=none' if aside else ''}"
         )
@@ -227,12 +227,12 @@ def _stratified(
     counts = np.bincount(labels[labels >= 0], minlength=classes)
     if labeled > counts.sum():
         raise ValueError(
-            f"labeled = {labeled} exceeds the {counts.sum()} training images with a known label"
+            f"data.labeled = {labeled} exceeds the {counts.sum()} training images with a known label"
             f"{f', besides {aside} for validation' if aside else ''}; use data.labeled={counts.sum()} or fewer"
         )
     if labeled < classes:
         raise ValueError(
-            f"labeled = {labeled} is below the {classes} classes; each needs at least one: use data.labeled={classes} or more"
+            f"data.labeled = {labeled} is below the {classes} classes; use {classes} or more"
         )
     seats = _apportion(counts, labeled)
     rows = _by_class(labels, classes, seed)

@@ -98,7 +98,7 @@ def test_mistakes_with_own_images_say_what_to_change(
     for words, pattern in (
         (["run", "images", "--set", "data.name=nowhere"], "'nowhere' is neither .* nor a path"),
         ([*own, "data.labeled=60"], "exceeds the 54 .* besides 6 for validation; .*labeled=54 or"),
-        ([*own, "data.labeled=54"], "clients = 3 exceeds the 0 images left"),
+        ([*own, "data.labeled=54"], "clients.total = 3 exceeds the 0 images left"),
         (
             [*own, "data.validation=0.999"],
             "0.999 leaves no image of class .* smaller share, or none",

@@ -152,7 +152,7 @@ def test_a_resumed_run_goes_on_with_the_same_images(place: Path, tmp_path: Path)
 
 
 def test_unsupported_settings_are_refused_with_the_reason(place: Path) -> None:
-    with pytest.raises(ValueError, match=r"clients = 3 exceeds the 2 images left"):
+    with pytest.raises(ValueError, match=r"clients.total = 3 exceeds the 2 images left"):
         split(np.arange(6) % 2, labeled=2, clients=3, kind="iid", seed=0, classes=2, served=4)
     with pytest.raises(ValueError, match=r"'nowhere' is neither a known set"):
         load_data(config_of(place, "loose", "data.unlabeled=nowhere"))

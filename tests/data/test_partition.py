@@ -161,10 +161,10 @@ def test_images_of_unknown_label_are_spread_evenly():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labeled": 50_001}, "labeled = 50001 exceeds the 50000 training images"),
-        ({"labeled": 9}, "labeled = 9 is below the 10 classes; .*: use data.labeled=10 or more"),
-        ({"clients": 46_001}, "clients = 46001 exceeds the 46000 images left"),
-        ({"labeled": 50_000}, "clients = 30 exceeds the 0 images left"),
+        ({"labeled": 50_001}, "data.labeled = 50001 exceeds the 50000 training images"),
+        ({"labeled": 9}, "data.labeled = 9 is below the 10 classes; use 10 or more"),
+        ({"clients": 46_001}, "clients.total = 46001 exceeds the 46000 images left"),
+        ({"labeled": 50_000}, "clients.total = 30 exceeds the 0 images left"),
         ({"clients": 0}, "clients = 0"),
         ({"kind": "dirichlet", "alpha": 0.0}, "alpha = 0.0 is not a positive"),
         ({"kind": "dirichlet", "alpha": -1.0}, "alpha = -1.0 is not a positive"),

@@ -596,9 +596,12 @@ def test_images_without_a_test_and_with_strange_channels_are_refused() -> None:
 @pytest.mark.parametrize(
     ("assignments", "reason"),
     [
-        (["data.labeled=500"], "labeled = 500 exceeds the 240 training images with a known label"),
-        (["data.labeled=2"], "labeled = 2 is below the 3 classes"),
-        (["clients.total=300"], "clients = 300 exceeds the 228 images left for them"),
+        (
+            ["data.labeled=500"],
+            "data.labeled = 500 exceeds the 240 training images with a known label",
+        ),
+        (["data.labeled=2"], "data.labeled = 2 is below the 3 classes"),
+        (["clients.total=300"], "clients.total = 300 exceeds the 228 images left for them"),
         (["model.cut=40"], "model.cut = 40 is outside the model; it has 10 layers, use 1 to 9"),
         (["model.cut=conv9"], "model.cut = 'conv9' is no layer of the model"),
         (["model.name=resnet"], "model.name = 'resnet' is not known; known: cnn"),
