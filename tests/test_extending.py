@@ -241,8 +241,27 @@ def test_what_a_class_does_wrong_is_said_in_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Supervised, "round", lambda self, round_index: one)
     with pytest.raises(ValueError, match=r"returned a Tensor as loss_supervised; .* use \.item"):
         train(settings, data=toy.dataset(), device="cpu")
-    monkeypatch.setattr(Supervised, "tested", lambda self: {})
-    with pytest.raises(ConfigError, match=r"tested\(\) of supervised names no model"):
+    for tested in ({}, torch.nn.Sequential(torch.nn.Flatten())):
+        monkeypatch.setattr(Supervised, "tested", lambda self, tested=tested: tested)
+        with pytest.raises(ConfigError, match=r"tested\(\) of supervised names no model"):
+            train(settings, data=toy.dataset(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({3: 0.5}, "the state /method/kept has the key 3; make every key a text"),
+        ({"of": [np.float32(1)]}, "the state /method/kept/of/0 is of type float32, which a check"),
+        ({1}, "the state /method/kept is of type set, which a checkpoint cannot hold"),
+    ],
+)
+def test_a_state_that_would_come_back_changed_is_refused_in_the_first_round(
+    kept: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON makes texts of keys: a method would look in vain for what it knew of client 3."""
+    monkeypatch.setattr(Supervised, "state_dict", lambda self: {"kept": kept})
+    settings = toy.values("supervised", "rounds=1", *toy.FLAT)
+    with pytest.raises(ValueError, match=re.escape(message)):
         train(settings, data=toy.dataset(), device="cpu")
 
 

@@ -50,8 +50,11 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
-    """Return a copy that later steps cannot change; a tensor that occurs twice is copied once."""
+def snapshot(state: Any, copies: dict[Place, Tensor] | None = None, name: str = "") -> Any:
+    """Return a copy that later steps cannot change; a tensor that occurs twice is copied once.
+
+    Raises ValueError for what a checkpoint could not give back as it was; ``name`` says where it is.
+    """
     copies = {} if copies is None else copies
     if isinstance(state, Tensor):
         place = place_of(state)
@@ -61,9 +64,16 @@ def snapshot(state: Any, copies: dict[Place, Tensor] | None = None) -> Any:
     if isinstance(state, Unchanging):
         return state
     if isinstance(state, dict):
-        return {key: snapshot(value, copies) for key, value in state.items()}
+        if others := [key for key in state if not isinstance(key, str)]:
+            raise ValueError(f"the state {name} has the key {others[0]!r}; make every key a text")
+        return {key: snapshot(value, copies, f"{name}/{key}") for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return [snapshot(value, copies) for value in state]
+        return [snapshot(value, copies, f"{name}/{place}") for place, value in enumerate(state)]
+    if state is not None and not isinstance(state, int | float | str):
+        raise ValueError(
+            f"the state {name} is of type {type(state).__name__}, which a checkpoint cannot hold; use tensors, numbers, "
+            "text, lists and dictionaries"
+        )
     return state
 
 

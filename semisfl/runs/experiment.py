@@ -234,9 +234,10 @@ def assemble(
         method = lookup.method_class(lookup.method(config.method))(
             Setup(setup.config, split_model, fleet, labeled, classes, Engine(hardware), stop)
         )
-        if not (tested := list(method.tested())):
+        tested = method.tested()
+        if not isinstance(tested, Mapping) or not tested:
             raise ConfigError(
-                f"tested() of {config.method} names no model; a run needs one to test"
+                f"tested() of {config.method} names no model; a run needs one to test, e.g. {{'student': model}}"
             )
     except BaseException:
         fleet.close(finished=False)
@@ -254,7 +255,7 @@ def assemble(
         data.test_images.to(hardware.device),
         data.test_labels.to(hardware.device),
         _on_device(data, partition.validation, hardware) if len(partition.validation) else None,
-        describe(config, data, partition, tested[0], own),
+        describe(config, data, partition, next(iter(tested)), own),
         holdings,
     )
 
