@@ -123,9 +123,11 @@ def about_batchnorm(error: ValueError, config: Config) -> ConfigError | None:
     """Return the settings to change if ``error`` is BatchNorm's about a batch of one value per channel."""
     if "more than 1 value per channel" not in str(error):
         return None
+    batches = {"clients.batch": config.clients.batch, "server.batch": config.server.batch}
+    ones = " and ".join(f"{key} = 1" for key, batch in batches.items() if batch == 1)
+    fix = f"set {ones} to 2 or more" if ones else "give a client two images or more"
     return ConfigError(
-        f"BatchNorm cannot train on one image of 1x1 pixels: set clients.batch = {config.clients.batch} "
-        f"and server.batch = {config.server.batch} to 2 or more, or data.size to a larger side"
+        f"BatchNorm cannot train on one image of 1x1 pixels: {fix}, or set data.size to a larger side"
     )
 
 

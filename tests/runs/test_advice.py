@@ -1,6 +1,7 @@
 """A run that cannot work says so, with what to change: in the log, in its metrics and in its result."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,15 @@ def test_batchnorm_over_one_value_names_the_settings() -> None:
         {kind = "flatten"},
         {kind = "linear"},
     ]"""
-    settings = toy.values("supervised", f"model.layers={layers}", "server.batch=1")
     data = toy.dataset()
-    experiment = assemble(settings, data, toy.partition(data), device="cpu")
-    with pytest.raises(ConfigError, match=r"1x1 pixels: set clients\.batch = .* server\.batch = 1"):
-        run_rounds(experiment)
+    images = toy.partition(data)
+    one_each = replace(images, clients=tuple(client[:1] for client in images.clients))
+    for batches, dealt, fix in (
+        (["server.batch=1"], images, r"set server\.batch = 1 to 2 or more"),
+        (["clients.batch=1"], images, r"set clients\.batch = 1 to 2 or more"),
+        ([], one_each, r"give a client two images or more"),
+    ):
+        settings = toy.values("semisfl", f"model.layers={layers}", *batches)
+        experiment = assemble(settings, data, dealt, device="cpu")
+        with pytest.raises(ConfigError, match=rf"1x1 pixels: {fix}, or set data\.size"):
+            run_rounds(experiment)
