@@ -65,7 +65,8 @@ def read_config(path: Path) -> Values:
 def read_rounds(path: Path, make: Callable[[Values], Made]) -> list[Made]:
     """Return ``make`` of the metrics of each round; a last line that a crash cut off is left out."""
     if not is_record(path):
-        return read_metrics(path / METRICS, make)
+        file = path / METRICS
+        return parse_metrics(file.read_bytes().splitlines() if file.is_file() else [], file, make)
     lists = _record(path)["metrics"]
     rounds = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     try:
@@ -80,13 +81,8 @@ def columns(rounds: Sequence[Values]) -> dict[str, list[Any]]:
     return {key: [one.get(key) for one in rounds] for key in keys}
 
 
-def read_metrics(path: Path, make: Callable[[Values], Made]) -> list[Made]:
-    """Return ``make`` of each line of a metrics file; a last line that a crash cut off is left out."""
-    return parse_metrics(path.read_bytes().splitlines() if path.is_file() else [], path, make)
-
-
 def parse_metrics(lines: Sequence[bytes], path: Path, make: Callable[[Values], Made]) -> list[Made]:
-    """Return what `read_metrics` does, from the ``lines`` of the file at ``path``."""
+    """Return what `read_rounds` does, from the ``lines`` of the metrics file at ``path``."""
     rounds = []
     for number, line in enumerate(lines, 1):
         try:

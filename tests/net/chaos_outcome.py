@@ -18,7 +18,7 @@ from semisfl.net.client.join import load_images
 from semisfl.runs import checkpoint
 from semisfl.runs.experiment import Experiment, assemble
 from semisfl.runs.loop import run_rounds
-from semisfl.runs.reading import read_metrics
+from semisfl.runs.reading import read_rounds
 from semisfl.settings.config import Config
 from tests.net.chaos_processes import RECORD
 from tests.net.harness import Oracle, flat
@@ -41,7 +41,7 @@ def wrong(place: Path, config: Config, honest: Sequence[str], lines: Sequence[st
     """All that should not be so; ``lines`` is what the servers of the run wrote."""
     faults = []
     counted = participation(lines)
-    rows = [row["round"] for row in read_metrics(place / "out/metrics.jsonl", dict)]
+    rows = [row["round"] for row in read_rounds(place / "out", dict)]
     for name, rounds in {"metrics": rows, "records": [r["round"] for r in counted]}.items():
         if rounds != list(range(config.rounds)):
             faults.append(f"{name} of rounds {rounds}, not of each of {config.rounds} once")

@@ -11,7 +11,7 @@ from torch import nn
 from semisfl import Callback, resume, train
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
-from semisfl.runs.reading import read_metrics
+from semisfl.runs.reading import read_rounds
 from semisfl.settings.config import Config
 from tests import toy
 
@@ -121,7 +121,7 @@ def test_an_exception_in_a_callback_leaves_a_checkpoint(event: str, tmp_path: Pa
         train(settings(every), out=path, callbacks=[notes], **own())
     done = 2 if event == "on_checkpoint" else 1
     assert checkpoint.read(path / "latest.safetensors")["round"] == done
-    assert len(read_metrics(path / "metrics.jsonl", dict)) == done
+    assert len(read_rounds(path, dict)) == done
     again = resume(path, **own())
     assert again.history["loss_semi"] == uninterrupted.history["loss_semi"]
 

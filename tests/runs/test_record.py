@@ -208,7 +208,7 @@ def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_p
     with pytest.raises(
         ValueError, match=f"line {number} is damaged: it holds {value}, which is no"
     ):
-        reading.read_metrics(file, dict)
+        reading.read_rounds(file.parent, dict)
 
 
 def test_any_damage_names_the_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from semisfl.cli import console, progress
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.checkpoint import read
 from semisfl.runs.directory import RunDirectory
-from semisfl.runs.reading import read_metrics, read_rounds
+from semisfl.runs.reading import read_rounds
 from semisfl.runs.sinks import MetricsFile, RunInfo
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config
@@ -75,7 +75,7 @@ def test_a_sink_is_started_given_every_row_and_closed(tmp_path: Path) -> None:
     assert sink.run == RunInfo(sink.run.config, 0, tmp_path / "run")
     assert sink.run.config.rounds == 3
     assert [row.as_dict() for row in sink.written] == result.rounds
-    assert result.rounds == read_metrics(tmp_path / "run" / "metrics.jsonl", dict)
+    assert result.rounds == read_rounds(tmp_path / "run", dict)
     assert [row.accuracy is None for row in sink.written] == [True, False, False]
 
 
