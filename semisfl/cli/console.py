@@ -17,10 +17,15 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
+NARROW = 70
+"""On a terminal of fewer columns all columns of a table shrink, as numbers leave names no room to fold."""
+FEW_LETTERS, ENOUGH_LETTERS = 8, 16
+"""Of a name in one line: with fewer a table is printed wider than the terminal, and then with enough."""
 UNKNOWN = "–"
 """Stands in a table for a value that is not known."""
 
@@ -64,6 +69,30 @@ class _Results(Console):
     def on_broken_pipe(self) -> None:
         """Raise as `print` does: the command decides what a broken pipe means."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, with room for every number of a table: a longer line is better than a number cut off."""
+        before = self._width
+        for table in (one for one in objects if isinstance(one, Table)):
+            if NARROW <= self.width < _needed(table, FEW_LETTERS):
+                self.width = _needed(table, ENOUGH_LETTERS)
+        try:
+            super().print(*objects, **options)
+        finally:
+            self._width = before
+
+
+def _needed(table: Table, letters: int) -> int:
+    """Return the width at which numbers are whole and each line of a text has so many letters."""
+    widths = (
+        max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+        for column in table.columns
+    )
+    folds = (column.overflow == "fold" for column in table.columns)
+    room = (
+        min(width, letters) if fold else width for width, fold in zip(widths, folds, strict=True)
+    )
+    return sum(room) + 2 * len(table.columns)
 
 
 # Without markup: names of classes and files may hold brackets.
@@ -194,8 +223,7 @@ def table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
         pad_edge=False,
         min_width=len(title),
     )
-    # On a narrow terminal numbers leave names no room to fold, so all columns shrink.
-    narrow = out.width < 70
+    narrow = out.width < NARROW
     for place, column in enumerate(columns):
         if place < text:
             printed.add_column(column, overflow="fold", no_wrap=narrow and text == 1)

@@ -183,6 +183,23 @@ def test_both_names_of_a_paired_difference_are_shown(
     assert "+0.8 to +1.8" in rows[0]
 
 
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_a_wide_table_has_its_names_and_numbers_whole(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a sweep over eight values; one that fits is no wider than the terminal."""
+    monkeypatch.setattr(console.out, "_width", width)
+    for values in (3, 8):
+        table = console.table("accuracy", ("method", *map(str, range(values))))
+        table.add_row("FedSwitch-SL*", *["93.6 ± 10.4"] * values)
+        console.out.print(table)
+        printed = capsys.readouterr().out
+        assert "method" in printed and printed.count("93.6 ± 10.4") == values
+        row = next(line for line in printed.splitlines() if "93.6" in line)
+        assert row.startswith(" FedSwitch-SL*") and (values == 8 or len(row) <= width)
+    assert console.out.width == width
+
+
 def test_amounts_have_three_digits_and_no_exponent() -> None:
     sizes = (0, 999, 1234, 99_960, 999_600_000, 1.2e15)
     assert [console.amount(size) for size in sizes] == [
