@@ -52,12 +52,13 @@ class Replay:
 def price(run: Run) -> Priced:
     """Return the costs of a recorded run's configuration, model and images."""
     lookup.check_importable(run.config["method"], f"{run.path}")
-    config = configs.parse(run.config)
-    if config.model.is_code:
-        raise ValueError(
-            f"{run.path} cannot be replayed: its network was given to train() as code, which no file holds"
-        )
-    return Priced.of(config, about_images.recorded(config, run.path))
+    try:
+        config = configs.parse(run.config)
+        if config.model.is_code:
+            raise ValueError("its network was given to train() as code, which no file holds")
+        return Priced.of(config, about_images.recorded(config, run.path))
+    except ValueError as error:
+        raise ValueError(f"{run.path} cannot be replayed: {error}") from error
 
 
 def replay(run: Run, world: World, codec: str | None = None) -> Replay:

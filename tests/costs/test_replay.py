@@ -151,6 +151,24 @@ def test_a_run_directory_says_what_a_replay_must_know(recorded: Path) -> None:
     assert images.each == {client: len(rows) for client, rows in enumerate(held)}
 
 
+def test_a_run_that_cannot_be_replayed_is_named(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder of runs it is the one to leave out: here a method or images that are not known."""
+    for key, old, new in (("method", "semisfl", "mine"), ("data", "toy", "nowhere")):
+        place = tmp_path / key
+        shutil.copytree(recorded / "semisfl-0", place)
+        for file in place.glob("*.safetensors"):
+            file.unlink()
+        settings = (place / "config.toml").read_text(encoding="utf-8")
+        assert f' = "{old}"' in settings
+        changed = settings.replace(f' = "{old}"', f' = "{new}"')
+        (place / "config.toml").write_text(changed, encoding="utf-8")
+        assert main(["replay", str(recorded / "semisfl-1"), str(place)]) == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert f"{key} cannot be replayed: {key}" in error
+
+
 def test_slower_links_take_longer_and_the_seed_alone_decides(recorded: Path) -> None:
     run = read_run(recorded / "semisfl-0")
     fast, slow = (replay(run, replace(WORLD, up=Range(low, 8))) for low in (8, 0.8))
