@@ -3,7 +3,9 @@
 import copy
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from types import FunctionType
 from typing import Any
 
@@ -16,6 +18,7 @@ from semisfl.models.shapes import Shape
 
 Own = nn.Module | Sequence[nn.Module]
 """An ``nn.Sequential``, a module whose children are called in order, or a list of stages."""
+_GLOBAL_NUMBERS = RLock()
 STAGES = "give a list of its stages instead, e.g. [stem, block1, block2, nn.Flatten(), head]"
 
 
@@ -226,9 +229,19 @@ def _difference(model: nn.Module, stages: nn.Sequential, shape: Shape) -> str | 
 def _output(module: nn.Module, images: Tensor, training: bool) -> Any:
     """Return the output of a copy, with the same draws on every call."""
     copied = copy.deepcopy(module).cpu().train(training)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+    with globally_seeded(0), torch.no_grad():
         return copied(images)
+
+
+@contextmanager
+def globally_seeded(seed: int) -> Iterator[None]:
+    """Seed torch's global random numbers, from which modules draw their first weights, and restore them after.
+
+    One thread at a time: a program may train several runs side by side.
+    """
+    with _GLOBAL_NUMBERS, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def _cannot_take(shape: Shape, error: Exception) -> ValueError:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
 from semisfl.models.layers import Layers, Residual, adopt_dropout, named_layers
 from semisfl.models.modules import layers_of, modules_of
-from semisfl.models.own import Own, check_own, digest_of, refuse_one_layer
+from semisfl.models.own import Own, check_own, digest_of, globally_seeded, refuse_one_layer
 from semisfl.models.own import feature_shape as feature_shape
 from semisfl.models.shapes import Shape as Shape
 from semisfl.models.shapes import Sides, place
@@ -174,8 +173,7 @@ def build(
     widest: int | None = None,
 ) -> SplitModel:
     """Return a model by its name or table, cut; its initial weights follow from ``seed``."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with globally_seeded(seed):
         layers = uncut(model, shape, classes)
         table = MODELS[model].table() if isinstance(model, str) else model
         outputs = [layer.gives for layer in place(table, shape, classes)]
@@ -273,8 +271,7 @@ def build_model(
             seed=seed,
             widest=widest,
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with globally_seeded(seed):
         check_own(own, shape, classes)  # lazy layers draw their weights here
         limit = widest or NARROW_HEAD
         return split(own, shape, settings.cut, projector, settings.projection, limit)

@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -461,3 +462,16 @@ def test_a_groupnorm_that_sees_the_images_themselves_does_not_end_the_process(
     expected = F.group_norm(images, 1)
     torch.testing.assert_close(gradients[0], (expected * images).sum((0, 2, 3)))
     torch.testing.assert_close(gradients[1], images.sum((0, 2, 3)))
+
+
+def test_first_weights_are_those_of_the_seed_also_if_threads_build_at_once() -> None:
+    def built(seed: int) -> Tensor:
+        weights = models.build("cnn", (1, 28, 28), 10, seed=seed).state_dict().values()
+        return torch.cat([one.flatten() for one in weights])
+
+    alone = [built(seed) for seed in range(12)]
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(built, range(12)))
+    assert all(map(torch.equal, alone, together))
+    assert torch.equal(before, torch.get_rng_state())
