@@ -1,7 +1,9 @@
-"""Check the types of what `train` and `resume` are given."""
+"""Check the types of what `train` and `resume` are given, and of torch's new numbers."""
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config
@@ -16,7 +18,12 @@ def check_config(config: Any) -> None:
 
 
 def check_means(data: Any, callbacks: Any) -> None:
-    """Raise TypeError for data that is no `Dataset`, and for callbacks that are no list of them."""
+    """Raise TypeError for data that is no `Dataset`, callbacks that are no list, and another default type of numbers."""
+    if (kind := torch.get_default_dtype()) != torch.float32:
+        raise TypeError(
+            f"torch's default type is {kind}, and models are trained in torch.float32; call "
+            "torch.set_default_dtype(torch.float32) first"
+        )
     if data is not None and not isinstance(data, Dataset):
         raise TypeError(
             f"data is a {type(data).__name__}; it must be a semisfl.Dataset (set data.name to use known images)"

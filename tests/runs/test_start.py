@@ -42,6 +42,12 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
     for call in (lambda: train(Config(), callbacks=one), lambda: resume(tmp_path, callbacks=one)):
         with pytest.raises(TypeError, match="callbacks is a Callback; it must be a list"):
             call()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(TypeError, match=r"torch's default type is torch\.float64"):
+            train(Config())
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize(
