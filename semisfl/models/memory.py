@@ -7,13 +7,15 @@ from math import prod
 import torch
 
 from semisfl.models.layers import named_layers
-from semisfl.models.shapes import Placed, Shape, place
+from semisfl.models.shapes import Placed, Shape, Sides, place
 from semisfl.models.split import cut_index, uncut
 from semisfl.models.zoo import MODELS
-from semisfl.settings.layer_kinds import Flatten
+from semisfl.settings.layer_kinds import Conv, Flatten, Pool
 from semisfl.settings.run import ModelConfig
 
 FP32 = 4
+BLOCK = 16
+"""A CPU copies what convolutions of one pixel take and give into blocks of so many channels, if they do not fit."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,14 @@ class Footprint:
 
     parameters: int
     activations: int
+    passing: int = 0
+    """Most values of one image that a pass without gradients holds at a time."""
+    copied: int = 0
+    """Most values that a convolution copies of one image."""
+    windows: int = 0
+    """Most values that a convolution unrolls of one image."""
+    positions: int = 0
+    """Where max-pools found their values: 8 bytes each."""
 
     def bytes(self, batch: int, copies: int, kept: int) -> int:
         """Return the bytes of ``copies`` of the weights and ``kept`` batches of activations, in fp32.
@@ -30,16 +40,60 @@ class Footprint:
         """
         return FP32 * (copies * self.parameters + kept * batch * self.activations)
 
+    def workspace(self, batch: int, threads: int) -> int:
+        """Return the most bytes that layers need besides while two passes run at a time, one of them for training."""
+        return FP32 * (2 * batch * (self.copied + self.positions) + threads * self.windows)
+
 
 def footprint(layers: Sequence[Placed]) -> Footprint:
-    return Footprint(sum(layer.parameters for layer in layers), sum(map(activations, layers)))
+    return Footprint(
+        sum(layer.parameters for layer in layers),
+        sum(map(activations, layers)),
+        max(map(_passing, layers), default=0),
+        max(map(_copied, layers), default=0),
+        max(map(_windows, layers), default=0),
+        sum(map(_positions, layers)),
+    )
 
 
 def activations(placed: Placed) -> int:
     """Return the values for one image that a backward pass needs, inner layers included."""
     # A flattened tensor shares the memory of its input.
     own = 0 if isinstance(placed.layer, Flatten) else prod(placed.gives)
-    return own + sum(map(activations, (*placed.body, *placed.shortcut)))
+    return own + sum(map(activations, _inside(placed)))
+
+
+def _passing(placed: Placed) -> int:
+    # A max-pool gives a position of 8 bytes with every value.
+    given = prod(placed.gives) * (3 if isinstance(placed.layer, Pool) else 1)
+    inner = max(map(_passing, _inside(placed)), default=0)
+    return prod(placed.takes) + given + _copied(placed) + inner
+
+
+def _copied(placed: Placed) -> int:
+    if isinstance(placed.layer, Conv):
+        copied = (placed.takes, placed.gives) if placed.layer.kernel == 1 else ()
+        return sum(_in_blocks(sides) for sides in copied if sides[0] % BLOCK)
+    return max(map(_copied, _inside(placed)), default=0)
+
+
+def _in_blocks(sides: Sides) -> int:
+    return -(-sides[0] // BLOCK) * BLOCK * prod(sides[1:])
+
+
+def _windows(placed: Placed) -> int:
+    if isinstance(layer := placed.layer, Conv):
+        return placed.takes[0] // layer.groups * layer.kernel**2 * prod(placed.gives[1:])
+    return max(map(_windows, _inside(placed)), default=0)
+
+
+def _positions(placed: Placed) -> int:
+    own = prod(placed.gives) if isinstance(placed.layer, Pool) else 0
+    return own + sum(map(_positions, _inside(placed)))
+
+
+def _inside(placed: Placed) -> tuple[Placed, ...]:
+    return (*placed.body, *placed.shortcut)
 
 
 def of_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[Footprint, Footprint]:

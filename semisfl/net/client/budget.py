@@ -3,8 +3,11 @@
 import re
 from math import prod
 
+import torch
+
 from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
+from semisfl.fleet.slot import PREDICT_BATCH
 from semisfl.models.memory import FP32, amount, of_model
 from semisfl.net.messages import Terms
 from semisfl.net.terms import placed_model
@@ -40,7 +43,7 @@ class Budget:
         self.total = (UNKNOWN if free is None else free) // 2 if total is None else total
         self._fix = fix
         self._reserved: dict[str, int] = {}
-        self._pixels, self._predictions = 1, 0
+        self._pixels, self._predictions, self._pass = 1, 0, 0
 
     def reserve(self, use: str, size: int) -> None:
         """Set what ``use`` takes; raise `PolicyBreach` if everything together exceeds the total."""
@@ -59,6 +62,7 @@ class Budget:
         trained, clients = full if full_model else part, terms.config.clients
         self.reserve("model", trained.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
         self.reserve("batch", trained.bytes(clients.batch, 0, KEPT))
+        self.reserve("workspace", trained.workspace(clients.batch, torch.get_num_threads()))
         self.reserve("draws", clients.steps * clients.batch * BYTES_PER_USE)
         channels, height, width = terms.shape
         step = 2 * clients.batch * channels * height * width
@@ -71,6 +75,7 @@ class Budget:
             self.reserve("kept features", FP32 * rows * _features(terms))
         self._pixels = channels * height * width
         self._predictions = FP32 * PREDICTIONS * terms.classes if full_model else 0
+        self._pass = FP32 * trained.passing + (1 + FP32 + OPERATION) * self._pixels
 
     @property
     def views(self) -> int:
@@ -86,7 +91,9 @@ class Budget:
         """Reserve all images as they are trained on, and what a full-model method predicts for them."""
         self.reserve("images", size)
         if self._predictions:
-            self.reserve("predictions", size // self._pixels * self._predictions)
+            count = size // self._pixels
+            together = min(count, PREDICT_BATCH) * self._pass
+            self.reserve("predictions", count * self._predictions + together)
 
     def frames(self, size: int) -> None:
         """Reserve the frames that may be here at a time; each takes ``size`` bytes at most, also once decoded."""
