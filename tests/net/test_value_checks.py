@@ -71,6 +71,17 @@ def test_two_clients_outvote_nobody_and_are_held_against_the_last_good_round() -
     assert screen(20.0, 20.0, usual=1.0)[1] == [0, 1]
 
 
+def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> None:
+    judge = value_checks.Screen()
+    for sent in (1.0, 0.5, 0.25):
+        judge.start_round()
+        judge.sends({"bottom weights": sent})
+        judge.takes(0, {"bottom weights": sent})
+        judge.takes(1, {"bottom weights": 0.0})
+        assert judge.outliers() == {}
+        judge.remember()
+
+
 def test_half_of_an_even_number_cannot_raise_what_is_usual() -> None:
     assert screen(1.0, 20.0, 1.0, 20.0)[1] == [1, 3]
     assert screen(1.0, 2.0, 3.0, 15.0)[1] == []

@@ -130,6 +130,8 @@ class Screen:
         self.usual: Sizes = {}
         """The sizes in good rounds; a restarted server needs them."""
         self._latest: Sizes = {}
+        self._sent: Sizes = {}
+        """The sizes of what the server sent in this round."""
         self._step: dict[str, dict[int, float]] = {}
         self._ratios: dict[str, dict[int, float]] = {}
         """The largest ratio of each client in this round: of its updates, and of other values."""
@@ -137,6 +139,7 @@ class Screen:
     def start_round(self) -> None:
         self._strained_by.clear()
         self._latest.clear()
+        self._sent.clear()
         self._step.clear()
         self._ratios.clear()
 
@@ -148,6 +151,7 @@ class Screen:
         """Note the sizes of what the server sends; return whether they are far from usual."""
         ratios = [_ratio(part, size, self.usual.get(part)) for part, size in parts.items()]
         self._latest |= parts
+        self._sent |= parts
         if any(ratio >= SUSPECT for ratio in ratios):
             self._strained_by.add(None)
         return any(ratio >= OUTLIER for ratio in ratios)
@@ -177,7 +181,9 @@ class Screen:
                     ratios[client] = max(ratio, ratios.get(client, 0.0))
                     if ratio >= SUSPECT:
                         self._strained_by.add(client)
-            self._latest[part] = median
+            # One of two could otherwise make the other's values unusual by tiny ones of its own.
+            least = self._sent.get(part, 0.0) if len(by_client) <= 2 else 0.0
+            self._latest[part] = max(median, least)
         self._step.clear()
         return reasons
 
