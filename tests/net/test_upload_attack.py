@@ -15,6 +15,7 @@ from semisfl.fleet.base import RoundAborted, SplitRound
 from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.net.client.allowance import Allowance, beside
 from semisfl.net.client.rejection import Rejected
+from semisfl.net.frames import Frame
 from semisfl.settings.config import ConfigError
 from semisfl.settings.policy import DevicePolicy, parse_policy, read_policy
 from tests.net.harness import Network, network, tiny, toy_data, until
@@ -206,3 +207,27 @@ def test_a_count_without_bits_is_of_an_earlier_version_and_has_no_bound(tmp_path
     file.write_text('{"rounds": 2, "uses": 3, "bits": -5}')
     with pytest.raises(ConfigError, match="cannot be read"):
         Allowance(file)
+
+
+def first_gradients(victim: Tensor) -> Tensor:
+    """Return what client 1 gets back for its first features, if client 0 holds the images of ``victim``."""
+    received: list[Tensor] = []
+
+    def listen(_: object, frame: Frame) -> None:
+        if frame.kind == "gradients":
+            received.append(frame.tensors["gradients"].clone())
+
+    with network(tiny(2)) as net:
+        net.join(0, load=lambda _: (victim, 0))
+        net.join(1, break_at=listen)
+        assert net.fleet.wait_for(2, 20)
+        net.experiment.method.round(0)
+    return received[0]
+
+
+def test_the_gradients_of_one_device_depend_on_the_images_of_another() -> None:
+    """As docs/security.md says: they are made with the keys of all."""
+    images = toy_data(2)[0].images[:IMAGES]
+    before, again = first_gradients(images), first_gradients(images)
+    assert torch.equal(before, again)
+    assert not torch.allclose(before, first_gradients(torch.full_like(images, 200)), rtol=0.1)

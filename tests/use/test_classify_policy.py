@@ -18,6 +18,7 @@ from semisfl.net.client.approval import Approval, NotAccepted
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.owner import Owner
 from semisfl.settings.bits import row_bits
+from semisfl.settings.layer_kinds import parse_layers
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
@@ -369,6 +370,16 @@ def test_images_are_classified_few_at_a_time_in_a_small_budget(
     torch.testing.assert_close(
         predictions.probabilities, server._model.probabilities(PIXELS), rtol=0, atol=1e-6
     )
+
+
+def test_copies_that_a_convolution_makes_are_counted() -> None:
+    """A convolution of one pixel and one channel copies its images and what it gives into blocks of 16 channels."""
+    layers = ({"kind": "conv", "channels": 1, "kernel": 1}, {"kind": "pool", "size": 16})
+    table = parse_layers([*layers, {"kind": "flatten"}, {"kind": "linear"}])
+    name = "0" * 32
+    model = ServedModel(("a", "b"), (1, 256, 256), (0.5,), (0.5,), table, 3, name, 256, name)
+    budget = Budget(400_000_000)
+    assert 1 <= model.reserve(budget, "fp32") * 2 * 16 * 256 * 256 * 4 <= budget.total
 
 
 # --- the command ---------------------------------------------------------------------------------
