@@ -45,7 +45,8 @@ def write_whole(
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # its own is the temporary file, or none
+        error.filename = str(path)  # its own is the temporary file, or none
+        del error.filename2  # None would be part of the message
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -114,6 +114,7 @@ def _checked(dataset: Dataset, tested: bool) -> Dataset:
         raise ValueError(
             f"{dataset.name} has test images of a class without training images: "
             f"{dataset.classes[untrained[0]]}; add some, or leave out its test images"
+            + "".join(f" ({note})" for note in dataset.notes)
         )
     return dataset
 

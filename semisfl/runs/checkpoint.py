@@ -111,12 +111,16 @@ def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]
 def read(path: Path) -> dict[str, Any]:
     """Return the state in ``path``; raise `CheckpointError` if it does not match its hash."""
     try:
+        path.open("rb").close()  # safe_open calls every file missing that it cannot open
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read checkpoint {path}: {error.strerror}") from error
+    try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             # Copies: the originals are pages of the file, and a replaced file would keep its place on a full disk.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no checkpoint {path}") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     if not metadata.get("format", "").isdecimal():

@@ -438,6 +438,16 @@ def test_other_files_are_skipped_and_counted(tmp_path):
     assert load(str(tmp_path)).notes == ("skipped 1 file other than images: train/cat/notes.txt",)
 
 
+def test_a_class_of_which_no_image_can_be_read_is_named_with_the_reason(tmp_path):
+    class_folder(tmp_path)
+    for number in range(30):
+        save(tmp_path / "train" / "dog" / f"more-{number}.png", noise(number))
+    save(tmp_path / "test" / "eel" / "1.png", noise(1))
+    (tmp_path / "train" / "eel").mkdir()
+    (tmp_path / "train" / "eel" / "1.png").touch()
+    refuses(r"without training images: eel; .* \(1 of \d+ images could not be read", tmp_path)
+
+
 def test_bad_folders(tmp_path):
     def bad(match: str, *removed: str, **added: str) -> None:
         root = class_folder(tmp_path / str(len(list(tmp_path.iterdir()))))
