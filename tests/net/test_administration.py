@@ -18,6 +18,7 @@ from semisfl.fleet.base import SplitRound
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import encode
 from semisfl.net.messages import REVOKED
+from semisfl.net.server import administration
 from semisfl.net.server.administration import SOCKET, ask
 from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.roster import Roster
@@ -316,6 +317,19 @@ def test_without_a_server_it_says_how_to_start_one(
                 left.bind(str(directory.path / SOCKET))
     assert main(["fleet", str(directory.path), "remove"]) == 2
     assert "remove needs the NAME" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose process is stopped."""
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setattr(administration, "SECONDS", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen()
+        with pytest.raises(ValueError, match=r"did not answer within 0.1 s; is its process"):
+            ask(tmp_path, "list")
 
 
 def test_a_long_path_has_a_socket_too(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Device:
 
     @property
     def doing(self) -> str:
-        """Return what the device does now: connecting, loading its images, waiting or training."""
+        """Return what it does now: connecting, checking the terms, loading its images, waiting or training."""
         now = self._doing if self._connection.connected else CONNECTING
         return self._stopped_while or now
 
@@ -200,7 +200,7 @@ class Device:
     # --- joining ---------------------------------------------------------------------------------
 
     def _welcome(self, received: Received, frame: Frame) -> None:
-        self._doing = "loading its images"
+        self._doing = "checking the terms"
         # The terms themselves count at every connection, not the name of the run that comes with them.
         terms = Terms.from_json(frame.fields["terms"], self._connection.methods)
         if self._member is None or self._member.terms != terms:
@@ -212,6 +212,7 @@ class Device:
             self._works = lookup.works(lookup.method(terms.config.method))
             hardware = Hardware(self._device, terms.config.runtime)
             self._budget.begin(terms, hardware, full_model=bool(self._works))
+            self._doing = "loading its images"
             self._member = Member(terms, self._images, hardware, self._budget)
             self._connection.run = terms.run
         member = self.member

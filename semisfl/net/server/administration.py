@@ -101,9 +101,15 @@ def ask(directory: Path, action: str, name: str = "") -> dict[str, Any]:
             raise ValueError(
                 f"{directory / SOCKET} is another user's; run this as the user of the server"
             ) from None
-        link.sendall((json.dumps({"action": action, "name": name}) + "\n").encode())
-        with link.makefile("rb") as lines:
-            answer: dict[str, Any] = json.loads(lines.readline() or b'{"error": "no answer"}')
+        try:
+            link.sendall((json.dumps({"action": action, "name": name}) + "\n").encode())
+            with link.makefile("rb") as lines:
+                answer: dict[str, Any] = json.loads(lines.readline() or b'{"error": "no answer"}')
+        except TimeoutError:
+            raise ValueError(
+                f"the server of {directory} did not answer within {SECONDS:g} s; is its process "
+                "stopped? It may do this later: look with `semisfl fleet`, or at run.log"
+            ) from None
     if "error" in answer:
         raise ValueError(answer["error"])
     return answer
