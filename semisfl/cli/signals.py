@@ -3,8 +3,10 @@
 Loads nothing large: it is imported before torch.
 """
 
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -16,6 +18,8 @@ from semisfl.stopping import StopFlag
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     SIGNALS.append(signal.SIGHUP)
+SAME_SECONDS = 0.5
+"""A signal so soon after the first is the same one: timeout(1) and other wrappers send it twice."""
 LONG = {"run", "compare", "poisoning", "reproduce", "serve", "join", "demo-network", "serve-model"}
 """Commands that a signal stops cleanly; it interrupts all others."""
 
@@ -78,6 +82,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.flag = StopFlag()
         self._began = self._running = False
+        self._first = -math.inf
         self._busy: Callable[[], bool] = lambda: True
         self._before: dict[signal.Signals, Any] = {}
 
@@ -111,9 +116,10 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.flag.requested:
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP or time.monotonic() - self._first < SAME_SECONDS:
                 return
             raise KeyboardInterrupt
+        self._first = time.monotonic()
         self.flag.request()
         # In the middle of an import only note it, as `note_early` does: `running` looks at the flag.
         if not self._began and not _importing(frame):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,10 @@ def test_a_stopped_run_is_not_reported_as_failed(
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
+def test_a_second_signal_ends_at_once(
+    second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semisfl.cli.signals.SAME_SECONDS", 0)
     before = signal.getsignal(signal.SIGINT)
     with StopSignals() as signals:
         with signals.running():
@@ -234,6 +238,19 @@ def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
         with pytest.raises(Stopped), signals.running():
             pytest.fail("a comparison does not start its next run")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_signal_that_a_wrapper_sends_twice_is_one(
+    running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout` sends it to the process and then to its group."""
+    monkeypatch.setattr("semisfl.cli.signals.SAME_SECONDS", 100)
+    with StopSignals() as signals, signals.running() if running else nullcontext():
+        with nullcontext() if running else pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.flag.requested
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
