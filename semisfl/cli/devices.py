@@ -185,6 +185,11 @@ def join(
         raise ValueError(
             "join needs --certs DIR, the folder that `semisfl certs client` made for this device"
         )
+    if name and not insecure_loopback:
+        raise ValueError(
+            f"--name {name} is for --insecure-loopback alone: with --certs a device has the name in its "
+            "certificate, and two devices need two certificates"
+        )
     show_log()
     report = Report(status)
     try:

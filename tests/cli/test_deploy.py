@@ -82,6 +82,14 @@ def test_a_device_without_memory_or_a_port_is_refused(
     refused(capsys, [*words, "127.0.0.1:1", "--memory", "0"], "--memory '0' is no memory at all")
 
 
+def test_a_name_beside_a_certificate_is_refused(
+    labeled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two devices with one certificate would replace each other's connection, whatever their names."""
+    words = ["join", "127.0.0.1:1", "--data", str(labeled), "--certs", "certs", "--name", "two"]
+    refused(capsys, words, "--name two is for --insecure-loopback alone: .* two certificates")
+
+
 def test_settings_beside_resume_are_refused(
     labeled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
