@@ -163,13 +163,21 @@ def _stride(count: int, images: Tensor) -> int:
 def check_images(before: Mapping[str, Any], now: Mapping[str, Any], *, may_grow: bool) -> None:
     """Compare the images of a resumed run by two descriptions: refuse other ones, and warn of other numbers.
 
-    ``may_grow``: only other classes are refused, and other images to judge rounds on warned of.
+    ``may_grow``: only other classes and shapes are refused, and other images to judge rounds on warned of.
     Older checkpoints have no digests, or some.
     """
     if tuple(before.get("classes", now["classes"])) != now["classes"]:
         raise ConfigError(
             f"the run began with the classes {', '.join(before['classes'])}, and the images now "
             f"have {', '.join(now['classes'])}; continue it with the images it had"
+        )
+    then, today = (
+        " x ".join(map(str, about.get("shape", now["shape"]))) for about in (before, now)
+    )
+    if then != today:
+        raise ConfigError(
+            f"the run began with images of {then} (channels, height, width), and they are {today} now: "
+            "continue it with the images it had, or bring most of them to that size"
         )
     digests = before.get("digests", {})
     for key, kind in DIGESTS.items():

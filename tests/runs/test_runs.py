@@ -540,6 +540,23 @@ def test_a_server_goes_on_with_more_labels_and_a_warning(
     assert "may have trained" not in caplog.text, "nobody trains on test images"
 
 
+def test_a_server_does_not_go_on_with_images_of_another_size() -> None:
+    """As when most labelled images have another size since some were added."""
+    larger = replace(
+        DATA,
+        images=DATA.images.repeat_interleave(2, -1).repeat_interleave(2, -2),
+        test_images=DATA.test_images.repeat_interleave(2, -1).repeat_interleave(2, -2),
+    )
+    before, now = (
+        assemble(small("rounds=1"), data, device="cpu").description.as_dict()
+        for data in (DATA, larger)
+    )
+    with pytest.raises(
+        ConfigError, match=r"images of \d x 16 x 16 .*, and they are \d x 32 x 32 now"
+    ):
+        check_images(before, now, may_grow=True)
+
+
 def test_a_server_says_that_other_labels_change_the_validation_images(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
