@@ -219,7 +219,7 @@ def test_a_device_that_takes_no_heartbeat_does_not_hold_connections(
     assert net.certificates is not None
     table = net.fleet._listener.table
     with connect(net.certificates, "client-1", net.port, first=hello()) as link:
-        until(lambda: "client-1" in table.streams and table.streams["client-1"].sent > 0)
+        until(lambda: "client-1" in table.streams and table.streams["client-1"].connection.sent > 0)
         monkeypatch.setattr(cheap_frames, "UNSERVED_SECONDS", 1.0)
         link.sendall(no_room())
         until(lambda: table.streams["client-1"]._writing == 0)
