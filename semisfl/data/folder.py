@@ -71,7 +71,7 @@ def inside(root: Path, files: Sequence[Path]) -> list[int]:
     home = root.resolve()
     kept = [place for place, file in enumerate(files) if file.resolve().is_relative_to(home)]
     if outside := len(files) - len(kept):
-        log.warning("%d links lead out of %s and are not followed", outside, root)
+        log.warning("not followed, as they lead out of %s: %s", root, counted(outside, "link"))
     return kept
 
 
@@ -224,7 +224,7 @@ def files_below(folder: Path, *, follow_links: bool = True) -> Iterator[Path]:
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         if not follow_links and (links := [n for n in below if Path(place, n).is_symlink()]):
-            log.warning("%d links to folders in %s are not followed", len(links), place)
+            log.warning("not followed in %s: %s to folders", place, counted(len(links), "link"))
         yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
 
 

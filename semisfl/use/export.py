@@ -77,11 +77,11 @@ def export(
         draft = Path(place) / path.name
         try:
             WRITERS[to](model, part, draft)
+            if int8:
+                onnx_file.quantize(draft, parts.input_of(model, part, calibrating))
         except OSError as error:
             error.filename = str(path)  # its own is the draft, or none
             raise
-        if int8:
-            onnx_file.quantize(draft, parts.input_of(model, part, calibrating))
         difference, agreement = check(model, part, RUNNERS[to](draft, part), checking, int8)
         os.replace(draft, path)
     exported = Exported(path, folder / "MODEL_CARD.md", len(checking), difference, agreement)

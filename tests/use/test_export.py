@@ -1,6 +1,8 @@
 """Exported files, run by other programs' engines, give what the original gives; what does not is refused."""
 
+import errno
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -134,6 +136,17 @@ def test_a_full_disk_is_an_error_and_nothing_is_kept(
         export(model, PIXELS, tmp_path, to=to)
     assert error.value.filename == str(tmp_path / f"whole{exports.SUFFIXES[to]}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_while_quantising_is_named_by_its_file(
+    model: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, inputs: torch.Tensor) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(onnx_file, "quantize", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*whole-int8\.onnx"):
+        export(model, PIXELS, tmp_path, int8=True)
 
 
 @pytest.mark.parametrize("to", ["torch", "safetensors"])

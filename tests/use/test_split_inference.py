@@ -220,7 +220,7 @@ def test_links_out_of_a_folder_are_not_followed(
     with connect(address, authority) as client:
         names = client.predict(folder).names
         assert [Path(name).name for name in names] == ["again.png", "own.png"]
-        assert f"1 links lead out of {folder} and are not followed" in caplog.text
+        assert f"not followed, as they lead out of {folder}: 1 link" in caplog.text
         assert len(client.predict(folder / "elsewhere.png").names) == 1
 
 
