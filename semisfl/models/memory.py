@@ -15,7 +15,7 @@ from semisfl.settings.run import ModelConfig
 
 FP32 = 4
 BLOCK = 16
-"""A CPU copies what convolutions of one pixel take and give into blocks of so many channels, if they do not fit."""
+"""A CPU may copy what a convolution takes and gives into blocks of so many channels."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,16 @@ def _passing(placed: Placed) -> int:
 
 
 def _copied(placed: Placed) -> int:
-    if isinstance(placed.layer, Conv):
-        copied = (placed.takes, placed.gives) if placed.layer.kernel == 1 else ()
-        return sum(_in_blocks(sides) for sides in copied if sides[0] % BLOCK)
+    if isinstance(layer := placed.layer, Conv):
+        # The blocks hold channels of one group, unless every group has only one.
+        depthwise = placed.takes[0] == placed.gives[0] == layer.groups
+        groups = 1 if depthwise else layer.groups
+        return sum(_in_blocks(sides, groups) for sides in (placed.takes, placed.gives))
     return max(map(_copied, _inside(placed)), default=0)
 
 
-def _in_blocks(sides: Sides) -> int:
-    return -(-sides[0] // BLOCK) * BLOCK * prod(sides[1:])
+def _in_blocks(sides: Sides, groups: int) -> int:
+    return groups * -(-sides[0] // groups // BLOCK) * BLOCK * prod(sides[1:])
 
 
 def _windows(placed: Placed) -> int:
