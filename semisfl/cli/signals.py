@@ -56,12 +56,16 @@ def end_at_once() -> None:
 
 @contextmanager
 def noted(flag: StopFlag) -> Iterator[None]:
-    """Set ``flag`` on the first signal inside; a second one ends this process, SIGHUP aside."""
+    """Set ``flag`` on the first signal inside; a second one (`_Second`) ends this process."""
+    second = _Second()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        flag.request()
-        if number != signal.SIGHUP:
+        if not flag.requested:
+            second.after_now()
+            flag.request()
+        elif second.has_come(number):
             signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
@@ -71,18 +75,33 @@ def noted(flag: StopFlag) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _Second:
+    """Tells a second signal from a first one that comes twice.
+
+    SIGHUP is never the second: a lost terminal sends it twice, from the shell and from the kernel.
+    """
+
+    def __init__(self) -> None:
+        self._first = -math.inf
+
+    def after_now(self) -> None:
+        self._first = time.monotonic()
+
+    def has_come(self, number: int) -> bool:
+        return number != signal.SIGHUP and time.monotonic() - self._first >= SAME_SECONDS
+
+
 class StopSignals:
     """Turns signals into a clean stop.
 
     Before the first round a signal ends the command at once: nothing is lost. Later the first signal
-    lets the run finish its iteration, and a second one ends it at once. SIGHUP is never the second: a
-    lost terminal sends it twice, from the shell and from the kernel.
+    lets the run finish its iteration, and a second one (`_Second`) ends it at once.
     """
 
     def __init__(self) -> None:
         self.flag = StopFlag()
         self._began = self._running = False
-        self._first = -math.inf
+        self._second = _Second()
         self._busy: Callable[[], bool] = lambda: True
         self._before: dict[signal.Signals, Any] = {}
 
@@ -116,10 +135,10 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.flag.requested:
-            if number == signal.SIGHUP or time.monotonic() - self._first < SAME_SECONDS:
-                return
-            raise KeyboardInterrupt
-        self._first = time.monotonic()
+            if self._second.has_come(number):
+                raise KeyboardInterrupt
+            return
+        self._second.after_now()
         self.flag.request()
         # In the middle of an import only note it, as `note_early` does: `running` looks at the flag.
         if not self._began and not _importing(frame):

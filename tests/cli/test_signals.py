@@ -267,6 +267,16 @@ def test_a_lost_terminal_stops_cleanly_though_it_sends_its_signal_twice(
         os.kill(os.getpid(), signal.SIGHUP)
 
 
+@pytest.mark.parametrize("same", [0, 100])
+def test_a_rank_too_ends_at_a_second_signal_and_not_at_one_that_is_sent_twice(same: float) -> None:
+    code = "import signal; from semisfl.cli import signals; from semisfl.stopping import StopFlag; "
+    code += f"signals.SAME_SECONDS = {same}; flag = StopFlag(); noted = signals.noted(flag); "
+    code += "noted.__enter__(); signal.raise_signal(signal.SIGTERM); assert flag.requested; "
+    code += "signal.raise_signal(signal.SIGHUP); signal.raise_signal(signal.SIGTERM)"
+    ended = processes.run([sys.executable, "-c", code])
+    assert ended.returncode == (0 if same else -signal.SIGTERM), ended.stderr
+
+
 def test_under_nohup_a_lost_terminal_stops_nothing() -> None:
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from semisfl.cli import signals; "
     code += "signals.note_early(['run']); signal.raise_signal(signal.SIGHUP); signals.StopSignals().__enter__(); "
