@@ -25,7 +25,7 @@ PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 NARROW = 70
 """On a terminal of fewer columns all columns of a table shrink, as numbers leave names no room to fold."""
 FEW_LETTERS, ENOUGH_LETTERS = 8, 16
-"""Of a name in one line: with fewer a table is printed wider than the terminal, and then with enough."""
+"""Letters of a name in one line: with fewer a table is printed wider than the terminal, and then with enough."""
 UNKNOWN = "–"
 """Stands in a table for a value that is not known."""
 

@@ -40,9 +40,10 @@ class Footprint:
         """
         return FP32 * (copies * self.parameters + kept * batch * self.activations)
 
-    def workspace(self, batch: int, threads: int) -> int:
+    def workspace(self, batch: int) -> int:
         """Return the most bytes that layers need besides while two passes run at a time, one of them for training."""
-        return FP32 * (2 * batch * (self.copied + self.positions) + threads * self.windows)
+        windows = torch.get_num_threads() * self.windows
+        return FP32 * (2 * batch * (self.copied + self.positions) + windows)
 
 
 def footprint(layers: Sequence[Placed]) -> Footprint:

@@ -9,8 +9,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import torch
-
 from semisfl.fleet.codec import codec_named
 from semisfl.models.memory import FP32, footprint
 from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
@@ -119,7 +117,7 @@ class ServedModel:
         """Reserve memory for all that the device will hold; return how many images go into one call."""
         part = footprint(self._held) if self.layers is not None else footprint(())
         budget.reserve("model", part.bytes(0, COPIES, 0))
-        budget.reserve("workspace", part.workspace(0, torch.get_num_threads()))
+        budget.reserve("workspace", part.workspace(0))
         # An image as it is read, stacked and normalised; its features before and after the policy.
         one = 6 * prod(self.shape) + FP32 * (part.passing + 4 * self.features)
         one += 3 * FP32 * len(self.classes) + 2 * codec_named(codec).size((1, self.features))

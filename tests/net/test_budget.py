@@ -80,22 +80,24 @@ ONE = {"kind": "conv", "channels": 1}
 @pytest.mark.parametrize(
     ("layers", "side", "batch", "taken"),
     [
+        (
+            [
+                {"kind": "conv", "channels": 64, "kernel": 1},
+                {"kind": "conv", "channels": 4, "kernel": 11, "groups": 2},
+            ],
+            *(128, 15, 424 * MB),
+        ),
         ([{**ONE, "kernel": 33, "padding": 16}], 128, 32, 85 * MB),
         ([{**ONE, "kernel": 1}], 128, 32, 76 * MB),
         ([{"kind": "conv", "channels": 2, "kernel": 3, "padding": 1}], 96, 256, 252 * MB),
         ([ONE, *[{"kind": "pool", "size": 3, "stride": 1, "padding": 1}] * 8], 130, 32, 82 * MB),
     ],
-    ids=["windows", "blocks", "blocks of a larger kernel", "positions"],
+    ids=["windows", "blocks of a large kernel", "blocks", "blocks of two channels", "positions"],
 )
 def test_what_layers_need_besides_is_counted(
-    layers: list[dict[str, Any]],
-    side: int,
-    batch: int,
-    taken: int,
-    monkeypatch: pytest.MonkeyPatch,
+    layers: list[dict[str, Any]], side: int, batch: int, taken: int
 ) -> None:
-    """A process took so much for its two passes, on two cores; the estimate was 6, 6, 57 and 57 MB."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    """A process took so much for its two passes, on two cores; the estimate was 201, 6, 6, 57 and 57 MB."""
     config = tiny(1, clients={"batch": batch})
     reserved = begun(config, side, [*layers, *LAST], 10**9)._reserved
     assert reserved["batch"] + reserved["workspace"] > taken

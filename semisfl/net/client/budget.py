@@ -3,8 +3,6 @@
 import re
 from math import prod
 
-import torch
-
 from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
 from semisfl.fleet.slot import PREDICT_BATCH
@@ -62,7 +60,7 @@ class Budget:
         trained, clients = full if full_model else part, terms.config.clients
         self.reserve("model", trained.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
         self.reserve("batch", trained.bytes(clients.batch, 0, KEPT))
-        self.reserve("workspace", trained.workspace(clients.batch, torch.get_num_threads()))
+        self.reserve("workspace", trained.workspace(clients.batch))
         self.reserve("draws", clients.steps * clients.batch * BYTES_PER_USE)
         channels, height, width = terms.shape
         step = 2 * clients.batch * channels * height * width
