@@ -37,12 +37,6 @@ class Measured:
         """Return mean and standard error, or None without a number."""
         return Spread.of(self.values) if self.values else None
 
-    @property
-    def difference(self) -> float | None:
-        """Return our mean minus the paper's, or None if one is missing."""
-        paper, ours = self.result.cell.paper, self.spread
-        return None if paper is None or ours is None else ours.mean - paper.mean
-
 
 Parts = Sequence[tuple[Part, Sequence[Measured]]]
 
@@ -120,8 +114,8 @@ def cell_text(one: Measured, measure: Measure, name_rounds: bool = False) -> str
     parts = [_ours(one, measure, name_rounds)]
     if paper is not None:
         parts.append(paper_text(paper, measure))
-    if one.difference is not None:
-        parts.append(_signed(one.difference, measure.digits))
+    if paper is not None and one.spread is not None:
+        parts.append(_difference(one.spread.mean, paper.mean, measure.digits))
     return " / ".join(parts)
 
 
@@ -153,8 +147,9 @@ def _unfinished(result: CellRuns) -> str:
     return f"unfinished (round {done} of {run.config['rounds']:,})"
 
 
-def _signed(difference: float, digits: int) -> str:
-    text = rounded(difference, digits)
+def _difference(ours: float, paper: float, digits: int) -> str:
+    """Return the difference of the two numbers as they are shown, so that a reader finds the same."""
+    text = rounded(float(rounded(ours, digits)) - float(rounded(paper, digits)), digits)
     return text if text.startswith("-") or float(text) == 0 else f"+{text}"
 
 

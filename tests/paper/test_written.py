@@ -54,6 +54,12 @@ def test_a_cell_has_our_number_the_papers_and_the_difference(tmp_path: Path) -> 
     assert "- assumed" in text and "fewer rounds" not in text
 
 
+def test_the_difference_is_that_of_the_numbers_shown(tmp_path: Path) -> None:
+    cell = digits_cell(paper=Value(88.1))
+    leave_run(tmp_path / "run", cell.config(), [10.0, 89.55])
+    assert "| semisfl | **89.5** / 88.1 / +1.4 |" in text_of(exhibit(cell), tmp_path)
+
+
 def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     cells = [digits_cell(paper=Value(80.0)), digits_cell("supervised"), digits_cell("fedswitch")]
     leave_run(tmp_path / "begun", cells[1].config(), [10.0])
