@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.malicious_server import Hijacker, Public, hijack, plant
 from semisfl import parse
-from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
 from semisfl.attacks.likeness import likeness
 from semisfl.data.augment import Augmentation
 from semisfl.engine.weights import clone

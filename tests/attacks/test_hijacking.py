@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from semisfl.attacks.hijacking import Hijacker, Public, hijack, plant
+from benchmarks.malicious_server import Hijacker, Public, hijack, plant
 from semisfl.attacks.likeness import likeness
 from semisfl.data.augment import Augmentation
 from semisfl.data.partition import Partition
