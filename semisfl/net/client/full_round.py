@@ -2,20 +2,21 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from semisfl.fleet.base import ClientWork, FullRound, State
-from semisfl.fleet.outgoing import Cleared, Outgoing
 from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
 from semisfl.net.client.agreement import check_weights, full_settings
 from semisfl.net.client.connection import Received
-from semisfl.net.client.member import Member
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.frames import Frame, Schema
 from semisfl.settings.policy import PolicyBreach
+
+if TYPE_CHECKING:
+    from semisfl.net.client.device import Device
 
 OWN_FAULTS = (
     *(OSError, MemoryError, torch.OutOfMemoryError),
@@ -32,39 +33,10 @@ class Interrupted(Exception):
         self.received = received
 
 
-class Asking(Protocol):
-    """Declare what a round needs from its device."""
-
-    @property
-    def member(self) -> Member: ...
-
-    @property
-    def outgoing(self) -> Outgoing: ...
-
-    def expect_round(self, **more: Schema) -> None: ...
-
-    def receive(self) -> Received: ...
-
-    def decode(self, received: Received) -> Frame | None: ...
-
-    def acting(self, frame: Frame) -> None: ...
-
-    def answer(
-        self,
-        received: Received,
-        kind: str,
-        fields: Mapping[str, Any],
-        cleared: Cleared | None = None,
-        codecs: Mapping[str, str] | str = "fp32",
-        *,
-        copy: bool = True,
-    ) -> None: ...
-
-
 class ClientFullRound:
     """Exchange states with the server during a full-model round."""
 
-    def __init__(self, device: Asking, received: Received, round_index: int) -> None:
+    def __init__(self, device: "Device", received: Received, round_index: int) -> None:
         self._device = device
         self._last = received
         self._round = round_index

@@ -1,5 +1,7 @@
 """Run a client's side of a split round: features at every step, the bottom after the last one."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
@@ -7,10 +9,12 @@ from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.packing import separated
 from semisfl.net.client.connection import Received
-from semisfl.net.client.full_round import Asking
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.frames import Frame
 from semisfl.settings.policy import PolicyBreach
+
+if TYPE_CHECKING:
+    from semisfl.net.client.device import Device
 
 log = brief_logger(__name__)
 
@@ -18,7 +22,7 @@ log = brief_logger(__name__)
 class ClientSplitRounds:
     """Train with a server's gradients, and look at those of all rounds for signs of hijacking."""
 
-    def __init__(self, device: Asking) -> None:
+    def __init__(self, device: "Device") -> None:
         self._device = device
         self._detector, self._warned = HijackDetector(), False
 

@@ -54,22 +54,18 @@ class Listener:
         self._device_log = context.device_log
         self._handshake_seconds = handshake_seconds
         self._finished = False
-        self._thread = thread or LoopThread("semisfl-server")
+        self.thread = thread or LoopThread("semisfl-server")
         self._owns_thread = thread is None
         try:
-            self.port = self._thread.call(self._bind(network.listen))
+            self.port = self.thread.call(self._bind(network.listen))
         except BaseException:
             if self._owns_thread:
-                self._thread.stop()
+                self.thread.stop()
             raise
 
     def start(self) -> None:
         """Let clients in."""
-        self._thread.call(self._server.start())
-
-    @property
-    def thread(self) -> LoopThread:
-        return self._thread
+        self.thread.call(self._server.start())
 
     async def _bind(self, listen: str) -> int:
         seconds = self._handshake_seconds
@@ -163,9 +159,9 @@ class Listener:
         self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, reason: str = "the server stops"
     ) -> None:
         """Say goodbye to everyone and stop listening."""
-        self._thread.call(self._stop(code, reason))
+        self.thread.call(self._stop(code, reason))
         if self._owns_thread:
-            self._thread.stop()
+            self.thread.stop()
 
     async def _stop(self, code: grpc.StatusCode, reason: str) -> None:
         self._finished = code is grpc.StatusCode.OK
@@ -183,7 +179,7 @@ class Listener:
 
     def kill(self) -> None:
         """Drop every connection without a goodbye, as a crash would."""
-        self._thread.loop.call_soon_threadsafe(self._cheap_frames.stop)
-        self._thread.call(self._server.stop(None))
+        self.thread.loop.call_soon_threadsafe(self._cheap_frames.stop)
+        self.thread.call(self._server.stop(None))
         if self._owns_thread:
-            self._thread.stop()
+            self.thread.stop()
