@@ -71,14 +71,22 @@ def optimise_images(
 
     The attacker needs no images (Mahendran and Vedaldi 2015). ``prepare`` normalises pixels in 0..1.
     """
+    scale = target.pow(2).mean().clamp(min=1e-12)
+
+    def distance(images: Tensor) -> Tensor:
+        return (bottom(prepare(images)) - target).pow(2).mean() / scale
+
+    return optimised(distance, start, steps)
+
+
+def optimised(distance: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
+    """Return images with a small ``distance`` and little total variation, found from ``start``."""
     pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
     optimizer = torch.optim.Adam([pixels], 0.1)
-    scale = target.pow(2).mean().clamp(min=1e-12)
     for _ in range(steps):
         optimizer.zero_grad()
         images = torch.sigmoid(pixels)
-        distance = (bottom(prepare(images)) - target).pow(2).mean() / scale
-        (distance + SMOOTH * total_variation(images)).backward()
+        (distance(images) + SMOOTH * total_variation(images)).backward()
         optimizer.step()
     return torch.sigmoid(pixels).detach()
 

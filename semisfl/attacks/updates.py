@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semisfl.attacks.inversion import SMOOTH, total_variation
+from semisfl.attacks.inversion import optimised
 
 
 def gradient_of(
@@ -37,17 +37,11 @@ def invert_gradient(
     steps: int = 150,
 ) -> Tensor:
     """Return images with ``labels`` whose gradient has the direction of the ``target``."""
-    pixels = torch.logit(start.clamp(0.02, 0.98)).detach().requires_grad_()
-    optimizer = torch.optim.Adam([pixels], 0.1)
     wanted = torch.cat([part.flatten() for part in target])
-    for _ in range(steps):
-        optimizer.zero_grad()
-        images = torch.sigmoid(pixels)
+
+    def distance(images: Tensor) -> Tensor:
         loss = F.cross_entropy(model(prepare(images)), labels)
         gradient = torch.autograd.grad(loss, list(parameters), create_graph=True)
-        distance = 1 - F.cosine_similarity(
-            torch.cat([g.flatten() for g in gradient]), wanted, dim=0
-        )
-        (distance + SMOOTH * total_variation(images)).backward()
-        optimizer.step()
-    return torch.sigmoid(pixels).detach()
+        return 1 - F.cosine_similarity(torch.cat([g.flatten() for g in gradient]), wanted, dim=0)
+
+    return optimised(distance, start, steps)

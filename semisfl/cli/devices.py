@@ -14,16 +14,19 @@ from semisfl.cli.options import (
     Accept,
     AllowMethod,
     Device,
+    DeviceCerts,
     Insecure,
     Memory,
     PolicyFile,
     Preset,
     Quiet,
+    ServerCerts,
     Settings,
     chosen_preset,
     name_of,
     needs_network,
     refuse_beside_resume,
+    require_certs,
     show_log,
     values_of,
 )
@@ -39,9 +42,7 @@ def serve(
     labeled: Annotated[Path, typer.Option(help="Folder with train/<class>/* and test/<class>/*.")],
     preset: Preset = "",
     settings: Settings = None,
-    certs: Annotated[
-        Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
-    ] = Path("certs"),
+    certs: ServerCerts = Path("certs"),
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8443",
     out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
@@ -148,10 +149,7 @@ def _labels_used(about: "Description") -> str:
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
     data: Annotated[Path, typer.Option(help="Folder of images; they stay on this device.")],
-    certs: Annotated[
-        Path | None,
-        typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
-    ] = None,
+    certs: DeviceCerts = None,
     device: Device = "auto",
     insecure_loopback: Insecure = False,
     name: Annotated[
@@ -181,10 +179,7 @@ def join(
     from semisfl.cli.signals import StopSignals
     from semisfl.stopping import Stopped
 
-    if certs is None and not insecure_loopback:
-        raise ValueError(
-            "join needs --certs DIR, the folder that `semisfl certs client` made for this device"
-        )
+    require_certs("join", certs, insecure_loopback)
     if name and not insecure_loopback:
         raise ValueError(
             f"--name {name} is for --insecure-loopback alone: with --certs a device has the name in its "

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semisfl.cli.options import Insecure, Json, Settings, needs_network, values_of
+from semisfl.cli.options import (
+    DeviceCerts,
+    Insecure,
+    Json,
+    Settings,
+    needs_network,
+    require_certs,
+    values_of,
+)
 from semisfl.settings.policy import DIGEST
 from semisfl.stopping import StopFlag
 
@@ -29,10 +37,7 @@ def inspect(
             help="A server, or a preset or settings file that a server is to use.",
         ),
     ],
-    certs: Annotated[
-        Path | None,
-        typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
-    ] = None,
+    certs: DeviceCerts = None,
     settings: Settings = None,
     labeled: Annotated[
         Path | None,
@@ -72,10 +77,7 @@ def _of_server(
     from semisfl.net.client.inspect import read_terms
     from semisfl.net.tls.certs import load_client_credentials
 
-    if certs is None and not insecure_loopback:
-        raise ValueError(
-            "inspect needs --certs DIR, the folder that `semisfl certs client` made for this device"
-        )
+    require_certs("inspect", certs, insecure_loopback)
     return read_terms(
         address,
         None if certs is None else load_client_credentials(certs),

@@ -8,7 +8,7 @@ from semisfl.cli.signals import StopSignals
 from semisfl.runs import compare, pools
 from semisfl.runs.compare import Job
 from semisfl.runs.lock import Taken
-from semisfl.runs.pools import Leave, Pool
+from semisfl.runs.pools import Pool
 from semisfl.settings.config import ConfigError
 from semisfl.stopping import Stopped
 
@@ -31,6 +31,15 @@ def run_all(
         if not quiet:
             console.say(f"{path} is skipped: another process is training it")
 
+    def train(job: Job) -> bool:
+        try:
+            return _train(job, signals, device, quiet)
+        except Taken:
+            if not share:
+                raise
+            leave(job.path)
+            return True
+
     pool = pool_for(engine, at_once, device)
     with StopSignals() as signals:
         if pool is not None:
@@ -40,9 +49,8 @@ def run_all(
                     return pools.run_in_pool(
                         jobs, made, signals.flag, tell, leave if share else None
                     )
-        train = _trainer(signals, device, quiet)
         try:
-            return compare.run_in_turn(jobs, _leaving_taken(train, leave) if share else train)
+            return compare.run_in_turn(jobs, train)
         except Stopped:  # before the first round of one of them
             return False
 
@@ -60,28 +68,15 @@ def pool_for(engine: str | None, count: int, device: str) -> Callable[[], Pool] 
     return (lambda: pools.Processes(count, device)) if count > 1 else None
 
 
-def _trainer(signals: StopSignals, device: str, quiet: bool) -> Callable[[Job], bool]:
-    def train(job: Job) -> bool:
-        title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
-        if job.status == "unfinished":
-            result = one_run.carry_on(
-                job.path, signals, settings=job.changed, device=device, quiet=quiet, title=title
-            )
-        else:
-            result = one_run.start(
-                job.config, job.path, signals, device=device, quiet=quiet, title=title
-            )
-        return not result.stopped
-
-    return train
-
-
-def _leaving_taken(train: Callable[[Job], bool], leave: Leave) -> Callable[[Job], bool]:
-    def shared(job: Job) -> bool:
-        try:
-            return train(job)
-        except Taken:
-            leave(job.path)
-            return True
-
-    return shared
+def _train(job: Job, signals: StopSignals, device: str, quiet: bool) -> bool:
+    """Train a run here; return whether it reached its end."""
+    title = job.path.name  # a method, what is swept and a seed, or a cell of the paper
+    if job.status == "unfinished":
+        result = one_run.carry_on(
+            job.path, signals, settings=job.changed, device=device, quiet=quiet, title=title
+        )
+    else:
+        result = one_run.start(
+            job.config, job.path, signals, device=device, quiet=quiet, title=title
+        )
+    return not result.stopped

@@ -79,6 +79,12 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure-loopback", help="Use no TLS; only on a loopback address, for tests."),
 ]
+ServerCerts = Annotated[
+    Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
+]
+DeviceCerts = Annotated[
+    Path | None, typer.Option(help="This device's folder: authority.crt, client.crt, client.key.")
+]
 PolicyFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE.toml", help="Limits that this device enforces on the server."),
@@ -193,6 +199,13 @@ def needs_network() -> Iterator[None]:
         if error.name and error.name.split(".")[0] in ("grpc", "msgpack", "cryptography"):
             raise ValueError(f"{EXTRA} (no module {error.name!r})") from error
         raise
+
+
+def require_certs(command: str, certs: Path | None, insecure_loopback: bool) -> None:
+    if certs is None and not insecure_loopback:
+        raise ValueError(
+            f"{command} needs --certs DIR, the folder that `semisfl certs client` made for this device"
+        )
 
 
 def refuse_beside_resume(context: typer.Context) -> None:

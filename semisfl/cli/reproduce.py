@@ -101,7 +101,13 @@ def reproduce(
         return
     trained = [] if no_run else left
     if trained:
-        if not _run(trained, engine, at_once, device, quiet):
+        from semisfl.cli.many_runs import run_all
+        from semisfl.runs.compare import Job
+
+        jobs = [Job.of(one.config, one.path) for one in trained]
+        if not run_all(
+            jobs, engine=engine, at_once=at_once, device=device, quiet=quiet, share=True
+        ):
             print("stopped; the same command continues")
             return
         index = RunIndex(out, others)
@@ -114,16 +120,6 @@ def reproduce(
 
         runs = [index.one(each.config) for each in trained]
         leave_if_any_diverged([indexed.run for indexed in runs if indexed])
-
-
-def _run(
-    left: Sequence[Missing], engine: str | None, at_once: int, device: str, quiet: bool
-) -> bool:
-    from semisfl.cli.many_runs import run_all
-    from semisfl.runs.compare import Job
-
-    jobs = [Job.of(one.config, one.path) for one in left]
-    return run_all(jobs, engine=engine, at_once=at_once, device=device, quiet=quiet, share=True)
 
 
 def _estimate(

@@ -12,11 +12,14 @@ from semisfl.cli.options import (
     EXIT_CODES,
     Accept,
     Device,
+    DeviceCerts,
     Insecure,
     Json,
     Memory,
     PolicyFile,
+    ServerCerts,
     needs_network,
+    require_certs,
     show_log,
 )
 from semisfl.cli.use_model import Csv, Cut, RunOrFile, Top, cut_at, open_model, tell_predictions
@@ -27,9 +30,7 @@ LOOK_SECONDS = 0.2
 
 def serve_model(
     run: RunOrFile,
-    certs: Annotated[
-        Path | None, typer.Option(help="The authority's folder, with server.crt and server.key.")
-    ] = Path("certs"),
+    certs: ServerCerts = Path("certs"),
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "0.0.0.0:8444",
     cut: Cut = None,
     accept_images: Annotated[
@@ -68,10 +69,7 @@ def serve_model(
 def classify(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of `serve-model`.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    certs: Annotated[
-        Path | None,
-        typer.Option(help="This device's folder: authority.crt, client.crt, client.key."),
-    ] = None,
+    certs: DeviceCerts = None,
     bottom: Annotated[
         Path | None,
         typer.Option(
@@ -106,10 +104,7 @@ def classify(
     from semisfl.settings.policy import PolicyBreach
     from semisfl.stopping import StopFlag
 
-    if certs is None and not insecure_loopback:
-        raise ValueError(
-            "classify needs --certs DIR, the folder that `semisfl certs client` made for this device"
-        )
+    require_certs("classify", certs, insecure_loopback)
     if bottom is not None and send_images:
         raise ValueError("--send-images and --bottom cannot be combined; choose one")
     credentials = None if certs is None else load_client_credentials(certs)

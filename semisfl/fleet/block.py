@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from semisfl import seeds
-from semisfl.data.batches import RoundBatches, Views, side_by_side, split_views
+from semisfl.data.batches import Views, side_by_side, split_views
 from semisfl.engine.sgd import SGD
 from semisfl.engine.weights import clone
 from semisfl.fleet.base import ClientResult, ClientWork, Features, FullRound, SplitRound, State
@@ -63,13 +63,7 @@ class ClientBlock:
         check(config.wire)
         self.shards = [np.asarray(shard) for shard in setup.shards]
         self.labels = setup.labels
-        self.batches = RoundBatches(
-            setup.images,
-            setup.augmentation,
-            setup.normalizer,
-            hardware.dtype,
-            whole=hardware.capture,
-        )
+        self.batches = setup.batches(setup.images)
         self._size = setup.shape[1:]
         self._bottom = clone(model.bottom)
         # A teacher normalises by the statistics of its client's batch, as in the authors' code.

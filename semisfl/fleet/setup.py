@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from semisfl.data.augment import Augmentation, Normalizer
+from semisfl.data.batches import RoundBatches
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.models.split import Shape, SplitModel
@@ -61,9 +62,13 @@ class FleetSetup:
         return checksum
 
     @property
-    def augmentation(self) -> Augmentation:
-        return Augmentation.of(self.config.data.augment)
-
-    @property
     def normalizer(self) -> Normalizer:
         return Normalizer.of(self.mean, self.std).to(self.hardware.device)
+
+    def batches(self, images: Tensor) -> RoundBatches:
+        """Return batches of ``images``, augmented and normalised as in this run."""
+        augmentation = Augmentation.of(self.config.data.augment)
+        hardware = self.hardware
+        return RoundBatches(
+            images, augmentation, self.normalizer, hardware.dtype, whole=hardware.capture
+        )

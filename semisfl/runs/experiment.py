@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
-from semisfl.data.batches import RoundBatches
 from semisfl.data.holdings import Holdings, count
 from semisfl.data.labeled import LabeledImages
 from semisfl.data.partition import Partition
@@ -221,14 +220,7 @@ def assemble(
     if config.model.weights is not None and resumed is None:
         start_from(split_model, config.model.weights, config.model.name, data.classes)
     images, labels = _on_device(data, partition.labeled, hardware)
-    batches = RoundBatches(
-        images,
-        setup.augmentation,
-        setup.normalizer,
-        hardware.dtype,
-        whole=hardware.capture,
-    )
-    labeled = LabeledImages(batches, labels, config, hardware.streams.while_busy)
+    labeled = LabeledImages(setup.batches(images), labels, config, hardware.streams.while_busy)
     fleet = (make_fleet or FLEETS[config.fleet.kind])(setup)
     try:
         method = lookup.method_class(lookup.method(config.method))(
