@@ -66,11 +66,6 @@ def load(name: str) -> Profile:
     return _profile(profiles, section, f"{place}:")
 
 
-def names() -> list[str]:
-    """Return the names of the package's profiles."""
-    return list(_own())
-
-
 def _own() -> dict[str, Any]:
     file = resources.files("semisfl.costs") / "profiles.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -29,6 +29,7 @@ from semisfl.net.client.identity import Target
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
+from semisfl.net.tls.credentials import parse
 from tests import processes
 from tests.net.harness import loop_thread, network, on_loop, tiny, until
 
@@ -467,7 +468,7 @@ def test_a_client_takes_renewed_files_when_it_connects_again(tmp_path: Path) -> 
         client = net.join(0)
         assert net.fleet.wait_for(1, 10)
         renewed = certs.renew_client(place, "client-0")
-        certs.revoke_serial(place, f"{certs.serial(old.certificate):x}")
+        certs.revoke_serial(place, f"{parse(old.certificate).serial_number:x}")
         net.fleet.wait_ready()
         assert net.fleet.wait_for(1, 10)
         (session,) = net.fleet._listener.table.enrolled.values()

@@ -27,9 +27,7 @@ from semisfl.net.tls.credentials import Credentials as Credentials
 from semisfl.net.tls.credentials import identity as identity
 from semisfl.net.tls.credentials import load_client_credentials as load_client_credentials
 from semisfl.net.tls.credentials import load_server_credentials as load_server_credentials
-from semisfl.net.tls.credentials import serial as serial
 from semisfl.net.tls.ledger import Issued, clients_named, enter
-from semisfl.net.tls.ledger import is_revoked as is_revoked
 from semisfl.net.tls.ledger import listing as listing
 from semisfl.net.tls.ledger import revoke as revoke
 from semisfl.net.tls.ledger import revoke_certificate as revoke_certificate

@@ -83,11 +83,6 @@ def identity(peer: Peer) -> str:
     return names[0]
 
 
-def serial(peer: Peer) -> int:
-    """Return the serial number of a certificate, for `is_revoked`."""
-    return parse(peer).serial_number
-
-
 def hosts(certificate: x509.Certificate) -> list[str]:
     """Return the host names and addresses that a server's certificate is for."""
     try:

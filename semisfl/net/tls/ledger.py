@@ -152,11 +152,6 @@ def revoke_certificate(directory: str | Path, file: str | Path) -> tuple[str, bo
     return name, _turn_away(directory, certificate.serial_number, name)
 
 
-def is_revoked(directory: str | Path, serial: int) -> bool:
-    """Return whether the current list holds this serial."""
-    return serial in revoked_serials(directory)
-
-
 def revoked_serials(directory: str | Path) -> frozenset[int]:
     """Return the serials of revoked.txt; raise `CertError` if it is missing, empty or damaged."""
     path = Path(directory) / "revoked.txt"
