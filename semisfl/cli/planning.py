@@ -11,6 +11,7 @@ import typer
 from semisfl.cli import console, plan_report, server_sizes
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
+from semisfl.files import save_picture
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
@@ -108,7 +109,7 @@ def plan(
         from semisfl.costs import charts
 
         try:
-            charts.draw_plan(proposed, picture)
+            save_picture(charts.plan_picture(proposed), picture)
         except OSError as error:  # the numbers are worth more than their picture
             console.say(
                 f"no picture: {picture}: {error.strerror or error}; choose --out", "warning"

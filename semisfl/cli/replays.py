@@ -20,6 +20,7 @@ from semisfl.cli.planning import (
     world_of,
 )
 from semisfl.costs import PAPER_DOWN, PAPER_UP
+from semisfl.files import save_picture
 
 if TYPE_CHECKING:
     from semisfl.costs.clock import World
@@ -74,7 +75,8 @@ def replay(
     if picture:
         from semisfl.costs import charts
 
-        charts.draw_costs([(group, replays) for group, _, replays in results], picture)
+        pairs = [(group, replays) for group, _, replays in results]
+        save_picture(charts.costs_picture(pairs), picture)
     if json_:
         print(json.dumps(_as_json(results, world, codec, picture)))
     elif picture:

@@ -10,6 +10,7 @@ import typer
 
 from semisfl.cli import console, watching
 from semisfl.cli.options import AllowMethod, Json, Tables, Target
+from semisfl.files import save_picture
 from semisfl.runs import grouping, paired, plots, report, sweeps
 from semisfl.runs.grouping import Group
 from semisfl.runs.paired import Difference
@@ -86,7 +87,7 @@ def tell(
     if picture:
         plots.draw([group for group, _ in results], picture, charts)
     if swept and over:
-        sweeps.draw(swept, over)
+        save_picture(sweeps.picture(swept), over)
     if as_json:
         plain = [
             report.as_json(summary) | {"note": note}

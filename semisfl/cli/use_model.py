@@ -11,6 +11,7 @@ import typer
 
 from semisfl.cli import console
 from semisfl.cli.options import Device, Json
+from semisfl.files import save_picture
 from semisfl.settings.counts import counted
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def evaluate(
         _print(result)
     picture = console.picture_at(out)
     if picture:
-        evaluation_plot.draw(result, picture)
+        save_picture(evaluation_plot.picture(result), picture)
     if json_:
         print(json.dumps(result.as_dict() | {"picture": str(picture) if picture else None}))
     elif picture:

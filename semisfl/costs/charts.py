@@ -1,12 +1,10 @@
 """Draw plans and replayed costs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semisfl.costs.plan import Line, Plan, group_name
 from semisfl.costs.replay import Replay, shares
-from semisfl.files import save_picture
 from semisfl.runs import plots
 from semisfl.runs.grouping import Group
 from semisfl.settings.counts import counted
@@ -18,11 +16,6 @@ if TYPE_CHECKING:
 MEGA = 1e6
 BAR = "#c9d4e5"
 PARTS = {"computing": "#dd8452", "sending": "#4c72b0", "waiting": "#d9d9d9"}
-
-
-def draw_plan(plan: Plan, path: Path) -> None:
-    """Write the picture of a plan to a file."""
-    save_picture(plan_picture(plan), path)
 
 
 def plan_picture(plan: Plan) -> "Figure":
@@ -76,11 +69,6 @@ def plan_picture(plan: Plan) -> "Figure":
         fontsize=10,
     )
     return figure
-
-
-def draw_costs(groups: Sequence[tuple[Group, Sequence[Replay]]], path: Path) -> None:
-    """Write the picture of replayed runs to a file."""
-    save_picture(costs_picture(groups), path)
 
 
 def costs_picture(groups: Sequence[tuple[Group, Sequence[Replay]]]) -> "Figure":

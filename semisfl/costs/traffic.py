@@ -18,7 +18,6 @@ from semisfl.settings.config import Config
 class Crossed:
     """The bytes of a round."""
 
-    round: int
     clients: Mapping[int, Bytes]
     exact: bool = True
     """Whether each client's bytes were recorded; otherwise only their sum was, and the rest is computed."""
@@ -51,19 +50,19 @@ def _one(now: RoundMetrics, before: RoundMetrics, priced: Priced) -> Crossed:
             raise ValueError(
                 f"round {now.round} has a damaged bytes_by_client: {error!r:.80}"
             ) from error
-        return Crossed(now.round, each)
+        return Crossed(each)
     if now.bytes_total is None or before.bytes_total is None:
         raise ValueError(f"round {now.round} does not record what was sent (no bytes_total)")
     sent = now.bytes_total - before.bytes_total
     if not sent:
-        return Crossed(now.round, {})
+        return Crossed({})
     active = _active(now, priced.config)
     usual = (priced.usual or Cost(0, 0)).by_kind()
     if now.bytes is not None and before.bytes is not None:
         kinds = {kind: size - before.bytes.get(kind, 0) for kind, size in now.bytes.items()}
     else:
         kinds = _by_formula(sent, usual, len(active), now, priced.sizes)
-    return Crossed(now.round, _shared(kinds, usual, active), exact=False)
+    return Crossed(_shared(kinds, usual, active), exact=False)
 
 
 def _active(metrics: RoundMetrics, config: Config) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semisfl.files import save_picture
 from semisfl.runs.grouping import Group
 from semisfl.runs.labels import UNSEEN, but_for_seed, in_full
 from semisfl.runs.report import Spread, Summary, accuracy_of
@@ -190,11 +189,6 @@ def _order(value: str) -> tuple[bool, float, str]:
     """Return a sort key: numbers by size, then words."""
     number = _number(value)
     return (number is None, number or 0.0, value)
-
-
-def draw(swept: Swept, path: Path) -> None:
-    """Write the `picture` to a file."""
-    save_picture(picture(swept), path)
 
 
 def picture(swept: Swept) -> "Figure":

@@ -1,12 +1,10 @@
 """Draw an evaluation: the confusion matrix, and confidence against accuracy."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from semisfl.data.holdings import short
-from semisfl.files import save_picture
 from semisfl.settings.counts import counted
 from semisfl.use.evaluation import Evaluation
 
@@ -17,10 +15,6 @@ if TYPE_CHECKING:
 LONGEST_NAME = 20
 MOST_NUMBERED = 30
 """Classes up to which a cell has room for its number."""
-
-
-def draw(evaluation: Evaluation, path: Path) -> None:
-    save_picture(picture(evaluation), path)
 
 
 def picture(evaluation: Evaluation) -> "Figure":

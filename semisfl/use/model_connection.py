@@ -6,6 +6,7 @@ import grpc
 
 from semisfl.net import chunks
 from semisfl.net.client.diagnosis import explained
+from semisfl.net.client.identity import open_channel
 from semisfl.net.frames import Frame, Schema, decode, encode
 from semisfl.net.headers import WireError
 from semisfl.net.tls.credentials import Credentials
@@ -51,14 +52,9 @@ class ModelConnection:
         if self._channel is not None and limit <= self._limit:
             return self._channel
         self.close()
-        options, files = protocol.options(limit), self._certificate
-        if files is None:
-            channel = grpc.insecure_channel(self.address, options)
-        else:
-            secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
-            channel = grpc.secure_channel(self.address, secure, options)
-        self._limit, self._channel = limit, channel
-        return channel
+        self._limit = limit
+        self._channel = open_channel(self.address, self._certificate, protocol.options(limit))
+        return self._channel
 
     def close(self) -> None:
         if self._channel is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from semisfl.engine.hardware import Hardware
 from semisfl.fleet.base import ClientWork
 from semisfl.fleet.caps import Price
-from semisfl.fleet.outgoing import Cleared, Outgoing
+from semisfl.fleet.outgoing import Cleared
 from semisfl.net import messages, ranges
 from semisfl.net.client import agreement
 from semisfl.net.client.connection import Connection, Received, Stream
@@ -52,7 +52,9 @@ class Device:
         """Rounds this client did its part of to the end."""
         self._doing = CONNECTING
         self._stopped_while: str | None = None
-        self._finished = False
+        self.finished = False
+        """Whether the device ended because the server reported that the run is finished."""
+        self.outgoing = connection.outgoing
         self._connection = connection
         self._allowance, self._budget = connection.owner.allowance, connection.owner.budget
         self._images = images
@@ -74,10 +76,6 @@ class Device:
         }
 
     @property
-    def outgoing(self) -> Outgoing:
-        return self._connection.outgoing
-
-    @property
     def member(self) -> Member:
         assert self._member is not None, "the first frame of any connection is a welcome"
         return self._member
@@ -87,11 +85,6 @@ class Device:
         """Return what it does now: connecting, checking the terms, loading its images, waiting or training."""
         now = self._doing if self._connection.connected else CONNECTING
         return self._stopped_while or now
-
-    @property
-    def finished(self) -> bool:
-        """Return whether the device ended because the server reported that the run is finished."""
-        return self._finished
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -130,7 +123,7 @@ class Device:
         except Stopped:
             self._stopped_while = self.doing
             # The server also ends the stream after the goodbye below.
-            self._finished = self._connection.over.is_set()
+            self.finished = self._connection.over.is_set()
         finally:
             self._connection.close()
 

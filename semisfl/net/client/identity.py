@@ -37,6 +37,16 @@ class Target:
         return None if self.insecure_loopback else self.certificate
 
 
+def open_channel(
+    address: str, certificate: Credentials | None, options: Sequence[tuple[str, int]]
+) -> grpc.Channel:
+    """Return a channel to a server that shows the certificate; None: one in plaintext."""
+    if certificate is None:
+        return grpc.insecure_channel(address, options)
+    files = certificate.authority, certificate.key, certificate.certificate
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options)
+
+
 class Identity:
     """Hold the certificate that a client shows to the server at ``address``; None: plaintext."""
 

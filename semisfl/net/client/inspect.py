@@ -7,6 +7,7 @@ import grpc
 
 from semisfl.net import chunks, messages
 from semisfl.net.client.diagnosis import explained
+from semisfl.net.client.identity import open_channel
 from semisfl.net.terms import Terms
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import lookup
@@ -29,13 +30,7 @@ def read_terms(
     """Return the terms that ``address`` has for devices; raise `ValueError` or `OSError` if it has none."""
     chunks.check_target(address, credentials is not None, insecure_loopback)
     options = [*chunks.options(), ("grpc.max_receive_message_length", messages.SMALL)]
-    if insecure_loopback or credentials is None:
-        channel = grpc.insecure_channel(address, options)
-    else:
-        files = credentials
-        secure = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
-        channel = grpc.secure_channel(address, secure, options)
-    with channel:
+    with open_channel(address, None if insecure_loopback else credentials, options) as channel:
         try:
             text = channel.stream_unary(chunks.TERMS)(iter(()), timeout=SECONDS)
         except grpc.RpcError as error:

@@ -57,10 +57,6 @@ class ServerFullRound:
             "states": self._take_upload,
         }
 
-    def _states(self, client: int) -> dict[str, State]:
-        # Clients keep nothing between rounds, so states in `held` are sent and counted again.
-        return self._plan.known_to(client)
-
     def begin(self, client: int) -> None:
         plan = self._plan
         fields = {
@@ -70,7 +66,7 @@ class ServerFullRound:
             "work": self._work.name,
             # Devices take all settings from the terms and compare these; infinite numbers cross in no field.
             "settings": {k: v for k, v in plan.settings.items() if v not in (math.inf, -math.inf)},
-            "states": tensor_names(self._states(client)),
+            "states": tensor_names(plan.known_to(client)),
             "on_request": tensor_names(plan.on_request),
         }
         self._ask(client, encode("full", fields, {}), {}, {"accept": messages.ACCEPT})
@@ -104,7 +100,8 @@ class ServerFullRound:
         self._ask(client, frame, sizes, expected, self._plan.steps + 1)
 
     def _send_states(self, client: int, _: Frame) -> None:
-        self._send(client, self._states(client))
+        # Clients keep nothing between rounds, so states in `held` are sent and counted again.
+        self._send(client, self._plan.known_to(client))
 
     def _send_fetched(self, client: int, frame: Frame) -> None:
         name = frame.fields["name"]
