@@ -103,6 +103,22 @@ def network(batchnorm: bool = False, dropout: bool = False) -> nn.Sequential:
     return nn.Sequential(OrderedDict([*layers, ("fc2", nn.Linear(16, CLASSES))]))
 
 
+def own(model: nn.Module | None = None) -> dict[str, Any]:
+    """Everything that `train` takes beside settings; the network is new, as it may be trained in place."""
+    data = dataset()
+    return {
+        "data": data,
+        "partition": partition(data),
+        "model": model or network(),
+        "device": "cpu",
+    }
+
+
+def but_for_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rounds without what differs between two runs that are the same."""
+    return [{key: row[key] for key in row if not key.startswith("seconds")} for row in rows]
+
+
 def residual_network() -> nn.Sequential:
     settings = values("semisfl", f"model.layers={RESIDUAL}")
     return models.uncut(settings.model.table, (3, 12, 12), CLASSES)

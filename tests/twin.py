@@ -64,6 +64,19 @@ def toy_data(
     )
 
 
+SMALL: dict[str, Any] = {
+    "rounds": 3,
+    "seed": 3,
+    "data": {"labeled": 12, "partition": {"alpha": 0.5}, "augment": {"flip": False, "cutout": 4}},
+    "clients": {"total": 5, "active": 3, "batch": 6, "steps": 3},
+    "server": {"batch": 5, "steps": 4},
+    "model": {"name": "cnn", "projection": 8},
+    "optimizer": {"lr": 0.05, "lr_min": 0.01},
+    "semisfl": {"queue_size": 16, "confidence_threshold": 0.4},
+}
+"""Settings of a run with `toy_data`."""
+
+
 def bn_model(channels: int = 1, classes: int = 3, side: int = 16) -> nn.Sequential:
     """A small model of one's own with BatchNorm on both sides of the cut, and dropout."""
     with torch.random.fork_rng(devices=[]):

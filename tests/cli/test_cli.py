@@ -21,6 +21,7 @@ from semisfl.cli.main import main
 from semisfl.runs import checkpoint
 from semisfl.settings import config, presets
 from tests import processes
+from tests.toy import but_for_time
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
@@ -597,10 +598,7 @@ def test_a_full_disk_loses_no_checkpoint_and_no_metrics(
 
 
 def rows_but_for_time(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
-    ]
+    return but_for_time([json.loads(line) for line in path.read_text().splitlines()])
 
 
 @pytest.mark.usefixtures("no_pictures")

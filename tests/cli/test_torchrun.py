@@ -23,6 +23,7 @@ from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError, FleetConfig, parse
 from tests.cli.test_signals import images as images
 from tests.processes import Forked
+from tests.toy import but_for_time
 
 PATIENCE = 200.0
 SETTINGS = {
@@ -52,10 +53,8 @@ def words_of(images: Path, rounds: int, *more: str) -> list[str]:
 
 
 def numbers(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
-    ]
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    return but_for_time([json.loads(line) for line in lines])
 
 
 class OneRound(Callback):

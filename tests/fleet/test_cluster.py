@@ -18,6 +18,7 @@ from semisfl.stopping import Stopped
 from tests.fleet import rank_process
 from tests.fleet.test_every_fleet import BATCHNORM, FLEETS
 from tests.net.harness import tiny, toy_data, weights
+from tests.toy import but_for_time
 
 
 def test_blocks_are_equal_and_the_server_has_the_smallest() -> None:
@@ -91,10 +92,7 @@ def test_a_run_is_that_of_one_process_to_the_last_bit(
     result = []
     for kind in ("local", ranks):
         with FLEETS[kind](config) as fixture:
-            rows = [
-                {key: value for key, value in row.items() if not key.startswith("seconds")}
-                for row in run_rounds(fixture.experiment).rounds
-            ]
+            rows = but_for_time(run_rounds(fixture.experiment).rounds)
             counts = dict(fixture.experiment.fleet.traffic.counts)
             result.append((rows, counts, weights(fixture.experiment)))
     local, cluster = result

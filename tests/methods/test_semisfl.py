@@ -19,20 +19,10 @@ from semisfl.settings import config, presets
 from semisfl.settings.config import Config
 from tests import toy
 from tests.leaving import leave
-from tests.toy import RESIDUAL
-from tests.twin import PlainTwin, bn_model, largest_difference, mean_difference, toy_data
+from tests.toy import RESIDUAL, but_for_time
+from tests.twin import SMALL, PlainTwin, bn_model, largest_difference, mean_difference, toy_data
 
 DATA = toy_data()
-SMALL: dict[str, Any] = {
-    "rounds": 3,
-    "seed": 3,
-    "data": {"labeled": 12, "partition": {"alpha": 0.5}, "augment": {"flip": False, "cutout": 4}},
-    "clients": {"total": 5, "active": 3, "batch": 6, "steps": 3},
-    "server": {"batch": 5, "steps": 4},
-    "model": {"name": "cnn", "projection": 8},
-    "optimizer": {"lr": 0.05, "lr_min": 0.01},
-    "semisfl": {"queue_size": 16, "confidence_threshold": 0.4},
-}
 
 
 def small(*assignments: str) -> Config:
@@ -284,16 +274,10 @@ def test_an_aborted_round_is_repeated_as_if_it_had_not_begun() -> None:
     wasted = len(usual["clients"]) * (usual["model_down"] + usual["teacher_down"])
     repeated = [row.pop("bytes_repeated", None) for row in result.rounds]
     assert repeated == [None, wasted, wasted]
-    assert without_seconds(result.rounds) == without_seconds(undisturbed.rounds)
+    assert but_for_time(result.rounds) == but_for_time(undisturbed.rounds)
     assert checkpoint.digest(result.model.state_dict()) == checkpoint.digest(
         undisturbed.model.state_dict()
     )
-
-
-def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
-    ]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

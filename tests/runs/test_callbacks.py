@@ -14,18 +14,9 @@ from semisfl.runs import checkpoint
 from semisfl.runs.reading import read_rounds
 from semisfl.settings.config import Config
 from tests import toy
+from tests.toy import own
 
 EVENTS = ["on_round", "on_evaluation", "on_checkpoint"]
-
-
-def own() -> dict[str, Any]:
-    data = toy.dataset()
-    return {
-        "data": data,
-        "partition": toy.partition(data),
-        "model": toy.network(),
-        "device": "cpu",
-    }
 
 
 def settings(*assignments: str) -> Config:

@@ -17,6 +17,7 @@ from semisfl.watch.exporter import Exporter, Gate
 from semisfl.watch.views import Runs
 from tests import toy
 from tests.packages import imported_anew, install_package
+from tests.toy import own
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 DECLARATION = PAGE.partition("# mypackage/metrics.py\n")[2].partition("```")[0]
@@ -50,11 +51,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     install_package(tmp_path / "site", monkeypatch, folder.parent, points)
     with imported_anew("mypackage"):
         yield
-
-
-def own() -> dict[str, Any]:
-    data = toy.dataset()
-    return {"data": data, "partition": toy.partition(data), "model": toy.network(), "device": "cpu"}
 
 
 def trained(path: Path) -> str:

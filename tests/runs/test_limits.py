@@ -17,14 +17,7 @@ from semisfl.runs.start import resume, train
 from semisfl.settings.config import ConfigError
 from semisfl.settings.run import StopConfig
 from tests import toy
-
-DATA = toy.dataset()
-
-
-def own() -> dict[str, Any]:
-    """A network of its own for every run: they train it in place."""
-    divided = toy.partition(DATA)
-    return {"data": DATA, "partition": divided, "model": toy.network(), "device": "cpu"}
+from tests.toy import own
 
 
 def rows(*accuracies: float | None) -> list[RoundMetrics]:

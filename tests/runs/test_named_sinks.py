@@ -3,7 +3,6 @@
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -17,13 +16,7 @@ from semisfl.settings import config
 from semisfl.settings.config import ConfigError
 from semisfl.settings.toml import to_toml
 from tests import toy
-
-DATA = toy.dataset()
-
-
-def own() -> dict[str, Any]:
-    divided = toy.partition(DATA)
-    return {"data": DATA, "partition": divided, "model": toy.network(), "device": "cpu"}
+from tests.toy import own
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:

@@ -24,13 +24,7 @@ NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def own(model: nn.Module | None = None) -> dict[str, Any]:
-    data = toy.dataset()
-    return {
-        "data": data,
-        "partition": toy.partition(data),
-        "model": model or toy.network(batchnorm=True),
-        "device": "cpu",
-    }
+    return toy.own(model or toy.network(batchnorm=True))
 
 
 def settings(*assignments: str) -> Config:

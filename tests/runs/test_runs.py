@@ -32,21 +32,13 @@ from semisfl.runs.run_data import divide
 from semisfl.runs.start import resume, train
 from semisfl.settings import config, presets
 from semisfl.settings.config import Config, ConfigError
+from tests import twin
 from tests.disk import largest_file
+from tests.toy import but_for_time
 from tests.twin import bn_model, toy_data
 
 DATA = toy_data()
-SMALL: dict[str, Any] = {
-    "rounds": 5,
-    "seed": 3,
-    "data": {"labeled": 12, "partition": {"alpha": 0.5}, "augment": {"flip": False, "cutout": 4}},
-    "clients": {"total": 5, "active": 3, "batch": 6, "steps": 3},
-    "server": {"batch": 5, "steps": 4},
-    "model": {"name": "cnn", "projection": 8},
-    "optimizer": {"lr": 0.05, "lr_min": 0.01},
-    "semisfl": {"queue_size": 16, "confidence_threshold": 0.4},
-    "runtime": {"checkpoint_every": 2},
-}
+SMALL = {**twin.SMALL, "rounds": 5, "runtime": {"checkpoint_every": 2}}
 
 
 def small(*assignments: str) -> Config:
@@ -151,16 +143,10 @@ def test_same_seed_same_run_other_seed_other_run() -> None:
     one, same, other = (
         train(small("rounds=2", f"seed={seed}"), data=DATA, device="cpu") for seed in (3, 3, 4)
     )
-    assert plain(one.rounds) == plain(same.rounds) != plain(other.rounds)
+    assert but_for_time(one.rounds) == but_for_time(same.rounds) != but_for_time(other.rounds)
 
 
 # --- stopping and resuming ---------------------------------------------------------------------------
-
-
-def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows
-    ]
 
 
 CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
@@ -241,9 +227,9 @@ def test_resume_is_bit_identical(
                 uninterrupted.load(name)
             ), name
         assert (
-            plain(read_rounds(again.path, dict))
-            == plain(read_rounds(uninterrupted.path, dict))
-            == plain(result.rounds)
+            but_for_time(read_rounds(again.path, dict))
+            == but_for_time(read_rounds(uninterrupted.path, dict))
+            == but_for_time(result.rounds)
         )
 
 
@@ -265,7 +251,9 @@ def test_resume_after_a_crash_repeats_the_rounds_since_the_checkpoint(
         file.write('{"round": 3, "loss_su')  # a line that was cut off
     assert crashed.load("latest")["round"] == 2
     resume(tmp_path / "crashed", data=DATA, device="cpu")
-    assert plain(read_rounds(crashed.path, dict)) == plain(read_rounds(uninterrupted.path, dict))
+    assert but_for_time(read_rounds(crashed.path, dict)) == but_for_time(
+        read_rounds(uninterrupted.path, dict)
+    )
     assert checkpoint.digest(crashed.load()) == checkpoint.digest(uninterrupted.load())
 
 
@@ -353,8 +341,8 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     for name in ("latest", "best"):
         (tmp_path / "run" / f"{name}.safetensors").unlink()
     again = resume(tmp_path / "run", data=DATA, device="cpu")
-    assert plain(again.rounds) == plain(result.rounds)
-    assert plain(read_rounds(tmp_path / "run", dict)) == plain(result.rounds)
+    assert but_for_time(again.rounds) == but_for_time(result.rounds)
+    assert but_for_time(read_rounds(tmp_path / "run", dict)) == but_for_time(result.rounds)
 
 
 # --- damage and full disks ---------------------------------------------------------------------------

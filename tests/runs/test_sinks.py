@@ -19,12 +19,7 @@ from semisfl.stopping import StopFlag
 from tests import toy
 from tests.disk import largest_file
 
-OWN: dict[str, Any] = {
-    "data": toy.dataset(),
-    "partition": toy.partition(toy.dataset()),
-    "model": toy.network(),
-    "device": "cpu",
-}
+OWN = toy.own()
 
 
 def settings(*assignments: str) -> Config:

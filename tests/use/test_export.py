@@ -36,11 +36,6 @@ PIXELS = toy.dataset().test_images[:40]
 HALVES: tuple[parts.Part, ...] = ("bottom", "top")
 
 
-@pytest.fixture(scope="module")
-def model(trained: Trained) -> Classifier:
-    return load(trained("semisfl")[0])
-
-
 def run_onnx(path: Path, inputs: Tensor) -> Tensor:
     """As any other program would: only what onnxruntime itself says of the file is used."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
