@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semisfl.cli import console, plan_report, server_sizes
+from semisfl.cli import console, plan_report
 from semisfl.cli.options import Json, Preset, Settings, chosen_preset, finite, values_of
 from semisfl.costs import PAPER_DOWN, PAPER_UP
 from semisfl.files import save_picture
@@ -86,7 +86,7 @@ def plan(
     held = about_images.planned(config)
     world = world_of(uplink, downlink, latency, profile, config.seed)
     if devices is not None:
-        server_sizes.tell(_crowd(values, devices, active), held, world, json_)
+        plan_report.tell_server(_crowd(values, devices, active), held, world, json_)
         return
     if active is not None:
         raise ValueError(

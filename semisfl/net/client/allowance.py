@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from semisfl.files import write_whole
-from semisfl.fleet.caps import Price, Spent
-from semisfl.fleet.classified import Classified
+from semisfl.fleet.caps import Classified, Price, Spent
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
 from semisfl.settings.sections import ConfigError
 
