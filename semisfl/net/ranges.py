@@ -53,20 +53,22 @@ def check(name: str, value: float, allowed: Range) -> None:
         raise WireError(f"the server sends {name} = {value:g}; this device allows {allowed}")
 
 
-def check_terms(
-    config: Config,
-    shape: tuple[int, int, int],
-    classes: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+def check_settings(config: Config) -> None:
+    """Raise `WireError` for the first setting of a run's terms that is outside its range."""
+    for name, value in _settings(config):
+        check(name, value, TERMS[name])
+
+
+def check_images(
+    shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> None:
-    """Raise `WireError` for the first number of a run's terms that is outside its range."""
+    """Raise `WireError` for the first number about images that is outside its range."""
     numbers: list[tuple[str, float]] = [
         *zip(("channels", "height", "width"), shape, strict=True),
         ("classes", classes),
     ]
     numbers += [*(("mean", value) for value in mean), *(("std", value) for value in std)]
-    for name, value in (*numbers, *_settings(config)):
+    for name, value in numbers:
         check(name, value, TERMS[name])
     if not len(mean) == len(std) == shape[0]:
         raise WireError(

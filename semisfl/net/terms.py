@@ -15,7 +15,7 @@ from typing import Any
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.models.zoo import MODELS
 from semisfl.net.headers import WireError
-from semisfl.net.ranges import check_terms
+from semisfl.net.ranges import check_images, check_settings
 from semisfl.settings import lookup
 from semisfl.settings.config import Config, parse
 from semisfl.settings.layer_kinds import Flatten, Layer, named
@@ -95,7 +95,8 @@ class Terms:
                 tuple(float(value) for value in plain["mean"]),
                 tuple(float(value) for value in plain["std"]),
             )
-            check_terms(terms.config, terms.shape, terms.classes, terms.mean, terms.std)
+            check_images(terms.shape, terms.classes, terms.mean, terms.std)
+            check_settings(terms.config)
             # Drop whatever else the server sent: the digest does not cover it.
             return replace(terms, config=parse(terms.config_values()))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

@@ -14,9 +14,9 @@ from semisfl.models.memory import FP32, footprint
 from semisfl.models.shapes import MAX_OUTPUT, Placed, Shape
 from semisfl.net.client.budget import Budget
 from semisfl.net.client.lines import plain
-from semisfl.net.client.shown_terms import layer_lines, number_list, printable
+from semisfl.net.client.shown_terms import image_line, layer_lines, printable
 from semisfl.net.headers import WireError
-from semisfl.net.ranges import TERMS, Range, check
+from semisfl.net.ranges import Range, check, check_images
 from semisfl.net.terms import placed_model
 from semisfl.settings.counts import counted
 from semisfl.settings.layer_kinds import Layer, named, parse_layers
@@ -71,13 +71,7 @@ class ServedModel:
         return model
 
     def _check(self) -> None:
-        sides = zip(("channels", "height", "width"), self.shape, strict=True)
-        numbers: list[tuple[str, float]] = [*sides, ("classes", len(self.classes))]
-        numbers += [*(("mean", v) for v in self.mean), *(("std", v) for v in self.std)]
-        for name, value in numbers:
-            check(name, value, TERMS[name])
-        if not len(self.mean) == len(self.std) == self.shape[0]:
-            raise ValueError(f"{len(self.mean)} means and {len(self.std)} stds for {self.shape}")
+        check_images(self.shape, len(self.classes), self.mean, self.std)
         check("features", self.features, Range(1, MAX_OUTPUT))
         if self.bottom is not None and not re.fullmatch(r"[0-9a-f]{32}", str(self.bottom)):
             raise ValueError(f"the bottom's digest is {self.bottom!r:.60}")
@@ -133,14 +127,10 @@ def text_of_model(model: ServedModel) -> str:
 
 
 def _lines(model: ServedModel) -> Iterator[str]:
-    channels, height, width = model.shape
     held = model._held
     yield f"terms       {model.digest}"
     yield "use         classify: this device runs the layers below, the server the rest"
-    yield (
-        f"images      {channels} x {height} x {width}, {len(model.classes)} classes; normalised by mean "
-        f"{number_list(model.mean)} and std {number_list(model.std)}"
-    )
+    yield image_line(model.shape, len(model.classes), model.mean, model.std)
     yield (
         f"model       {sum(layer.parameters for layer in held):,} parameters in {counted(len(held), 'layer')}, "
         f"weights {model.bottom}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from semisfl.fleet.codec import codec_named
-from semisfl.models.shapes import Placed
+from semisfl.models.shapes import Placed, Shape
 from semisfl.net.client.agreement import most_begun
 from semisfl.net.terms import Terms, placed_model
 from semisfl.settings import lookup
@@ -51,14 +51,10 @@ def _about_run(terms: Terms) -> Iterator[str]:
 
 
 def _about_model(terms: Terms) -> Iterator[str]:
-    channels, height, width = terms.shape
     placed, held = _placed(terms)
     bottom = sum(layer.parameters for layer in placed[:held])
     total = sum(layer.parameters for layer in placed)
-    yield (
-        f"images      {channels} x {height} x {width}, {terms.classes} classes; normalised by mean "
-        f"{number_list(terms.mean)} and std {number_list(terms.std)}"
-    )
+    yield image_line(terms.shape, terms.classes, terms.mean, terms.std)
     yield (
         f"model       {bottom:,} parameters in the first {held} of {len(placed)} layers, "
         f"{total:,} in all"
@@ -106,6 +102,8 @@ def _layer(placed: Placed) -> str:
     return f"{placed.layer.kind} {settings}".ljust(64) + f" -> {gives:16} ({placed.name})"
 
 
-def number_list(values: tuple[float, ...]) -> str:
-    """Return numbers in one line."""
-    return ", ".join(f"{value:g}" for value in values)
+def image_line(shape: Shape, classes: int, *normalised: tuple[float, ...]) -> str:
+    """Return the line about images, ``normalised`` by mean and std."""
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in normalised)
+    sides = " x ".join(map(str, shape))
+    return f"images      {sides}, {classes} classes; normalised by mean {mean} and std {std}"
