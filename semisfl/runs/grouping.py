@@ -6,11 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import alike_but_for_seed, flatten
-from semisfl.runs.limits import Standing, met
+from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.reading import (
     SUFFIX,
     holds_run,
@@ -20,7 +18,6 @@ from semisfl.runs.reading import (
     read_rounds,
     runs_inside,
 )
-from semisfl.settings.run import StopConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ class Run:
     @property
     def stopped_by(self) -> str | None:
         """Return the key of ``stop`` that is met, or None."""
-        return met(self._stop, Standing.after(self.rounds)) if self.rounds else None
+        return met(limits_of(self.config), Standing.after(self.rounds)) if self.rounds else None
 
     @property
     def finished(self) -> bool:
@@ -51,13 +48,6 @@ class Run:
     def diverged(self) -> bool:
         """Return whether losses or weights are NaN or out of bounds after its last round."""
         return bool(self.rounds and self.rounds[-1].diverged)
-
-    @property
-    def _stop(self) -> StopConfig:
-        try:
-            return StopConfig.model_validate(self.config.get("stop", {}))
-        except ValidationError:  # written by a newer version: what ends the run is unknown here
-            return StopConfig()
 
     @property
     def tested(self) -> list[RoundMetrics]:

@@ -1,8 +1,11 @@
 """Compare the limits of ``stop`` with the metrics of a run. Loads no torch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
+
+from pydantic import ValidationError
 
 from semisfl.metrics import RoundMetrics
 from semisfl.settings.counts import counted
@@ -46,6 +49,14 @@ class Standing:
             best=metrics.accuracy if better else self.best,
             without_better=0 if better else self.without_better + 1,
         )
+
+
+def limits_of(config: Mapping[str, Any]) -> StopConfig:
+    """Return the limits of a run; none if a newer version wrote them, as what ends the run is unknown then."""
+    try:
+        return StopConfig.model_validate(config.get("stop", {}))
+    except ValidationError:
+        return StopConfig()
 
 
 def met(stop: StopConfig, standing: Standing) -> str | None:

@@ -8,19 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from semisfl.files import parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import flatten, without
-from semisfl.runs.limits import Standing, met
+from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.counts import counted
 from semisfl.settings.lookup import unread_settings
-from semisfl.settings.run import StopConfig
 from semisfl.watch.coverage import Coverage
 from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.tail import Lines, text_from
@@ -118,13 +115,13 @@ class Followed:
         """
         if self.done and self.done >= self.rounds > 0:
             return "finished", f"{counted(self.rounds, 'round')} done"
-        if (limit := self._limit()) is not None:
+        limit = met(limits_of(self.config), self.standing) if self.done else None
+        if limit is not None:
             return "finished", f"stop.{limit} = {self.config['stop'][limit]} is met"
         holder, held = self._lock_holder()
         if held and (waiting := self._waiting()):
-            return waiting.partition(" ")[
-                0
-            ], f"{waiting}; {self.done} of {self.rounds} rounds are done"
+            word = waiting.partition(" ")[0]
+            return word, f"{waiting}; {self.done} of {self.rounds} rounds are done"
         if held:
             return "running", f"round {self.done + 1} of {self.rounds}, {holder}"
         if holder is None:
@@ -143,13 +140,6 @@ class Followed:
             self._fleet_read = changed
             self._fleet_waits = str(self.read_json("fleet.json").get("waiting", ""))
         return self._fleet_waits
-
-    def _limit(self) -> str | None:
-        try:
-            stop = StopConfig.model_validate(self.config.get("stop", {}))
-        except ValidationError:
-            return None
-        return met(stop, self.standing) if self.done else None
 
     def _lock_holder(self) -> tuple[str | None, bool]:
         """Return which process works or worked on the run, and whether it still does.
