@@ -6,12 +6,8 @@ from math import prod
 
 import torch
 
-from semisfl.models.layers import named_layers
-from semisfl.models.shapes import Placed, Shape, Sides, place
-from semisfl.models.split import cut_index, uncut
-from semisfl.models.zoo import MODELS
+from semisfl.models.shapes import Placed, Sides
 from semisfl.settings.layer_kinds import Conv, Flatten, Pool
-from semisfl.settings.run import ModelConfig
 
 FP32 = 4
 BLOCK = 16
@@ -97,16 +93,6 @@ def _positions(placed: Placed) -> int:
 
 def _inside(placed: Placed) -> tuple[Placed, ...]:
     return (*placed.body, *placed.shortcut)
-
-
-def of_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[Footprint, Footprint]:
-    """Return the footprints of the clients' part and of the whole model."""
-    table = model.table
-    # Tensors on "meta" have a shape but no memory, so a large model is built at once.
-    with torch.device("meta"):
-        modules = named_layers(uncut(table, shape, classes))
-    layers = place(MODELS[table].table() if isinstance(table, str) else table, shape, classes)
-    return footprint(layers[: cut_index(modules, model.cut)]), footprint(layers)
 
 
 def amount(size: float) -> str:

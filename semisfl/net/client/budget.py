@@ -6,7 +6,7 @@ from math import prod
 from semisfl.data.operations import table_bytes
 from semisfl.engine.hardware import Hardware, free_memory
 from semisfl.fleet.slot import PREDICT_BATCH
-from semisfl.models.memory import FP32, amount, of_model
+from semisfl.models.memory import FP32, amount, footprint
 from semisfl.net.messages import Terms
 from semisfl.net.terms import placed_model
 from semisfl.settings.policy import PolicyBreach
@@ -56,7 +56,8 @@ class Budget:
         ``full_model``: the device trains the whole model.
         """
         self._reserved = {}
-        part, full = of_model(terms.config.model, terms.shape, terms.classes)
+        placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
+        part, full = footprint(placed[:held]), footprint(placed)
         trained, clients = full if full_model else part, terms.config.clients
         self.reserve("model", trained.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
         self.reserve("batch", trained.bytes(clients.batch, 0, KEPT))
@@ -70,7 +71,7 @@ class Budget:
         self.reserve("views", step * (steps + 4 + OPERATION) + table_bytes(height, width))
         if terms.config.wire.teacher_once and not full_model:
             rows = clients.steps * clients.batch + 1
-            self.reserve("kept features", FP32 * rows * _features(terms))
+            self.reserve("kept features", FP32 * rows * prod(placed[held - 1].gives))
         self._pixels = channels * height * width
         self._predictions = FP32 * PREDICTIONS * terms.classes if full_model else 0
         self._pass = FP32 * trained.passing + (1 + FP32 + OPERATION) * self._pixels
@@ -102,12 +103,6 @@ class Budget:
         parts = ", ".join(f"{use} {amount(size)}" for use, size in self._reserved.items())
         needed = amount(sum(self._reserved.values()))
         return f"needs up to {needed} of memory, of {amount(self.total)}: {parts}"
-
-
-def _features(terms: Terms) -> int:
-    """Return the values of one image's features."""
-    placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
-    return prod(placed[held - 1].gives)
 
 
 def parse_memory(text: str) -> int:
