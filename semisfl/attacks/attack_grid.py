@@ -105,8 +105,8 @@ def run_grid(
     jobs: Sequence[AttackRun],
     out: Path,
     *,
-    device: str = "auto",
-    stop: StopFlag | None = None,
+    device: str,
+    stop: StopFlag,
     tell: Callable[[str], None] = log.info,
 ) -> list[Outcome]:
     """Train the runs that ``out`` has no line for, append one line each, and return all outcomes."""

@@ -118,7 +118,7 @@ def measure_all(
     quick: bool,
     updates: bool,
     progress: Callable[[str], None],
-    uses: int = 1,
+    uses: int,
 ) -> tuple[dict[str, Any], list[Measured]]:
     """Return all results as plain values, and the measurements with their pictures."""
     measured, uploads = [], []

@@ -24,7 +24,7 @@ def train_decoder(
     sent: Sent,
     generator: torch.Generator,
     *,
-    epochs: int = 15,
+    epochs: int,
 ) -> Callable[[Tensor], Tensor]:
     """Train a two-layer network on the attacker's own images, and return it as a function.
 
@@ -65,7 +65,7 @@ def optimise_images(
     target: Tensor,
     start: Tensor,
     *,
-    steps: int = 150,
+    steps: int,
 ) -> Tensor:
     """Return images with features near ``target`` and little total variation.
 

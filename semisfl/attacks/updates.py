@@ -34,7 +34,7 @@ def invert_gradient(
     prepare: Callable[[Tensor], Tensor],
     start: Tensor,
     *,
-    steps: int = 150,
+    steps: int,
 ) -> Tensor:
     """Return images with ``labels`` whose gradient has the direction of the ``target``."""
     wanted = torch.cat([part.flatten() for part in target])

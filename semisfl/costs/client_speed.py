@@ -17,7 +17,7 @@ from semisfl.settings.catalog import DATA
 CLIENT_STEPS, CLIENT_IMAGES, CLIENT_ROUNDS = 5, 500, 3
 
 
-def client_speed(preset: str, device: str = "auto") -> dict[str, Any]:
+def client_speed(preset: str, device: str) -> dict[str, Any]:
     """Return the GFLOP/s of this machine as one client of ``preset``, in split rounds without a network.
 
     The time includes augmentation, which the operations leave out, as the virtual clock expects.

@@ -36,9 +36,7 @@ KINDS = {
 }
 
 
-def synthetic(
-    shape: tuple[int, int, int], images: int, tests: int = 10_000, classes: int = 10
-) -> Dataset:
+def synthetic(shape: tuple[int, int, int], images: int, tests: int, classes: int = 10) -> Dataset:
     """Return noise in place of images: their content does not change the time."""
     source = torch.Generator().manual_seed(0)
 

@@ -16,8 +16,8 @@ def array_fields(
     labels: Any,
     test_images: Any,
     test_labels: Any,
-    unlabeled: Any = None,
-    classes: Sequence[str] | None = None,
+    unlabeled: Any,
+    classes: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return the fields of a `Dataset` that arrays give, statistics aside."""
     pixels = _pixels(images, "images")
@@ -110,9 +110,7 @@ def _numbered(labels: np.ndarray) -> tuple[str, ...]:
     return tuple(map(str, classes))
 
 
-def torch_listing(
-    train: Any, test: Any, unlabeled: Any = None, classes: Sequence[str] | None = None
-) -> Listing:
+def torch_listing(train: Any, test: Any, unlabeled: Any, classes: Sequence[str] | None) -> Listing:
     """List the images of torch data sets, whose items are (image, label)."""
     parts = [("train", train), *([("unlabeled", unlabeled)] if unlabeled is not None else [])]
     parts.append(("test", test))
@@ -183,7 +181,7 @@ def _as_picture(image: Any, name: str) -> Image.Image:
     return image
 
 
-def hf_listing(dataset: Any, image: str | None = None, label: str | None = None) -> Listing:
+def hf_listing(dataset: Any, image: str | None, label: str | None) -> Listing:
     """List the images of a Hugging Face ``DatasetDict``."""
     if not isinstance(dataset, Mapping) or not all(
         hasattr(part, "cast_column") for part in dataset.values()

@@ -175,7 +175,7 @@ class SGD:
         self,
         home: Home,
         gradient: Tensor,
-        average: MovingAverage[Any] | None = None,
+        average: MovingAverage[Any] | None,
         share: Tensor | None = None,
         regularisers: Regularisers = UNREGULARISED,
     ) -> None:

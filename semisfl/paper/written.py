@@ -108,7 +108,7 @@ def table(part: Part, cells: Sequence[Measured]) -> list[str]:
     return lines
 
 
-def cell_text(one: Measured, measure: Measure, name_rounds: bool = False) -> str:
+def cell_text(one: Measured, measure: Measure, name_rounds: bool) -> str:
     """Return the text of one cell."""
     paper = one.result.cell.paper
     parts = [_ours(one, measure, name_rounds)]

@@ -69,7 +69,7 @@ def predictions(
     shape: Shape,
     classes: tuple[str, ...],
     answer: Callable[[Tensor], Tensor],
-    at_a_time: int = pictures.CHUNK,
+    at_a_time: int,
 ) -> Predictions:
     """Return ``answer`` (uint8 images -> probabilities) of ``images``, computed in batches."""
     if isinstance(images, Tensor):

@@ -54,9 +54,7 @@ def method(name: str) -> str:
     return f"/{SERVICE}/{name}"
 
 
-def describe(
-    description: Description, identity: str, features: int, bottom: str | None = None
-) -> str:
+def describe(description: Description, identity: str, features: int, bottom: str | None) -> str:
     """Return the model's description for a device, without what concerns only its training.
 
     ``bottom``: the digest of the bottom's weights, by which devices know their copy.

@@ -202,9 +202,7 @@ def _few_gradients(
     return added_up(out, x.dtype).movedim(-1, 2), of_bias
 
 
-def geometry(
-    x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int] = (1, 1)
-) -> Geometry:
+def geometry(x: Tensor, weight: Tensor, padding: Sequence[int], stride: Sequence[int]) -> Geometry:
     """Return the sizes for images ``x`` and the clients' weights."""
     _, channels_out, channels, rows, columns = weight.shape
     height, width = x.shape[2:]
