@@ -82,6 +82,18 @@ def test_one_of_two_clients_cannot_make_the_weights_of_the_other_unusual() -> No
         judge.remember()
 
 
+@pytest.mark.parametrize("first", [0.0, 11.0])
+def test_one_of_two_clients_cannot_make_the_features_of_the_other_unusual(first: float) -> None:
+    """Neither by features of 0 from the first round on, nor once both were alike."""
+    judge = value_checks.Screen()
+    for attacker in (first, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0):
+        judge.start_round()
+        judge.takes(0, {"student": 12.0})
+        judge.takes(1, {"student": attacker})
+        assert judge.outliers() == {}
+        judge.remember()
+
+
 def test_half_of_an_even_number_cannot_raise_what_is_usual() -> None:
     assert screen(1.0, 20.0, 1.0, 20.0)[1] == [1, 3]
     assert screen(1.0, 2.0, 3.0, 15.0)[1] == []

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from semisfl.net.client.device import Device
+from semisfl.net.server import waiting
 from semisfl.runs import between_rounds
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import assemble
 from semisfl.runs.loop import run_rounds
-from tests.net.harness import network, tiny, toy_data, until
+from tests.net.harness import network, send_past_policy, tiny, toy_data, until
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +102,41 @@ def test_the_wait_is_not_in_the_seconds_of_a_round(monkeypatch: pytest.MonkeyPat
     assert len(result.rounds) == 2 and result.stopped_by is None
     for metrics in result.rounds:
         assert metrics["seconds_training"] < metrics["seconds"] < 60
+
+
+def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that is left out without a strike stays here, and is drawn again if nobody else is."""
+
+    def answer(self, received, kind, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
+        if kind != "features" or self.member.client != 1:
+            honestly(self, received, kind, fields, cleared, codecs, **how)
+            return
+        absurd = {name: rows.new_full(rows.shape, 9e5) for name, rows in cleared.tensors.items()}
+        send_past_policy(received, kind, fields, absurd, codecs)
+
+    honestly = Device.answer
+    monkeypatch.setattr(Device, "answer", answer)
+    pauses: list[int] = []
+    monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
+    with network(tiny(2, network={"quorum": 2})) as net:
+        screen = net.fleet._questions.screen
+        screen.usual = {"student": 1.0, "teacher": 1.0}
+        monkeypatch.setattr(screen, "excuses", lambda client: True)
+        net.join_all()
+        trained = threading.Thread(target=run_rounds, args=(net.experiment,), daemon=True)
+        trained.start()
+        until(lambda: len(pauses) >= 4)
+        until(lambda: "rounds in a row had too few answers" in str(net.fleet.waiting.state))
+        assert not net.fleet._listener.penalties.strikes.total()
+        monkeypatch.setattr(Device, "answer", honestly)
+        trained.join(30)
+        assert not trained.is_alive(), "it goes on once all answer"
+        net.fleet.waiting.until_ready()
+        assert pauses == list(range(2, 2 + len(pauses))), "a round that is done is the end of them"
+
+
+def test_the_pause_between_repetitions_grows_to_a_limit() -> None:
+    pauses = [waiting.repeat_delay(aborted) for aborted in (2, 3, 4, 8, 9, 10**6)]
+    assert pauses == [0.5, 1.0, 2.0, 30.0, 30.0, 30.0]

@@ -236,6 +236,7 @@ class NetworkFleet:
 
     def settle(self, good: bool) -> str | None:
         self._status.count_bytes()
+        self.waiting.after_round(aborted=False)
         return self._trials.settle(good)
 
     def _check_sent(self, sent: Mapping[str, Tensor]) -> None:
@@ -246,6 +247,7 @@ class NetworkFleet:
         if answered < quorum:
             self._questions.give_up()
             self._trials.pass_over(self._questions.left_out)
+            self.waiting.after_round(aborted=True)
             raise RoundAborted(
                 f"{counted(answered, 'client')} answered, network.quorum = {quorum}; missing: {self.waiting.missing()}"
             )

@@ -4,7 +4,8 @@ Impossible values are refused frame by frame. The sizes of possible values are c
 the other clients. A *size* is the largest magnitude in a part of an answer (one kind of features, a
 state's weights, its statistics), or how far a client moved the weights it received. The yardstick is the
 median over the clients that answered. With one or two clients the median says nothing, so the yardstick
-is what was usual in good rounds, which it follows slowly.
+is what was usual in good rounds, which it follows slowly. Two clients that are far from each other teach it
+nothing.
 """
 
 import math
@@ -130,8 +131,6 @@ class Screen:
         self.usual: Sizes = {}
         """The sizes in good rounds; a restarted server needs them."""
         self._latest: Sizes = {}
-        self._sent: Sizes = {}
-        """The sizes of what the server sent in this round."""
         self._step: dict[str, dict[int, float]] = {}
         self._ratios: dict[str, dict[int, float]] = {}
         """The largest ratio of each client in this round: of its updates, and of other values."""
@@ -139,7 +138,6 @@ class Screen:
     def start_round(self) -> None:
         self._strained_by.clear()
         self._latest.clear()
-        self._sent.clear()
         self._step.clear()
         self._ratios.clear()
 
@@ -151,7 +149,6 @@ class Screen:
         """Note the sizes of what the server sends; return whether they are far from usual."""
         ratios = [_ratio(part, size, self.usual.get(part)) for part, size in parts.items()]
         self._latest |= parts
-        self._sent |= parts
         if any(ratio >= SUSPECT for ratio in ratios):
             self._strained_by.add(None)
         return any(ratio >= OUTLIER for ratio in ratios)
@@ -182,8 +179,8 @@ class Screen:
                     if ratio >= SUSPECT:
                         self._strained_by.add(client)
             # One of two could otherwise make the other's values unusual by tiny ones of its own.
-            least = self._sent.get(part, 0.0) if len(by_client) <= 2 else 0.0
-            self._latest[part] = max(median, least)
+            if len(by_client) != 2 or _ratio(part, max(by_client.values()), median) < SUSPECT:
+                self._latest[part] = median
         self._step.clear()
         return reasons
 

@@ -12,6 +12,9 @@ from semisfl.stopping import Stopped
 log = logging.getLogger(__name__)
 
 REMIND_SECONDS = 30.0
+FIRST_REPEAT, LONGEST_REPEAT = 0.5, 30.0
+"""Seconds before the second repetition in a row of a round below the quorum, and the most; each is twice the one
+before. The first repetition is at once: others may be here."""
 MOST_NAMES = 10
 """Most absent devices that a log line names."""
 
@@ -27,6 +30,8 @@ class Waiting:
         """One line on why the run waits; None while it trains. Any thread may read it."""
         self._context, self._listener, self._present = context, listener, present
         self._settled = False
+        self._aborted = 0
+        """Rounds below the quorum in a row."""
         self._paused = self.draining = False
 
     def pause(self) -> None:
@@ -47,8 +52,12 @@ class Waiting:
         log.warning("%s, by the operator", event)
         self._context.device_log.administered(event)
 
+    def after_round(self, aborted: bool) -> None:
+        """Note the end of a round; ``aborted``: too few clients answered, and it is repeated."""
+        self._aborted = self._aborted + 1 if aborted else 0
+
     def until_ready(self) -> None:
-        """Return once a quorum is there.
+        """Return once a quorum is there, and not at once if round after round was below it.
 
         After a start or restart everyone who is enrolled, and as many as a round draws, then get one
         deadline to arrive, so that a restarted run goes on with the same clients.
@@ -56,6 +65,7 @@ class Waiting:
         network, clients = self._context.config.network, self._context.config.clients
         started = time.monotonic()
         self._check_drained()
+        self._before_repetition()
         if not self._settled:
             self.wait(network.quorum, idle=True)
             everyone = max(clients.active, len(self._context.roster.index))
@@ -72,6 +82,22 @@ class Waiting:
             waited = time.monotonic() - started
             here = counted(len(self._present()), "device")
             log.warning("going on after %.0f s with %s", waited, here)
+
+    def _before_repetition(self) -> None:
+        """Pause: clients that are here and were left out may be left out again, and a round takes no time then."""
+        if self._aborted < 2:
+            return
+        seconds = repeat_delay(self._aborted)
+        ends = time.monotonic() + seconds
+        self._tell(
+            f"{self._aborted} rounds in a row had too few answers; the next begins in {seconds:g} s"
+        )
+        log.warning("%s", self.state)
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(0.2, left))
+            self._context.drop_arrivals()
+            self._context.stop.check()
+            self._check_drained()
 
     def wait(self, count: int, seconds: float | None = None, *, idle: bool = False) -> bool:
         """Wait for ``count`` clients or ``seconds``; return whether the clients are there.
@@ -127,3 +153,8 @@ class Waiting:
         if unknown:
             absent.append(f"{unknown} that never came")
         return ", ".join(absent) or "nobody"
+
+
+def repeat_delay(aborted: int) -> float:
+    """Return the seconds of pause after so many rounds below the quorum in a row, at least two."""
+    return min(LONGEST_REPEAT, FIRST_REPEAT * 2.0 ** min(aborted - 2, 10))
