@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -130,8 +131,7 @@ class ModelServer:
                 if self._trust is not None:
                     certificate = self._trust.certificate_of(context)
                     identity = certificate.name
-                    self._crowds.check(peer, identity)
-                    self._trust.admit(certificate)
+                    self._trust.admit(certificate, partial(self._crowds.check, peer))
                 with self._places.place(identity):
                     await self._answer(answer, identity, context)
                 return

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from semisfl.net.server.admission import Refused
 from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS, where
 from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session_table import MOST_ARRIVALS
+from semisfl.net.tls import certs
 from semisfl.runs.loop import run_rounds
 from tests.net.floods import FLOODS, connect, flood, hello, no_room, opened
 from tests.net.harness import Network, network, tiny, until
@@ -145,6 +147,28 @@ def test_a_device_has_few_connections_at_a_time(net: Network) -> None:
         for link in links[:MOST_CONNECTIONS]:
             link.sendall(opened(3))
     assert not any(net.fleet._listener.penalties.strikes.values())
+
+
+def test_a_revoked_certificate_earns_no_strike_for_the_device_that_has_a_new_one(
+    net: Network, tmp_path: Path
+) -> None:
+    """Whoever found the old one could otherwise shut the device out, or use up its connections."""
+    assert net.certificates is not None
+    stolen = tmp_path / "stolen"
+    shutil.copytree(net.certificates, stolen, ignore=shutil.ignore_patterns("stolen"))
+    certs.revoke(net.certificates, "client-1")
+    certs.make_client(net.certificates, "client-1", overwrite=True)
+    listener = net.fleet._listener
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS):
+            stack.enter_context(connect(stolen, "client-1", net.port))
+        until(lambda: net.fleet.device_log.events["refused"] == MOST_CONNECTIONS)
+        net.join(1)
+        assert net.fleet.wait_for(1, 20), "its own connections are not used up"
+    with connect(stolen, "client-1", net.port) as link:
+        flood(link, FLOODS["resets"], NEVER)
+    until(lambda: bool(listener.penalties.strikes.total()))
+    assert not listener.penalties.strikes["client-1"]
 
 
 @pytest.mark.parametrize("side", ["server", "client"])

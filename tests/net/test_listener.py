@@ -1,6 +1,7 @@
 """Who is turned away at the door: everyone who should be, each with one audit line."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -23,7 +24,7 @@ from semisfl.net import chunks as transport
 from semisfl.net.chunks import CHUNK, MAGIC, PREFIX, cut
 from semisfl.net.client.rejection import FINAL, Rejected
 from semisfl.net.frames import PROTOCOL, encode
-from semisfl.net.server import refusals
+from semisfl.net.server import endpoint, refusals
 from semisfl.net.server.session import Session
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import Credentials
@@ -259,7 +260,9 @@ def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
     async def knocks() -> None:
         async with channel_to(net.port, own(folder, "revoked")) as channel:
             for _ in range(times):
-                assert await channel.stream_stream(transport.METHOD)().code() in FINAL
+                call = channel.stream_stream(transport.METHOD)()
+                await call.done_writing()
+                assert await call.code() in FINAL
 
     device_log.open(tmp_path, lambda: [])
     on_loop(knocks())
@@ -401,6 +404,28 @@ def test_refused_at_hello(
     (line,) = [line for line in audit_lines(caplog) if "refused peer=?" not in line]
     assert "refused peer=ipv" in line and reason in line
     assert net.fleet.present() == []
+
+
+def test_a_revoked_device_may_send_its_hello_before_it_hears_why(
+    net: Network, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that meets the hello on its way is an internal error of gRPC to the device, which tries again."""
+    monkeypatch.setattr(endpoint, "UNREAD_SECONDS", 60.0)
+    before = net.fleet.device_log.events["refused"]
+
+    async def slow() -> tuple[bool, grpc.StatusCode]:
+        async with channel_to(net.port, own(folder, "revoked")) as channel:
+            call = channel.stream_stream(transport.METHOD)()
+            while net.fleet.device_log.events["refused"] == before:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
+            waits = not call.done()
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(b"whatever it is")
+                await call.read()
+            return waits, await call.code()
+
+    assert on_loop(slow()) == (True, grpc.StatusCode.PERMISSION_DENIED)
 
 
 def test_a_device_that_is_refused_while_its_welcome_is_sent_hears_why(

@@ -20,6 +20,8 @@ from semisfl.settings.config import ConfigError
 
 IDLE_SECONDS = 30
 """A connection without a stream is closed after this: thousands of them would use up all files."""
+UNREAD_SECONDS = 1.0
+"""Most time for a client that is refused to send its hello."""
 ABORT_SECONDS = 10.0
 """Most time for a client to take the end of its stream."""
 FLOODS = [
@@ -142,6 +144,17 @@ async def hello(context: grpc.aio.ServicerContext, seconds: float) -> Frame:
         late = f"no hello within {seconds:g} s"
         raise Refused(grpc.StatusCode.UNAVAILABLE, late) from error
     return decode(complete[1], {"hello": messages.HELLO})
+
+
+async def first_message(context: grpc.aio.ServicerContext) -> None:
+    """Wait until a client that is refused anyway has sent something, and do not look at it.
+
+    If the end of a stream meets a message on its way, the client hears an internal error of gRPC instead of the
+    reason, and tries again.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(UNREAD_SECONDS):
+            await context.read()
 
 
 async def abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, reason: str) -> None:

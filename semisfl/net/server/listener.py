@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import grpc.aio
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread, Violation
-from semisfl.net.frames import WireError
+from semisfl.net.frames import Frame, WireError
 from semisfl.net.server import endpoint
 from semisfl.net.server.admission import (
     HANDSHAKE_SECONDS,
@@ -86,8 +87,7 @@ class Listener:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
-                self._cheap_frames.check_crowd(peer, identity)
-                self._trust.admit(certificate)
+                self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
             async with asyncio.timeout(self._handshake_seconds):
                 await context.write(self.table.terms.encode())
         except TimeoutError:
@@ -105,6 +105,7 @@ class Listener:
     async def _serve(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         peer, identity, certificate = context.peer(), "?", None
         session: Session | None = None
+        hello: Frame | None = None
         if not self._cheap_frames.stream_opened(peer):
             return
         self._handshakes.stream_opened(peer)
@@ -112,8 +113,7 @@ class Listener:
             if self._trust is not None:
                 certificate = self._trust.certificate_of(context)
                 identity = certificate.name
-                self._cheap_frames.check_crowd(peer, identity)
-                self._trust.admit(certificate)
+                self._trust.admit(certificate, partial(self._cheap_frames.check_crowd, peer))
                 if self._roster.full:
                     self.penalties.free_revoked()
             hello = await endpoint.hello(context, self._handshake_seconds)
@@ -143,6 +143,8 @@ class Listener:
             raise
         except Refused as refusal:
             self._device_log.refused(peer, identity, refusal.reason, refusal.by)
+            if hello is None:
+                await endpoint.first_message(context)
             await endpoint.abort(context, refusal.code, refusal.reason)
         except (Violation, WireError) as error:
             self.penalties.breach(peer, identity, str(error))

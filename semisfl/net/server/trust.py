@@ -6,6 +6,7 @@ the list of revoked certificates cannot be read, the server accepts no new conne
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,11 +96,17 @@ class Trust:
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
         return ClientCertificate(name, certificate.serial_number, certificate.not_valid_after_utc)
 
-    def admit(self, certificate: ClientCertificate) -> None:
-        """Raise `Refused` if the client with this certificate may not come in."""
+    def admit(self, certificate: ClientCertificate, count: Callable[[str], None]) -> None:
+        """Raise `Refused` if the client with this certificate may not come in.
+
+        ``count`` counts its connection under a name. A refused certificate has a name of its own: it must
+        neither use up the connections nor earn the strikes of the device that has a renewed one.
+        """
         self.read_revoked()
         if refusal := self.refusal(certificate):
+            count(f"{certificate.name} {certificate.serial:x}")
             raise refusal
+        count(certificate.name)
         if self._unreadable:
             raise Refused(
                 grpc.StatusCode.UNAVAILABLE,
