@@ -101,6 +101,8 @@ class Assembler:
         """Signs of work so far: empty frames of a ticket that is, or was, awaited."""
         self._in_order = in_order
         self._last = 0
+        self._longest = LARGEST_FRAME if in_order else 0
+        """Most bytes of a frame that is skipped: those of the longest that was ever awaited."""
         self._abandoned: set[int] = set()
         self._owed = 0
         self._buffer: bytearray | None = None
@@ -113,6 +115,7 @@ class Assembler:
         """Wait for ``ticket``, of at most ``limit`` bytes; what was awaited before is abandoned."""
         self.abandon()
         self.awaited, self.limit = ticket, limit
+        self._longest = max(self._longest, limit)
 
     def abandon(self) -> None:
         """Wait for nothing; an answer that is on its way is skipped."""
@@ -147,8 +150,8 @@ class Assembler:
                 f"a frame of {length} bytes exceeds the {LARGEST_FRAME} any frame may have"
             )
         ours = self._is_awaited(epoch, ticket)
-        if ours and length > self.limit:
-            raise Violation(f"a frame of {length} bytes exceeds the {self.limit} this phase allows")
+        if length > (most := self.limit if ours else self._longest):
+            raise Violation(f"a frame of {length} bytes exceeds the {most} this phase allows")
         late = epoch == self.epoch and ticket in self._abandoned
         if length == 0 and len(chunk) != PREFIX.size:
             raise Violation(f"an empty frame is followed by {len(chunk) - PREFIX.size} bytes")

@@ -22,3 +22,17 @@ def test_a_message_longer_than_a_chunk_is_refused_wherever_it_comes() -> None:
 def test_a_message_shorter_than_its_prefix_is_refused() -> None:
     with pytest.raises(Violation, match=f"its prefix has {PREFIX.size}"):
         Assembler().feed(bytes(PREFIX.size - 1))
+
+
+@pytest.mark.parametrize("ticket", [3, 7, 8])
+def test_a_frame_that_is_skipped_is_no_longer_than_those_that_were_asked_for(ticket: int) -> None:
+    """Else a client could send gigabytes that nobody asked for, at the cost of one frame too many."""
+    assembler = Assembler()
+    assembler.epoch = 1
+    assembler.expect(7, 100)  # given up
+    assembler.expect(8, 10)
+    longest = 10 if ticket == 8 else 100
+    (fitting,), (long,) = (list(cut([bytes(n)], 1, ticket)) for n in (longest, longest + 1))
+    with pytest.raises(Violation, match=f"{longest + 1} bytes exceeds the {longest} "):
+        assembler.feed(long)
+    assembler.feed(fitting)
