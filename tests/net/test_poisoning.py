@@ -115,6 +115,18 @@ def test_an_attacker_is_shut_out_and_the_others_finish(monkeypatch: pytest.Monke
         assert_sound(net)
 
 
+def test_whose_own_gradients_become_impossible_is_shut_out_and_the_others_finish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a projector, keys are features at unit length: the gradients of tiny ones have no bound."""
+    poisoning(monkeypatch, "features", times(1e-10))
+    with network(tiny(4, rounds=4, model={"projector": "none"})) as net:
+        net.join_all()
+        assert len(run_rounds(net.experiment).rounds) == 4
+        assert strikes(net) == {"plaintext:client-1": 3}
+        assert_sound(net)
+
+
 @pytest.mark.parametrize("kind", ["features", "bottom"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_with_two_clients_a_round_that_blows_up_is_repeated_without_who_stands_out(
