@@ -57,6 +57,12 @@ def everything(root: Path) -> Source:
     return Source(_name(root), tuple(collected.files), lambda: collected.listing(()))
 
 
+def check_images(root: Path) -> None:
+    """Raise `ValueError` if no image lies below a folder; log nothing else of what is left out."""
+    if not any(_is_image(file) for file in files_below(root, follow_links=False, quiet=True)):
+        everything(root)
+
+
 def _name(root: Path) -> str:
     """Return the folder's own name, also for ``.`` and ``..``."""
     return root.resolve().name if root.name in ("", "..") else root.name
@@ -211,19 +217,22 @@ def _is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES and file.is_file()
 
 
-def files_below(folder: Path, *, follow_links: bool = True) -> Iterator[Path]:
+def files_below(folder: Path, *, follow_links: bool = True, quiet: bool = False) -> Iterator[Path]:
     """Yield every file below a folder that is not hidden, in the same order on every machine.
 
     Without ``follow_links``, folders behind links are left out; else each folder is read once.
+    A warning names what is left out, unless ``quiet``.
     """
     seen = set(map(str, folder.resolve().parents))  # a link that leads up would mix classes
-    for place, below, names in os.walk(folder, onerror=_left_out, followlinks=follow_links):
+    onerror = None if quiet else _left_out
+    for place, below, names in os.walk(folder, onerror=onerror, followlinks=follow_links):
         if (real := os.path.realpath(place)) in seen:
             below.clear()
             continue
         seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
-        if not follow_links and (links := [n for n in below if Path(place, n).is_symlink()]):
+        links = [] if follow_links else [name for name in below if Path(place, name).is_symlink()]
+        if links and not quiet:
             log.warning("not followed in %s: %s to folders", place, counted(len(links), "link"))
         yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
 

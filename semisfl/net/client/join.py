@@ -68,7 +68,7 @@ def join(
     owner = Owner.of_device(policy, certificates, Budget(memory), accept, ask)
     if policy is not None:
         log.info("this device's policy: %s", owner.policy.summary())
-    folder.everything(data)  # fail now, not once a server has sent its terms, if there is no image
+    folder.check_images(data)  # fail now, not once a server has sent its terms
     stop = stop or StopFlag()
     target = Target(address, credentials, insecure_loopback, name)
     connection = Connection(target, owner, allow_methods=allow_methods)
