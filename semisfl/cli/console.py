@@ -106,9 +106,19 @@ err = _Progress(stderr=True, highlight=False, emoji=False, markup=False)
 def accept_all_letters() -> None:
     """Let stdout write letters that its encoding lacks as escapes, and names of files as their bytes."""
     stdout = sys.stdout
-    if isinstance(stdout, io.TextIOWrapper) and stdout.errors == "strict":
-        unicode = codecs.lookup(stdout.encoding).name == "utf-8"
-        stdout.reconfigure(errors="surrogateescape" if unicode else "backslashreplace")
+    # Python itself chooses surrogateescape in the locale C, where letters such as ü would be errors.
+    if isinstance(stdout, io.TextIOWrapper) and stdout.errors in ("strict", "surrogateescape"):
+        codecs.register_error("semisfl", _byte_or_escape)
+        stdout.reconfigure(errors="semisfl")
+
+
+def _byte_or_escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    error.end = error.start + 1
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def discard(stream: IO[str]) -> None:

@@ -131,15 +131,20 @@ def test_a_command_works_with_closed_streams(closed: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("encoding", "expected"),
-    [("latin-1", b"\\u65e5 \xe9 \\udcff"), ("utf-8", b"\xe6\x97\xa5 \xc3\xa9 \xff")],
+    ("encoding", "errors", "expected"),
+    [
+        ("ascii", "surrogateescape", b"\\u65e5 \\xe9\xff"),  # as Python does in the locale C
+        ("latin-1", "strict", b"\\u65e5 \xe9\xff"),
+        ("utf-8", "strict", b"\xe6\x97\xa5 \xc3\xa9\xff"),
+    ],
 )
 def test_stdout_takes_all_letters(
-    encoding: str, expected: bytes, monkeypatch: pytest.MonkeyPatch
+    encoding: str, errors: str, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
-    monkeypatch.setattr("semisfl.cli.main.main", lambda: print("日 é \udcff", end="", flush=True))
+    stdout = io.TextIOWrapper(written, encoding=encoding, errors=errors)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr("semisfl.cli.main.main", lambda: print("日 é\udcff", end="", flush=True))
     monkeypatch.setattr(signals, "ignore", lambda: None)
     run()
     assert written.getvalue() == expected
