@@ -138,6 +138,7 @@ def list_certificates(directory: Directory = Path("certs"), as_json: Json = Fals
 
 def _plain(row: Any) -> dict[str, Any]:
     return vars(row) | {
+        "valid_from": row.valid_from.isoformat() if row.valid_from else None,
         "valid_until": row.valid_until.isoformat(),
         "days_left": row.days_left,
         "state": row.state,

@@ -166,10 +166,18 @@ def test_certs_list_shows_the_days_left(tmp_path: Path, capsys: pytest.CaptureFi
     certs.make_client(tmp_path, "gone", valid_until=NOW + timedelta(days=50, hours=1))
     certs.make_client(tmp_path, "new", valid_until=NOW + timedelta(days=40, hours=1))
     certs.revoke(tmp_path, "gone")
+    certs.make_client(tmp_path, "early", valid_from=NOW + timedelta(days=1))
+    ledger = tmp_path / "issued.txt"
+    lines = ledger.read_text(encoding="utf-8").splitlines()
+    lines[3] = lines[3].rpartition(" ")[0]  # as 0.1 wrote it, without its beginning
+    ledger.write_text("\n".join(lines) + "\n", encoding="utf-8")
     status, output = semisfl(capsys, "certs", "list", "--dir", tmp_path, "--json")
     rows = json.loads(output)
-    assert [row["state"] for row in rows] == ["valid", "expired", "revoked", "valid"]
-    assert [row["days_left"] for row in rows[2:]] == [50, 40] and rows[1]["days_left"] < 0
+    states = ["valid", "expired", "revoked", "valid", "not yet valid"]
+    assert [row["state"] for row in rows] == states
+    begins = [row["valid_from"] for row in rows[3:]]
+    assert begins == [None, f"{NOW + timedelta(days=1):%Y-%m-%dT%H:%M:%S}+00:00"]
+    assert [row["days_left"] for row in rows[2:4]] == [50, 40] and rows[1]["days_left"] < 0
     assert [int(row["serial_hex"], 16) for row in rows] == [row["serial"] for row in rows]
     status, table = semisfl(capsys, "certs", "list", "--dir", tmp_path)
     until = f"{NOW + timedelta(days=40, hours=1):%Y-%m-%d}"

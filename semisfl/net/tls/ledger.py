@@ -5,7 +5,7 @@ either place is a revocation, but only the server's own copy turns anybody away.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,13 +31,14 @@ class Issued:
     serial: int
     fingerprint: str  # SHA-256 of the certificate, in hexadecimal
     valid_until: datetime
-    revoked: bool = False
+    valid_from: datetime | None = None  # not in lines of 0.1
+    revoked: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, role: str, name: str, certificate: x509.Certificate) -> "Issued":
         fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
-        until = certificate.not_valid_after_utc
-        return cls(role, name, certificate.serial_number, fingerprint, until)
+        period = certificate.not_valid_after_utc, certificate.not_valid_before_utc
+        return cls(role, name, certificate.serial_number, fingerprint, *period)
 
     @property
     def days_left(self) -> int:
@@ -48,13 +49,15 @@ class Issued:
     def state(self) -> str:
         if self.revoked:
             return "revoked"
+        if self.valid_from is not None and self.valid_from > datetime.now(UTC):
+            return "not yet valid"
         return "valid" if self.days_left >= 0 else "expired"
 
 
 def enter(directory: Path, entry: Issued) -> None:
     """Add a line to issued.txt."""
-    until = entry.valid_until.isoformat()
-    line = f"{entry.role} {entry.name} {entry.serial:x} {entry.fingerprint} {until}\n"
+    dates = " ".join(date.isoformat() for date in (entry.valid_until, entry.valid_from) if date)
+    line = f"{entry.role} {entry.name} {entry.serial:x} {entry.fingerprint} {dates}\n"
     append_line(directory / "issued.txt", line)
 
 
@@ -69,9 +72,9 @@ def listing(directory: str | Path) -> list[Issued]:
     entries = []
     for number, line in enumerate(read_file(path).decode("utf-8", "replace").splitlines(), 1):
         try:
-            role, name, serial_text, fingerprint, until = line.split()
-            valid_until = datetime.fromisoformat(until)
-            entry = Issued(role, name, int(serial_text, 16), fingerprint, valid_until)
+            role, name, serial_text, fingerprint, until, *begin = line.split(maxsplit=5)
+            dates = map(datetime.fromisoformat, (until, *begin))
+            entry = Issued(role, name, int(serial_text, 16), fingerprint, *dates)
         except ValueError:
             raise CertError(f"{path} line {number} is damaged: restore it from a copy") from None
         entries.append(replace(entry, revoked=entry.serial in revoked))
