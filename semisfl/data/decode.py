@@ -25,6 +25,7 @@ MAX_UNREADABLE = 0.05
 SIXTEEN_BIT_MODES = {"I;16", "I;16B", "I;16L"}
 GREY_MODES = {"1", "L", "LA", *SIXTEEN_BIT_MODES}
 CHUNK = 256
+MADE_GREY = "%d of %d images are stored in colour and were read as grey ones"
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,11 @@ def _is_sixteen_bit(image: Image.Image) -> bool:
     return image.mode in SIXTEEN_BIT_MODES or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
+def in_colour(image: Image.Image) -> bool:
+    """Tell whether an image is stored in colour, as it also is with grey pixels alone."""
+    return image.mode not in GREY_MODES and not _is_sixteen_bit(image)
+
+
 def decode(
     listing: Listing, size: Size | None, channels: int | None, allocate: Allocate | None = None
 ) -> Decoded:
@@ -169,7 +175,7 @@ def _render(
     # Ties go to the larger image, so that the outcome does not depend on the order of files.
     width, height = size[::-1] if size else max(sizes, key=lambda s: (sizes[s], s))
     to_grey = channels == 1
-    channels = channels or (3 if any(mode not in GREY_MODES for _, mode in known) else 1)
+    channels = channels or (3 if any(colour for _, colour in known) else 1)
     images = allocate((count, channels, height, width))
 
     def fill(place: int) -> bool:
@@ -185,9 +191,8 @@ def _render(
         notes += (
             f"{other} of {count} images had another size and were resized to {width}x{height}",
         )
-    made_grey = sum(mode not in GREY_MODES for _, mode in read)
-    if to_grey and made_grey:
-        notes += (f"{made_grey} of {count} images are stored in colour and were read as grey ones",)
+    if to_grey and (made_grey := sum(colour for _, colour in read)):
+        notes += (MADE_GREY % (made_grey, count),)
     return _without_gaps(images, kept), kept, notes
 
 
@@ -218,13 +223,13 @@ def _parallel(job: Callable[[int], T], count: int) -> list[T]:
         return [done for part in pool.map(chunk, range(0, count, CHUNK)) for done in part]
 
 
-def _header(listing: Listing, place: int) -> tuple[tuple[int, int], str] | None:
-    """Return the size as seen upright and the mode, or None if the image cannot be opened."""
+def _header(listing: Listing, place: int) -> tuple[tuple[int, int], bool] | None:
+    """Return the size as seen upright and whether it is in colour, or None if it cannot be opened."""
     try:
         with listing.open(place) as image:
             width, height = sides(image)
-            mode = "I;16" if _is_sixteen_bit(image) else image.mode
-            return (height, width) if turn(image) >= 5 else (width, height), mode
+            upright = (height, width) if turn(image) >= 5 else (width, height)
+            return upright, in_colour(image)
     except TooLarge as error:
         log.warning("%.200r is left out: %s", listing.names[place], error)
         return None

@@ -102,7 +102,7 @@ def load_images(
     if budget is not None:
         budget.images(len(inside) * channels * height * width)
     images = np.empty((len(inside), *shape), np.uint8)
-    kept = lost = 0
+    kept = lost = made_grey = 0
     for place in inside:
         if stop is not None:
             stop.check()
@@ -110,6 +110,7 @@ def load_images(
         try:
             with listing.open(place) as image:
                 images[kept] = decode.pixels_of(image, (width, height), channels, room)
+                made_grey += channels == 1 and decode.in_colour(image)
             kept += 1
         except Exception as error:  # a damaged file can raise nearly anything inside a decoder
             lost += 1
@@ -124,4 +125,6 @@ def load_images(
         log.warning(
             "%d of %d images in %s could not be read and are skipped", lost, len(inside), root
         )
+    if made_grey:
+        log.warning(decode.MADE_GREY, made_grey, len(inside))
     return torch.from_numpy(images[:kept]), lost
