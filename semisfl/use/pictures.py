@@ -137,8 +137,7 @@ def _pixels(image: Image.Image, size: tuple[int, int], channels: int) -> np.ndar
     # Grey images become colour without loss, as in training; colour images are never made grey.
     if channels == 1 and image.mode not in GREY_MODES and not _is_grey(image):
         raise ValueError(
-            f"it is in colour ({len(image.getbands())} channels, {image.mode}) and the model was "
-            "trained on grey images (1 channel); convert it"
+            f"it is in colour (mode {image.mode}) and the model was trained on grey images; convert it"
         )
     return pixels_of(image, size, channels)
 

@@ -144,7 +144,10 @@ def test_colour_is_refused_by_a_model_of_grey_images(tmp_path: Path) -> None:
     assert batch.names == [str(files[0])], "grey, though saved as colour"
     assert batch.images.shape == (1, 1, 8, 8) and int(batch.images.max()) == 9
     (skipped,) = batch.skipped
-    assert "3 channels, RGB" in skipped.reason and "1 channel" in skipped.reason
+    assert skipped.reason.startswith("it is in colour (mode RGB) and the model was trained on grey")
+    Image.new("RGB", (8, 8), (9, 9, 10)).convert("P").save(tmp_path / "palette.png")
+    ((_, reason),) = next(pictures.batches([tmp_path / "palette.png"], (1, 8, 8))).skipped
+    assert reason.startswith("it is in colour (mode P) ")
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 12, 13)], ids=str)
