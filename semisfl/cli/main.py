@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(str(error), FAILED, debug)
     except Exception as error:
         if hasattr(error, "format_message"):
-            return _fail(_about_usage(error), MISTAKE, debug)
+            return _fail(_about_usage(error, typed), MISTAKE, debug)
         if _lacks_memory(error):
             return _fail(f"there is not enough memory: {error}; {SMALLER}", FAILED, debug)
         hint = "" if debug else " (this is unexpected; --debug shows where)"
@@ -188,11 +188,13 @@ def _lacks_memory(error: Exception) -> bool:
     )
 
 
-def _about_usage(error: Any) -> str:
+def _about_usage(error: Any, typed: list[str]) -> str:
     """Return click's message about a wrong command line, with the help to read.
 
     typer either depends on click or has its own copy, depending on its version, and exports the class
     of these errors in neither case. `format_message` and `ctx` are documented and the same in all.
     """
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "semisfl"
+    # An option without its value is reported without a context.
+    first = " ".join(["semisfl", *(word for word in typed[:1] if not word.startswith("-"))])
+    command = error.ctx.command_path if getattr(error, "ctx", None) else first
     return f"{error.format_message().rstrip('.')}; try `{command} --help`"

@@ -403,6 +403,7 @@ def test_each_mistake_is_one_line(
         (["certs", "client"], "Missing option '--name'; try `semisfl certs client --help`$"),
         (["serve"], "Missing option '--labeled'; try `semisfl serve --help`$"),
         (["join"], "Missing argument 'HOST:PORT'; try `semisfl join --help`$"),
+        (["join", "--memory"], "'--memory' requires an argument; try `semisfl join --help`$"),
         (["compare", "--seeds", "0"], "Invalid value for '--seeds': .*; try `semisfl compare"),
         (["show", "missing.toml"], "cannot read missing.toml: No such file or directory$"),
     ],
