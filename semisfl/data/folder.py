@@ -59,7 +59,8 @@ def everything(root: Path) -> Source:
 
 def check_images(root: Path) -> None:
     """Raise `ValueError` if no image lies below a folder; log nothing else of what is left out."""
-    if not any(_is_image(file) for file in files_below(root, follow_links=False, quiet=True)):
+    files = files_below(root, follow_links=False, quiet=True)
+    if not any(_is_image(file) and file.resolve().is_relative_to(root.resolve()) for file in files):
         everything(root)
 
 
@@ -68,14 +69,14 @@ def _name(root: Path) -> str:
     return root.resolve().name if root.name in ("", "..") else root.name
 
 
-def inside(root: Path, files: Sequence[Path]) -> list[int]:
-    """Return the places of the files that lie in ``root``: what a device may use.
+def inside(root: Path, files: Sequence[Path]) -> list[Path]:
+    """Return the files that lie in ``root``: what a device may use.
 
     Links that lead out of it are not followed: anyone who can put a link into the folder could
     otherwise make the device use private images elsewhere.
     """
     home = root.resolve()
-    kept = [place for place, file in enumerate(files) if file.resolve().is_relative_to(home)]
+    kept = [file for file in files if file.resolve().is_relative_to(home)]
     if outside := len(files) - len(kept):
         log.warning("not followed, as they lead out of %s: %s", root, counted(outside, "link"))
     return kept
@@ -108,6 +109,8 @@ class _Collected:
     ) -> None:
         files = list(files_below(folder, follow_links=follow_links))
         images = [file for file in files if _is_image(file)]
+        if not follow_links:
+            images = inside(folder, images)
         if not images:
             raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
         self.files += images

@@ -46,7 +46,7 @@ def files_of(places: Iterable[str | os.PathLike[str]], *, follow_links: bool = T
             if file.suffix.lower() in folder.SUFFIXES
         ]
         if not follow_links:
-            inside = [inside[kept] for kept in folder.inside(place, inside)]
+            inside = folder.inside(place, inside)
         if not inside:
             raise ValueError(
                 f"{place} holds no images ({', '.join(sorted(folder.SUFFIXES))}); name another folder"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semisfl.data import folder
 from semisfl.net.client import connection
 from semisfl.net.client.join import load_images
 from semisfl.net.server.roster import Roster
@@ -156,6 +157,9 @@ def test_links_out_of_a_devices_folder_are_not_followed(
     with pytest.raises(ValueError, match="by client holds no images"):
         load_images(tmp_path / "by client", (1, SIDE, SIDE))
     assert f"not followed in {tmp_path / 'by client'}: 1 link to folders" in caplog.text
+    (tmp_path / "by client" / "only.png").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="by client holds no images"):
+        folder.check_images(tmp_path / "by client")
 
 
 def test_a_device_takes_every_image_below_its_folder(tmp_path: Path) -> None:

@@ -96,14 +96,14 @@ def load_images(
     root: Path, shape: Shape, budget: Budget | None = None, stop: StopFlag | None = None
 ) -> tuple[torch.Tensor, int]:
     """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
-    source = folder.everything(root)
-    listing, inside = source.listing(), folder.inside(root, source.files)
+    listing = folder.everything(root).listing()
+    count = len(listing.names)
     channels, height, width = shape
     if budget is not None:
-        budget.images(len(inside) * channels * height * width)
-    images = np.empty((len(inside), *shape), np.uint8)
+        budget.images(count * channels * height * width)
+    images = np.empty((count, *shape), np.uint8)
     kept = lost = made_grey = 0
-    for place in inside:
+    for place in range(count):
         if stop is not None:
             stop.check()
         room = None if budget is None else budget.left
@@ -119,12 +119,10 @@ def load_images(
                 log.warning("%.200r is left out: %s", listing.names[place], why)
     if not kept:
         raise ConfigError(
-            f"none of {counted(len(inside), 'image')} in {root} can be read; formats: {', '.join(decode.FORMATS)}"
+            f"none of {counted(count, 'image')} in {root} can be read; formats: {', '.join(decode.FORMATS)}"
         )
     if lost:
-        log.warning(
-            "%d of %d images in %s could not be read and are skipped", lost, len(inside), root
-        )
+        log.warning("%d of %d images in %s could not be read and are skipped", lost, count, root)
     if made_grey:
-        log.warning(decode.MADE_GREY, made_grey, len(inside))
+        log.warning(decode.MADE_GREY, made_grey, count)
     return torch.from_numpy(images[:kept]), lost
