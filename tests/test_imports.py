@@ -197,6 +197,15 @@ def test_folders_make_a_picture_that_fits_a_page() -> None:
     assert floors <= 10
 
 
+def test_grpc_is_told_to_be_quiet_before_it_is_imported() -> None:
+    """Else it writes a line for every stranger's handshake, also where stderr is JSON."""
+    users = [name for name in FILES if any(one.split(".")[0] == "grpc" for one in imports(name))]
+    assert users
+    for user in users:
+        package = user.rpartition(".")[0]
+        assert below(package, "net") or "semisfl.net" in imports(package, when_imported=True), user
+
+
 def test_report_and_watch_import_nothing_that_trains() -> None:
     seen, waiting = set(), ["semisfl.runs.report", *modules("watch")]
     while waiting:
