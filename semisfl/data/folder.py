@@ -60,7 +60,7 @@ def everything(root: Path) -> Source:
 def check_images(root: Path) -> None:
     """Raise `ValueError` if no image lies below a folder; log nothing else of what is left out."""
     files = files_below(root, follow_links=False, quiet=True)
-    if not any(_is_image(file) and file.resolve().is_relative_to(root.resolve()) for file in files):
+    if not any(_is_image(file) and _lies_in(root, file) for file in files):
         everything(root)
 
 
@@ -75,11 +75,15 @@ def inside(root: Path, files: Sequence[Path]) -> list[Path]:
     Links that lead out of it are not followed: anyone who can put a link into the folder could
     otherwise make the device use private images elsewhere.
     """
-    home = root.resolve()
-    kept = [file for file in files if file.resolve().is_relative_to(home)]
+    kept = [file for file in files if _lies_in(root, file)]
     if outside := len(files) - len(kept):
         log.warning("not followed, as they lead out of %s: %s", root, counted(outside, "link"))
     return kept
+
+
+def _lies_in(root: Path, file: Path) -> bool:
+    """Return whether a file does, wherever links lead; `resolve` would raise an error for a loop of links."""
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root))
 
 
 class _Collected:

@@ -217,9 +217,11 @@ def test_links_out_of_a_folder_are_not_followed(
     (folder / "own.png").write_bytes(first.read_bytes())
     (folder / "again.png").symlink_to(folder / "own.png")
     (folder / "elsewhere.png").symlink_to(second)
+    (folder / "loop.png").symlink_to(folder / "loop.png")
     with connect(address, authority) as client:
-        names = client.predict(folder).names
-        assert [Path(name).name for name in names] == ["again.png", "own.png"]
+        predictions = client.predict(folder)
+        assert [Path(name).name for name in predictions.names] == ["again.png", "own.png"]
+        assert [Path(name).name for name, _ in predictions.skipped] == ["loop.png"]
         assert f"not followed, as they lead out of {folder}: 1 link" in caplog.text
         assert len(client.predict(folder / "elsewhere.png").names) == 1
 
