@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -261,8 +262,16 @@ def test_unknown_and_revoked_devices_are_refused(
             client.probabilities(PIXELS)
     certs.make_authority(tmp_path / "other")
     certs.make_client(tmp_path / "other", "camera")
-    with pytest.raises(OSError, match="this device trusts"):
+    with pytest.raises(ValueError, match="this device trusts"):
         connect(address, tmp_path / "other")
+    long_ago = datetime.now(UTC) - timedelta(days=9)
+    certs.make_client(
+        authority, "old", valid_from=long_ago, valid_until=long_ago + timedelta(days=1)
+    )
+    with pytest.raises(
+        ValueError, match=r"client.crt expired on .* `semisfl certs renew --name old`"
+    ):
+        connect(address, authority, "old")
     with pytest.raises(ValueError, match="is not a loopback address, so plaintext is refused"):
         ModelClient(Target("192.0.2.1:1", None, insecure_loopback=True))
     with pytest.raises(ValueError, match="a client needs a certificate"):

@@ -50,13 +50,15 @@ async def diagnose(address: str, credentials: Credentials) -> Finding | None:
 
 
 def explained(error: Any, address: str, credentials: Credentials | None) -> Exception:
-    """Return the failed call ``error`` as `Rejected` if the server refused, else as an `OSError`."""
+    """Return the failed call ``error`` as an `OSError`; as `Rejected` if the server refused or no attempt can help."""
     code, details = error.code(), plain(error.details() or "")
     if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return Rejected(f"{address} refuses: {details}", kind_of(details))
     finding = None
     if credentials is not None and NOT_CONNECTED in details:
         finding = asyncio.run(diagnose(address, credentials))
+    if finding is not None and finding.enough == 1:
+        return Rejected(finding.reason)
     return OSError(finding.reason if finding else f"no answer from {address}: {details}")
 
 
@@ -156,8 +158,8 @@ def _alert(address: str, credentials: Credentials, error: ssl.SSLError) -> Findi
         words = reason.partition("ALERT_")[2].replace("_", " ").lower()
         if not any(word in words for word in ("certificate", "unknown ca", "access denied")):
             return Finding(f"{address} ends the TLS handshake: {words}")
-        if fault := own.early(credentials):
-            return Finding(fault)
+        if fault := _own_fault(credentials):
+            return fault
         return Finding(f"{address} does not accept this device's certificate: {words}", FEW)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return None
@@ -169,15 +171,23 @@ def _alert(address: str, credentials: Credentials, error: ssl.SSLError) -> Findi
 
 
 def _unwanted(address: str, credentials: Credentials) -> Finding:
-    """Return both possible reasons for a server that closes the connection without an alert.
+    """Return the possible reasons for a server that closes the connection without an alert.
 
-    This device's certificate is valid by its own clock, so the two cannot be told apart here.
+    If this device's certificate is valid by its own clock, two are left and cannot be told apart here.
     """
-    if fault := own.early(credentials):
-        return Finding(fault)
+    if fault := _own_fault(credentials):
+        return fault
     return Finding(
         f"{address} does not accept this device's certificate, valid until"
         f" {own.moment(own.ending(credentials))}, and does not say why: the server's authority.crt"
         " is not the one that signed it, or one of the two clocks is wrong",
         FEW,
     )
+
+
+def _own_fault(credentials: Credentials) -> Finding | None:
+    """Return that this device's certificate is not valid by its own clock; None if it is."""
+    if fault := own.expired(credentials):
+        return Finding(fault, 1)
+    fault = own.early(credentials)
+    return Finding(fault) if fault else None
