@@ -71,7 +71,7 @@ def serve(
     from semisfl.cli.signals import StopSignals
     from semisfl.costs import needs
     from semisfl.fleet.setup import NetworkOptions
-    from semisfl.runs import early_log, start
+    from semisfl.runs import run_log, start
     from semisfl.runs.directory import RunDirectory
     from semisfl.runs.run_data import check_classes, load_images
     from semisfl.settings import config, presets
@@ -90,7 +90,7 @@ def serve(
     identity = None if insecure_loopback else certs
     with (
         StopSignals() as signals,
-        early_log.collected(),
+        run_log.collected(),
         watching.beside(watch, token_file, identity) as show,
         watching.exported(metrics, token_file, identity) as export,
     ):

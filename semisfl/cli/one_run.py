@@ -13,7 +13,7 @@ from semisfl.costs import needs
 from semisfl.data import holdings
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
-from semisfl.runs import early_log, grouping
+from semisfl.runs import grouping, run_log
 from semisfl.runs import start as runs
 from semisfl.runs.advice import DIVERGED
 from semisfl.runs.directory import RunDirectory
@@ -23,7 +23,7 @@ from semisfl.runs.sinks import Guarded, Sink
 from semisfl.settings.config import Config
 
 
-@early_log.collected()
+@run_log.collected()
 def start(
     config: Config,
     out: Path,
@@ -44,7 +44,7 @@ def start(
         return rounds(run, signals, quiet=quiet, title=title)
 
 
-@early_log.collected()
+@run_log.collected()
 def carry_on(
     path: Path,
     signals: StopSignals,

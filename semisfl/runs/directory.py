@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -265,25 +264,6 @@ class RunDirectory:
 
     def load(self, name: str = "latest") -> dict[str, Any]:
         return checkpoint.read(self.path / f"{name}.safetensors")
-
-    def log_to_file(self) -> logging.Handler:
-        handler = _RunLog(self.path / "run.log", encoding="utf-8")
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
-        return handler
-
-
-class _RunLog(logging.FileHandler):
-    """A log file that drops the lines a full disk refuses; they were shown on the console too."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exception(), OSError):
-            super().handleError(record)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:

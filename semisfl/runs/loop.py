@@ -1,10 +1,10 @@
 """Run the rounds: train, test, save; undo and repeat a round that failed."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 
-from semisfl.runs import early_log
+from semisfl.runs import run_log
 from semisfl.runs.between_rounds import Rounds
 from semisfl.runs.callbacks import Callback, tell_checkpoints, tell_round
 from semisfl.runs.directory import RunDirectory
@@ -36,7 +36,7 @@ def run_rounds(
     rounds = Rounds(experiment, directory, health, first, best)
     with ExitStack() as stack:
         if directory is not None:
-            stack.enter_context(_log_to(directory))
+            stack.enter_context(run_log.written(directory.path / "run.log"))
         info = RunInfo(config, first, directory.path if directory is not None else None)
         for sink in sinks:
             sink.start(info)
@@ -73,21 +73,3 @@ def run_rounds(
                 return rounds.result(stopped=True)
         rounds.tell_end()
     return rounds.result(stopped=False)
-
-
-@contextmanager
-def _log_to(directory: RunDirectory) -> Iterator[None]:
-    """Write the log to the run's directory too, inside the block."""
-    root, handler = logging.getLogger("semisfl"), directory.log_to_file()
-    for record in early_log.take():
-        handler.handle(record)
-    root.addHandler(handler)
-    level = root.level
-    if not root.isEnabledFor(logging.INFO):
-        root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.removeHandler(handler)
-        handler.close()

@@ -16,7 +16,7 @@ from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.models.split import with_layers_of
-from semisfl.runs import checkpoint, early_log, health
+from semisfl.runs import checkpoint, health, run_log
 from semisfl.runs.arguments import check_config, check_means
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
@@ -224,7 +224,7 @@ def _where_clients_live(config: Config, means: Means) -> Config:
     )
 
 
-@early_log.collected()
+@run_log.collected()
 def train(
     config: Config,
     *,
@@ -258,7 +258,7 @@ def train(
         return run.go(_watchers(observe, sinks), callbacks)
 
 
-@early_log.collected()
+@run_log.collected()
 def resume(
     path: Path | str,
     *,

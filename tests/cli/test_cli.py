@@ -166,8 +166,8 @@ def test_what_is_said_before_the_first_round_is_in_the_log_of_its_run_alone(
 def test_a_program_without_a_log_of_its_own_still_gets_early_warnings() -> None:
     lines = [
         "import logging",
-        "from semisfl.runs import early_log",
-        "with early_log.collected():",
+        "from semisfl.runs import run_log",
+        "with run_log.collected():",
         "    logging.getLogger('semisfl.data').warning('one')",
         "    logging.getLogger('semisfl.data').info('two')",
         "logging.getLogger('semisfl.data').warning('three')",

@@ -19,7 +19,7 @@ from semisfl.data.partition import Partition
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.methods.semisfl import SemiSFL
 from semisfl.net.tls import certs
-from semisfl.runs import checkpoint, directory, start
+from semisfl.runs import checkpoint, directory, run_log, start
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.environment import environment
@@ -393,11 +393,10 @@ def test_a_full_disk_takes_neither_lines_to_repeat_nor_the_log_for_an_error(
     directory = RunDirectory.create(tmp_path / "run", tiny(2))
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text('{"round": 0}\n{"round": 1}\n{"round": 2}\n{"rou')
-    log = directory.log_to_file()
     with largest_file(0):
         assert directory.keep_metrics_before(2) == [{"round": 0}, {"round": 1}]
-        log.handle(logging.makeLogRecord({"msg": "refused", "levelno": logging.INFO}))
-        log.close()
+        with run_log.written(tmp_path / "run" / "run.log"):
+            logging.getLogger("semisfl").info("refused")
     assert metrics.read_text() == '{"round": 0}\n{"round": 1}\n'
     assert capsys.readouterr().err == "", "no traceback of the log's own"
     directory.unlock()
