@@ -1,12 +1,25 @@
-"""Check the types of what `train` and `resume` are given, and of torch's new numbers."""
+"""Check the types of what `train` and `resume` are given, and of torch's new numbers; leave torch's modes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config
+
+
+@contextmanager
+def usual_modes() -> Iterator[None]:
+    """Train as usual inside `torch.no_grad`, `torch.inference_mode` and on another default device."""
+    other = torch.get_default_device().type != "cpu"
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.device("cpu") if other else nullcontext(),
+    ):
+        yield
 
 
 def check_config(config: Any) -> None:

@@ -17,7 +17,7 @@ from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.own import Own, is_sequential, stages_of
 from semisfl.models.split import with_layers_of
 from semisfl.runs import checkpoint, health, run_log
-from semisfl.runs.arguments import check_config, check_means
+from semisfl.runs.arguments import check_config, check_means, usual_modes
 from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment, assemble
@@ -224,6 +224,7 @@ def _where_clients_live(config: Config, means: Means) -> Config:
     )
 
 
+@usual_modes()
 @run_log.collected()
 def train(
     config: Config,
@@ -258,6 +259,7 @@ def train(
         return run.go(_watchers(observe, sinks), callbacks)
 
 
+@usual_modes()
 @run_log.collected()
 def resume(
     path: Path | str,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,24 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
             train(Config())
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad(), torch.inference_mode(), torch.device("meta")],
+    ids=["no_grad", "inference_mode", "another default device"],
+)
+def test_a_run_inside_a_mode_of_torch_is_as_any_other(
+    mode: AbstractContextManager[Any], tmp_path: Path
+) -> None:
+    first = Callback()
+    first.on_round = lambda metrics: metrics.round == 0  # type: ignore[method-assign]
+    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
+    usual = train(tiny(2), device="cpu", **images)
+    with mode:
+        train(tiny(2), device="cpu", out=tmp_path / "run", callbacks=[first], **images)
+        inside = resume(tmp_path / "run", device="cpu", **images)
+    assert inside.history["loss_semi"] == usual.history["loss_semi"]
 
 
 @pytest.mark.parametrize(
