@@ -92,7 +92,7 @@ def leave_if_diverged(result: Result) -> None:
     """End the command with `DIVERGED` if the run's losses or weights left all bounds."""
     if result.diverged:
         console.say(
-            "the run diverged: its weights are of no use; start again with a lower optimizer.lr",
+            "the run diverged: its weights are of no use; start again with the change that its run.log names",
             "error",
         )
         raise typer.Exit(DIVERGED)
@@ -102,7 +102,7 @@ def leave_if_any_diverged(trained: Sequence[grouping.Run]) -> None:
     """End the command with `DIVERGED` if one of several runs did; the remarks below the table name it."""
     if bad := sum(run.diverged for run in trained):
         console.say(
-            f"{bad} of {len(trained)} runs diverged, so their means say nothing; use a lower optimizer.lr",
+            f"{bad} of {len(trained)} runs diverged, so their means say nothing; their run.log names the setting to change",
             "error",
         )
         raise typer.Exit(DIVERGED)

@@ -23,6 +23,9 @@ LEAST_RISE = 0.5
 NOTHING_TO_GAIN = 99.0
 """From this accuracy on, a run that does not improve is as good as it can be."""
 
+SMALL_TEMPERATURE = 0.05
+"""The gradients of the contrastive terms grow as the temperature falls; the paper has 0.2."""
+
 
 class Advice:
     """Look at each round after the ones before it. Every warning comes once per run."""
@@ -41,7 +44,9 @@ class Advice:
         self._warned: set[str] = set()
 
     def after(self, metrics: RoundMetrics) -> list[str]:
-        """Return the warnings that are new with this round."""
+        """Return the warnings that are new with this round; what a diverged one shows has another reason."""
+        if metrics.diverged:
+            return []
         self._look(metrics)
         new = {
             key: text for key, text in self._warnings(metrics.round + 1) if key not in self._warned
@@ -117,6 +122,16 @@ class Advice:
                 f"method=supervised, raise {threshold} so that fewer labels are wrong, or "
                 f"{_more_labels(config)}",
             )
+
+
+def against_divergence(config: Config) -> str:
+    """Return what to change if losses or weights are out of bounds."""
+    fix = f"lower optimizer.lr = {config.optimizer.lr:g}"
+    for name in type(config).model_fields:
+        value: Any = getattr(getattr(config, name), "temperature", None)
+        if value is not None and value < SMALL_TEMPERATURE:
+            return f"raise {name}.temperature = {value:g}, or {fix}"
+    return fix
 
 
 def about_batchnorm(error: ValueError, config: Config) -> ConfigError | None:

@@ -13,7 +13,7 @@ from semisfl.fleet.base import AbnormalValues, RoundAborted
 from semisfl.fleet.byte_counts import by_client
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
-from semisfl.runs.advice import Advice, about_batchnorm
+from semisfl.runs.advice import Advice, about_batchnorm, against_divergence
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.experiment import Experiment
 from semisfl.runs.health import Health
@@ -134,11 +134,10 @@ class Rounds:
         else:
             metrics = replace(metrics, diverged=True)
             log.warning(
-                "round %d: %s; nobody stands out, so the run goes on; it keeps its last good "
-                "checkpoint; lower optimizer.lr = %g",
+                "round %d: %s; nobody stands out, so the run goes on; it keeps its last good checkpoint; %s",
                 self.next + 1,
                 fault,
-                experiment.config.optimizer.lr,
+                against_divergence(experiment.config),
             )
         warnings = self._advice.after(metrics)
         for text in warnings:

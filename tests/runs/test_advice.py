@@ -9,7 +9,7 @@ import pytest
 
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import start
-from semisfl.runs.advice import Advice
+from semisfl.runs.advice import Advice, against_divergence
 from semisfl.runs.experiment import assemble
 from semisfl.runs.grouping import read_run
 from semisfl.runs.loop import run_rounds
@@ -130,6 +130,16 @@ def test_a_run_that_diverges_is_not_a_success(
     assert read_run(tmp_path / "run").diverged
     assert result.diverged and "lower optimizer.lr = 1e+30" in caplog.text
     assert not all(math.isfinite(one.detach().abs().max()) for one in result.model.parameters())
+
+
+def test_a_run_that_diverges_by_its_temperature_is_told_so_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = toy.values("semisfl", "rounds=11", "semisfl.temperature=1e-4")
+    result = start.train(settings, **means())
+    assert result.diverged and not result.warnings
+    assert "raise semisfl.temperature = 0.0001, or lower optimizer.lr" in caplog.text
+    assert against_divergence(toy.values("semisfl")) == "lower optimizer.lr = 0.02"
 
 
 def test_batchnorm_over_one_value_names_the_settings() -> None:
