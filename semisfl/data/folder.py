@@ -8,7 +8,7 @@ There are two forms. A root with a ``train`` or ``test`` folder has the first:
 - clients: ``<client>/*``, no labels and no test images. Images directly in the root make one client.
 
 Class and client folders may hold folders of their own. Images are regular files with a known
-suffix; hidden files are skipped, other files are counted in a note. Links are followed. A device
+suffix; hidden files and folders are skipped, other files are counted in a note. Links are followed. A device
 (`semisfl join`) takes `everything` below its folder instead, and follows no link out of it.
 """
 
@@ -26,16 +26,18 @@ from semisfl.settings.counts import counted
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
+SYSTEM = {"__MACOSX", "@eaDir"}
+"""Folders that unpacking an archive of a Mac and some network drives put beside images."""
 
 
 def has_classes(root: Path) -> bool:
     """Tell whether a folder has the form ``train/<class>/*``."""
-    return (root / "train").is_dir() and bool(_folders(root / "train"))
+    return (root / "train").is_dir() and bool(folders_in(root / "train"))
 
 
 def source(root: Path) -> Source:
     """Return the images under a folder. The form is decided here, before any image is read."""
-    folders = {folder.name for folder in _folders(root)}
+    folders = {folder.name for folder in folders_in(root)}
     collected = _Collected(root)
     if folders & {"train", "test"}:
         classes = _by_class(collected, folders)
@@ -158,7 +160,7 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
     for name in ("train", "test"):
         if name not in folders:
             raise ValueError(f"{root} has no folder {name!r}; it needs train/ and test/ by class")
-    classes = [folder.name for folder in _folders(root / "train")]
+    classes = [folder.name for folder in folders_in(root / "train")]
     if len(classes) < 2:
         raise ValueError(
             f"{root / 'train'} has {counted(len(classes), 'class folder')} ({', '.join(classes) or 'none'}); "
@@ -167,7 +169,7 @@ def _by_class(collected: _Collected, folders: set[str]) -> tuple[str, ...]:
     for label, name in enumerate(classes):
         collected.add(root / "train" / name, label=label)
     _unlabeled(collected, folders)
-    tested = _folders(root / "test")
+    tested = folders_in(root / "test")
     if not tested:
         raise ValueError(
             f"{root / 'test'} has no class folders; put test images into one folder per class"
@@ -188,14 +190,14 @@ def _unlabeled(collected: _Collected, folders: set[str]) -> None:
     names = sorted(folders & {"unlabeled", "clients"})
     if len(names) == 2:
         raise ValueError(f"{collected.root} has both clients/ and unlabeled/; keep one of them")
-    if names == ["unlabeled"] and not _folders(collected.root / "unlabeled"):
+    if names == ["unlabeled"] and not folders_in(collected.root / "unlabeled"):
         collected.add(collected.root / "unlabeled")
     elif names:
         _by_client(collected, collected.root / names[0])
 
 
 def _by_client(collected: _Collected, parent: Path) -> None:
-    folders = _folders(parent)
+    folders = folders_in(parent)
     if folders and (loose := _loose(parent)):
         raise ValueError(
             f"{parent} mixes images ({loose[0].name}) and folders ({folders[0].name}); "
@@ -204,19 +206,19 @@ def _by_client(collected: _Collected, parent: Path) -> None:
     collected.add_clients(folders or [parent])
 
 
-def _folders(parent: Path) -> list[Path]:
-    return sorted(
-        entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    )
+def folders_in(parent: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden, in order."""
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not _hidden(entry.name))
+
+
+def _hidden(name: str) -> bool:
+    """Return whether a file or folder is hidden, or a folder that a system puts beside its user's."""
+    return name.startswith(".") or name in SYSTEM
 
 
 def _loose(parent: Path) -> list[Path]:
     """Return the images directly in a folder."""
-    return [
-        file
-        for file in sorted(parent.iterdir())
-        if _is_image(file) and not file.name.startswith(".")
-    ]
+    return [file for file in sorted(parent.iterdir()) if _is_image(file) and not _hidden(file.name)]
 
 
 def _is_image(file: Path) -> bool:
@@ -237,11 +239,11 @@ def files_below(folder: Path, *, follow_links: bool = True, quiet: bool = False)
             below.clear()
             continue
         seen.add(real)
-        below[:] = sorted(name for name in below if not name.startswith("."))
+        below[:] = sorted(name for name in below if not _hidden(name))
         links = [] if follow_links else [name for name in below if Path(place, name).is_symlink()]
         if links and not quiet:
             log.warning("not followed in %s: %s to folders", place, counted(len(links), "link"))
-        yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(names) if not _hidden(name))
 
 
 def _left_out(error: OSError) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from semisfl.data import hub, sources, table
+from semisfl.data.folder import folders_in
 from semisfl.runs.scores import Scores
 from semisfl.settings.counts import counted
 from semisfl.use import pictures
@@ -120,9 +121,7 @@ def _listed(file: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]
 
 
 def _class_folders(place: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]]:
-    folders = sorted(
-        folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith(".")
-    )
+    folders = folders_in(place)
     if not folders:
         raise ValueError(f"{place} has no class folders; put the images of each class in one")
     for folder in folders:

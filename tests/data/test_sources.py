@@ -254,6 +254,18 @@ def test_hidden_files_and_names_of_folders_are_no_images_beside_client_folders(t
     assert set(load(str(tmp_path)).clients) == {"cam", "cam.png"}
 
 
+@pytest.mark.parametrize("name", ["__MACOSX", "@eaDir", ".cache"])
+def test_folders_that_a_system_adds_are_no_classes_and_no_clients(tmp_path, name):
+    root, clients = class_folder(tmp_path / "images"), tmp_path / "clients"
+    save(clients / "cam" / "0.png", noise(1))
+    before = len(load(str(root)).images)
+    for place in (root, root / "train", root / "train" / "cat", root / "test", clients):
+        save(place / name / "thumbnail.png", noise(2))
+    dataset = load(str(root))
+    assert (dataset.classes, len(dataset.images), dataset.notes) == (("cat", "dog"), before, ())
+    assert set(load(str(clients)).clients) == {"cam"}
+
+
 def test_class_folders_count_whatever_lies_beside_them(tmp_path):
     root = class_folder(tmp_path / "images")
     np.savez(root / "features.npz", a=np.zeros(3))
