@@ -1,4 +1,4 @@
-"""The layers of models: repeatable dropout, residual blocks, and blocks of layers computed together."""
+"""The layers of models: repeatable dropout, GroupNorm, residual blocks, and blocks of layers computed together."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -34,6 +34,16 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
+class SafeGroupNorm(nn.GroupNorm):
+    """GroupNorm that may be the first to see the images, also if they lie channels-last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not x.requires_grad:
+            # torch's gradient of its weights ends the process on a CPU if such an input lies channels-last.
+            x = x.clone(memory_format=torch.contiguous_format)
+        return super().forward(x)
+
+
 def use_generator(module: nn.Module, generator: torch.Generator) -> None:
     """Let every dropout in ``module`` draw from ``generator``."""
     for layer in module.modules():
@@ -53,9 +63,6 @@ class Layers(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         for part in parts_of(self):
-            if isinstance(part, nn.GroupNorm) and torch.is_grad_enabled() and not x.requires_grad:
-                # torch's gradient of its weights ends the process on a CPU if such an input lies channels-last.
-                x = x.clone(memory_format=torch.contiguous_format)
             x = part(x) if isinstance(part, nn.Module) else part.on(x)
         return x
 
@@ -69,13 +76,15 @@ def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def adopt_dropout(module: nn.Module) -> None:
-    """Replace every plain ``nn.Dropout`` in ``module`` by the repeatable one."""
+def adopt_layers(module: nn.Module) -> None:
+    """Replace every plain ``nn.Dropout`` and ``nn.GroupNorm`` in ``module`` by those above."""
     for name, child in named_layers(module):
         if type(child) is nn.Dropout:
             setattr(module, name, Dropout(child.p))
+        elif type(child) is nn.GroupNorm:
+            child.__class__ = SafeGroupNorm  # it keeps its weights
         else:
-            adopt_dropout(child)
+            adopt_layers(child)
 
 
 class Residual(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from semisfl.models.layers import adopt_dropout, named_layers, use_generator
+from semisfl.models.layers import adopt_layers, named_layers, use_generator
 from semisfl.models.shapes import Shape
 
 Own = nn.Module | Sequence[nn.Module]
@@ -186,7 +186,7 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
 def _check_repeatable(model: nn.Sequential, shape: Shape) -> None:
     """Raise ValueError for a layer whose own code draws from torch's global generator while it is trained."""
     copied, x = copy.deepcopy(model).train(), torch.zeros(2, *shape)
-    adopt_dropout(copied)
+    adopt_layers(copied)
     use_generator(copied, torch.Generator())
     before = torch.get_rng_state()
     for name, layer in named_layers(copied):

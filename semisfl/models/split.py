@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.engine.kernels import unit_rows
-from semisfl.models.layers import Layers, Residual, adopt_dropout, named_layers
+from semisfl.models.layers import Layers, Residual, adopt_layers, named_layers
 from semisfl.models.modules import layers_of, modules_of
 from semisfl.models.own import Own, check_own, digest_of, globally_seeded, refuse_one_layer
 from semisfl.models.own import feature_shape as feature_shape
@@ -83,12 +83,12 @@ def split(
     """Cut any ``nn.Sequential``.
 
     ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
-    to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` is replaced by
-    the repeatable one, and no layer works in place.
+    to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` and
+    ``nn.GroupNorm`` are replaced by those of `layers`, and no layer works in place.
     ``widest``: most features for which the head is as wide as its input.
     ``outputs``: the shape of each layer's output, if it is known; else zeros are passed through.
     """
-    adopt_dropout(model)
+    adopt_layers(model)
     for layer in model.modules():
         if getattr(layer, "inplace", False):
             # Top and head both read the features, and a fused ReLU's output is needed for its gradient.

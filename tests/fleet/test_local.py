@@ -18,7 +18,7 @@ from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup
 from semisfl.models import split as models
-from semisfl.models.layers import adopt_dropout, batchnorms, use_generator
+from semisfl.models.layers import adopt_layers, batchnorms, use_generator
 from semisfl.models.split import SplitModel
 from semisfl.models.stack import Stack
 from semisfl.settings import config
@@ -233,7 +233,7 @@ def test_stack_is_modules_whose_weights_lie_together() -> None:
     template = bn_model().train()
     stack = Stack(template, 3)
     images = torch.rand(12, 1, 16, 16)
-    adopt_dropout(template)
+    adopt_layers(template)
     for module in stack.modules:
         module.eval()
     expected = copy.deepcopy(template).eval()(images)
