@@ -174,8 +174,9 @@ def _print_differences(pairs: Sequence[Difference]) -> None:
     several = [pair for pair in pairs if pair.interval is not None]
     if not several:
         return
+    accuracy = accuracy_of(pair.judged_on for pair in several)
     table = console.table(
-        "paired differences over seeds, first − second, in points of accuracy",
+        f"paired differences over seeds, first − second, in points of {accuracy}",
         ("first", "second", "seeds", "mean", "95 % interval", "wins"),
         text=2,
     )

@@ -1,7 +1,7 @@
 """Compare groups of runs seed by seed. Imports nothing that trains."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, fmean, stdev
@@ -25,6 +25,8 @@ class Difference:
     """Half of the 95 % interval of the mean; None for a single seed."""
     wins: int
     """Seeds with which ``first`` is better."""
+    judged_on: str
+    """The images of these accuracies: ``test``, or ``validation`` if a run has not read the test images yet."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -36,6 +38,7 @@ class Difference:
         return {
             **{"first": self.first, "second": self.second, "seeds": self.seeds},
             **{"mean": self.mean, "interval": self.interval, "wins": self.wins},
+            "judged_on": self.judged_on,
         }
 
 
@@ -49,21 +52,16 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
         on_test = all(metrics.test_accuracy is not None for metrics in last)
         one, other = _by_seed(first, on_test), _by_seed(second, on_test)
         if shared := [seed for seed in one if seed in other]:
-            pairs.append(_difference(first.label, second.label, one, other, shared))
+            values = [one[seed] - other[seed] for seed in shared]
+            kind = "test" if on_test else first.judged_on
+            pairs.append(_difference(first.label, second.label, values, kind))
     return pairs
 
 
-def _difference(
-    first: str,
-    second: str,
-    one: Mapping[object, float],
-    other: Mapping[object, float],
-    seeds: Sequence[object],
-) -> Difference:
-    values = [one[seed] - other[seed] for seed in seeds]
-    count = len(values)
+def _difference(first: str, second: str, values: Sequence[float], judged_on: str) -> Difference:
+    count, wins = len(values), sum(value > 0 for value in values)
     half = quantile(count - 1) * stdev(values) / math.sqrt(count) if count > 1 else None
-    return Difference(first, second, count, fmean(values), half, sum(value > 0 for value in values))
+    return Difference(first, second, count, fmean(values), half, wins, judged_on)
 
 
 def _by_seed(group: Group, on_test: bool) -> dict[object, float]:

@@ -72,10 +72,11 @@ def _results(summaries: Sequence[Summary]) -> Cells:
 
 
 def _differences(pairs: Sequence[Difference]) -> Cells:
-    rows: Cells = [["first", "second", "seeds", "difference", "low", "high", "wins"]]
+    rows: Cells = [["first", "second", "seeds", "judged_on", "difference", "low", "high", "wins"]]
     for pair in pairs:
         ends = pair.interval or (None, None)
-        rows.append([pair.first, pair.second, pair.seeds, pair.mean, *ends, pair.wins])
+        named = (pair.first, pair.second, pair.seeds, pair.judged_on)
+        rows.append([*named, pair.mean, *ends, pair.wins])
     return rows
 
 
@@ -102,7 +103,8 @@ def latex(summaries: Sequence[Summary], pairs: Sequence[Difference]) -> str:
     text = _tabular(rows)
     text += "".join(f"% * {title_of(method)}: {note}\n" for method, note in notes.items())
     if pairs:
-        rows = [["difference", "seeds", "points", "95 \\% interval", "wins"]]
+        judged = accuracy_of(pair.judged_on for pair in pairs)
+        rows = [["difference", "seeds", f"points of {judged}", "95 \\% interval", "wins"]]
         for pair in pairs:
             name = f"{escaped(pair.first)} $-$ {escaped(pair.second)}"
             ends = "--" if pair.interval is None else "[${:.1f}$, ${:.1f}$]".format(*pair.interval)

@@ -177,7 +177,7 @@ def test_both_names_of_a_paired_difference_are_shown(
 ) -> None:
     monkeypatch.setattr(console.out, "_width", width)
     names = "semisfl-server.labeled_view=mixed", "fedswitch_sl-server.labeled_view=both"
-    results._print_differences([Difference(*names, 3, 1.25, 0.5, 3)])
+    results._print_differences([Difference(*names, 3, 1.25, 0.5, 3, "test")])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     header = next(number for number, line in enumerate(lines) if line.startswith(" first"))

@@ -51,7 +51,8 @@ def test_the_test_set_counts_where_rounds_are_judged_on_validation_images(tmp_pa
         metrics = json.loads((path / "metrics.jsonl").read_text()) | {"test_accuracy": test}
         (path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
     (pair,) = paired.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
-    assert pair.mean == -5.0
+    assert (pair.mean, pair.judged_on) == (-5.0, "test")
+    assert " points of test accuracy " in tables.latex([], [pair])
 
 
 @pytest.mark.parametrize(
