@@ -12,6 +12,7 @@ from semisfl.attacks import meter
 from semisfl.attacks.meter import Measured
 from semisfl.attacks.scene import PUBLIC, Scene, layers_of, stage_ends
 from semisfl.data.sources import Dataset
+from semisfl.models.layers import cut_layers
 from semisfl.models.split import SplitModel
 from semisfl.runs import health
 from semisfl.runs.directory import RunDirectory
@@ -88,9 +89,7 @@ def _network(experiment: Experiment) -> nn.Module:
 
 def _cut_of(network: nn.Module) -> int:
     """Return the number of layers that clients hold."""
-    bottom, top = network.get_submodule("bottom"), network.get_submodule("top")
-    between = isinstance(next(top.children()), nn.Unflatten)
-    return len(list(bottom.children())) - between
+    return len(cut_layers(network)[0])
 
 
 def cuts_of(network: nn.Module, cuts: str) -> list[int]:

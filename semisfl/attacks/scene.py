@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semisfl import seeds
 from semisfl.data.augment import Normalizer
-from semisfl.models.layers import named_layers
+from semisfl.models.layers import cut_layers
 from semisfl.settings.config import Config
 
 VICTIMS, PUBLIC = 500, 2000
@@ -64,12 +64,7 @@ class Scene:
 
 def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the layers of both halves, without the flatten and unflatten that a cut adds."""
-    bottom, top = (
-        named_layers(model.get_submodule("bottom")),
-        named_layers(model.get_submodule("top")),
-    )
-    if isinstance(top[0][1], nn.Unflatten):
-        bottom, top = bottom[:-1], top[1:]
+    bottom, top = cut_layers(model)
     return [*bottom, *top]
 
 

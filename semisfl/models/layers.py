@@ -67,13 +67,24 @@ class Layers(nn.Sequential):
         return x
 
 
-def named_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+Named = tuple[str, nn.Module]
+
+
+def named_layers(model: nn.Module) -> list[Named]:
     """Return the layers with their names; unlike ``named_children``, a layer used twice is listed twice."""
     return [
         (name, layer)
         for name, layer in model.named_modules(remove_duplicate=False)
         if name and "." not in name
     ]
+
+
+def cut_layers(model: nn.Module) -> tuple[list[Named], list[Named]]:
+    """Return the layers of bottom and top with their names, without those that a cut adds."""
+    bottom, top = (named_layers(model.get_submodule(part)) for part in ("bottom", "top"))
+    if isinstance(top[0][1], nn.Unflatten):
+        return bottom[:-1], top[1:]
+    return bottom, top
 
 
 def adopt_layers(module: nn.Module) -> None:

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
-from semisfl.models.layers import named_layers
+from semisfl.models.layers import cut_layers
 from semisfl.models.split import Shape, SplitModel, split
 from semisfl.runs.portable import PARTS, Description
 from semisfl.use import pictures
 from semisfl.use.pictures import Picture, Skipped
 
-Named = tuple[str, nn.Module]
 Pictures = Sequence[Picture] | Picture | Tensor | np.ndarray
 """Files, folders, Pillow images, or uint8 pixels [n, C, H, W] at the model's own size."""
 
@@ -183,11 +182,3 @@ class Classifier:
         again = split(layers, self.shape, cut, "none")
         described = replace(self.description, cut=cut)
         return Classifier(described, again, self.digest, self.path).to(self.device)
-
-
-def cut_layers(network: SplitModel) -> tuple[list[Named], list[Named]]:
-    """Return the layers of bottom and top with their names, without those that a cut adds."""
-    bottom, top = named_layers(network.bottom), named_layers(network.top)
-    if isinstance(top[0][1], nn.Unflatten):
-        return bottom[:-1], top[1:]
-    return bottom, top
