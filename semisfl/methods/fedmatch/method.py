@@ -8,6 +8,7 @@ The algorithm follows its authors' code, with these differences:
   the code.
 - The losses have other weights, except in the variant ``fedmatch_original``.
 - p(x) is read with dropout off. The learning rate follows a schedule, not a plateau.
+- Weights are sent whole, not only the entries that changed.
 """
 
 import copy
