@@ -8,6 +8,8 @@ import grpc
 from semisfl.net import chunks, messages
 from semisfl.net.client.diagnosis import explained
 from semisfl.net.client.identity import open_channel
+from semisfl.net.client.rejection import Rejected
+from semisfl.net.headers import WireError
 from semisfl.net.terms import Terms
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import lookup
@@ -36,7 +38,10 @@ def read_terms(
         except grpc.RpcError as error:
             raise _reason(error, address, credentials) from error
     methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
-    return Terms.from_json(text.decode("utf-8", "replace"), methods)
+    try:
+        return Terms.from_json(text.decode("utf-8", "replace"), methods)
+    except WireError as error:
+        raise Rejected(str(error), "refused") from error
 
 
 def _reason(error: Any, address: str, credentials: Credentials | None) -> Exception:
