@@ -190,6 +190,18 @@ def test_an_answer_is_remembered_and_changed_terms_are_asked_about_again(tmp_pat
     Approval(file=file).check(other)
 
 
+def test_a_file_that_came_with_the_certificate_does_not_accept_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever makes certificates often runs the server, and could put its terms beside them."""
+    monkeypatch.setattr(logging.getLogger("semisfl"), "propagate", True)
+    caplog.set_level(logging.INFO, "semisfl")
+    file = tmp_path / "accepted.txt"
+    file.write_text(f"{terms().digest}\n")
+    Approval(file=file, ask=lambda text: False).check(terms())
+    assert f"{terms().digest} are not asked about: {file} accepts them" in caplog.text
+
+
 def test_terms_that_are_named_replace_those_that_are_remembered(tmp_path: Path) -> None:
     file, other = tmp_path / "accepted.txt", terms(data={"augment": {"cutout": 0}})
     Approval([terms().digest], file).check(terms())
