@@ -12,7 +12,7 @@ from semisfl.stopping import Stopped
 log = logging.getLogger(__name__)
 
 REMIND_SECONDS = 30.0
-FIRST_REPEAT, LONGEST_REPEAT = 0.5, 30.0
+FIRST_REPEAT, LONGEST_REPEAT = 0.5, 10.0
 """Seconds before the second repetition in a row of a round below the quorum, and the most; each is twice the one
 before. The first repetition is at once: others may be here."""
 MOST_NAMES = 10
