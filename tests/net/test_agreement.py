@@ -13,7 +13,9 @@ import torch
 
 from semisfl.fleet.base import FullRound, RoundAborted, SplitRound
 from semisfl.fleet.caps import Spent
+from semisfl.fleet.packing import joined, tensor_names
 from semisfl.methods.semisfl import SemiSFL
+from semisfl.models.split import build_model
 from semisfl.net.client.agreement import most_begun
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.rejection import Rejected
@@ -22,6 +24,7 @@ from semisfl.net.frames import WireError
 from semisfl.net.messages import Terms
 from semisfl.net.server.full_round import ServerFullRound
 from semisfl.net.server.roster import Roster
+from semisfl.settings import lookup
 from semisfl.settings.policy import DevicePolicy
 from tests.net.harness import CLASSES, SIDE, Client, Network, network, tiny, toy_data, until
 from tests.net.rogue_server import Peer, RogueServer, Script, rogue, terms
@@ -263,6 +266,27 @@ def test_a_split_round_is_no_part_of_terms_that_send_whole_models() -> None:
     with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
         assert [item.kind for item in server.received] == ["hello", "ready"]
         assert client.link.owner.allowance.spent == Spent()
+
+
+def test_states_of_another_round_end_a_full_round_and_not_the_device() -> None:
+    text = terms(tiny(1, method="fedswitch"))
+    plain = Terms.from_json(text, ["fedswitch"])
+    model = build_model(plain.config, plain.shape, plain.classes, projector="none").whole()
+    states = {"student": {name: value.detach() for name, value in model.state_dict().items()}}
+    (work,) = lookup.works(lookup.method("fedswitch"))
+    fields = {"round": 0, "steps": 1, "lr": plain.config.optimizer.lr, "work": work, "settings": {}}
+    fields |= {"states": tensor_names(states), "on_request": {}}
+
+    async def script(peer: Peer) -> None:
+        await enrolled(peer, text)
+        for _ in range(2):
+            await peer.say("full", fields)
+            assert (await peer.hears()).kind == "accept"
+            await peer.say("states", {"round": 1}, tensors=joined(states))
+
+    with meeting(script, policy=DevicePolicy(full_models=True)) as (client, server):
+        kinds = [item.kind for item in server.received[:4]]
+        assert kinds == ["hello", "ready", "accept", "accept"] and client.error is None
 
 
 def test_a_full_round_is_no_part_of_terms_that_split_the_model() -> None:

@@ -116,6 +116,7 @@ class Device:
                     received = None
                 except Interrupted as interruption:
                     received = interruption.received
+                    self.expect_round()  # nothing more of the round that it ends
                 except PolicyBreach as breach:
                     self.answer(question, "refusal", {"reason": breach.to_server})
                     reason = f"this device's policy ends its part: {breach}"
