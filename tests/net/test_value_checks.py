@@ -156,18 +156,6 @@ def test_an_update_is_too_long_only_if_it_changes_the_weights_much(
     assert list(judge.outliers()) == out
 
 
-@pytest.mark.parametrize(
-    ("shares", "suspect"),
-    [((0.1, 9e6, 0.2), 1), ((9e6, 0.1), 0), ((math.inf, 2e6, 0.2), None), ((math.inf,) * 3, None)],
-)
-def test_impossible_gradients_are_blamed_on_whose_they_are_unless_most_are_impossible(
-    shares: tuple[float, ...], suspect: int | None
-) -> None:
-    judge = value_checks.Screen()
-    judge.blames(dict(enumerate(shares)))
-    assert judge.suspect([]) == suspect
-
-
 def test_announced_noise_explains_features_up_to_a_limit_and_no_weights() -> None:
     extremes = {"student": (-20.0, 5.0), "bottom/conv.weight": (-1.0, 2.0)}
     assert value_checks.sizes(extremes) == {"student": 20.0, "bottom weights": 2.0}

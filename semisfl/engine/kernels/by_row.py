@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-EPS = tl.constexpr(1e-12)
+from semisfl.engine.kernels import plain
+
+SHORTEST = tl.constexpr(plain.SHORTEST)
 # The longest row that one program can hold.
 WIDEST = 16384
 # How many values one program multiplies.
@@ -22,7 +24,8 @@ def _unit(x, out, lengths, width, BLOCK: tl.constexpr):
     value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
     length = tl.sqrt(tl.sum(value * value, axis=0))
     tl.store(lengths + row, length)
-    tl.store(out + row * width + column, value / tl.maximum(length, EPS), mask=inside)
+    value = tl.where(length < SHORTEST, 0.0, value / length)
+    tl.store(out + row * width + column, value, mask=inside)
 
 
 @triton.jit
@@ -32,9 +35,9 @@ def _unit_back(grad, out, lengths, of_x, width, BLOCK: tl.constexpr):
     value = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
     unit = tl.load(out + row * width + column, mask=inside, other=0.0)
     length = tl.load(lengths + row)
-    # The gradient has no part along the unit vector, except for vectors below the smallest norm.
-    along = tl.where(length >= EPS, tl.sum(value * unit, axis=0), 0.0)
-    value = (value - along * unit) / tl.maximum(length, EPS)
+    # The gradient has no part along the unit vector.
+    along = tl.sum(value * unit, axis=0)
+    value = tl.where(length < SHORTEST, 0.0, (value - along * unit) / length)
     tl.store(of_x + row * width + column, value.to(of_x.dtype.element_ty), mask=inside)
 
 

@@ -11,6 +11,9 @@ LIBRARY = torch.library.Library("semisfl", "DEF")
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """The plain forms, by name."""
 
+SHORTEST = 1e-6
+"""Rows shorter than this have no direction. Their gradients would have no bound, and their author may be hostile."""
+
 
 def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Define ``schema`` with the decorated function as its plain form; return the function to call."""
@@ -156,8 +159,10 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 @_operation("unit_rows(Tensor x) -> Tensor")
 def unit_rows(x: Tensor) -> Tensor:
-    """Return the rows scaled to length one, in full precision."""
-    return F.normalize(x.float(), dim=1)
+    """Return the rows scaled to length one, in full precision; those below `SHORTEST` become 0, without a gradient."""
+    x = x.float()
+    short = x.detach().norm(dim=1, keepdim=True) < SHORTEST
+    return F.normalize(x.masked_fill(short, 0), dim=1)
 
 
 @_operation("cross_entropy(Tensor logits, Tensor labels, Tensor? weights=None) -> Tensor")

@@ -192,10 +192,7 @@ class NetworkFleet:
 
     def backward(self, gradients: Tensor) -> None:
         gradients = gradients.detach().float().cpu()
-        # A client's own features decide how large the gradients of these are.
-        shares = gradients.chunk(len(self._participants))
-        by_client = dict(zip(self._participants, shares, strict=True))
-        self._check_sent({"gradients": gradients}, by_client)
+        self._check_sent({"gradients": gradients})
         self._split_round.send_gradients(self._participants, gradients)
 
     def finish_round(self) -> State:
@@ -242,10 +239,8 @@ class NetworkFleet:
         self.waiting.after_round(aborted=False)
         return self._trials.settle(good)
 
-    def _check_sent(
-        self, sent: Mapping[str, Tensor], shares: Mapping[int, Tensor] | None = None
-    ) -> None:
-        self._trials.check_sent(sent, self._questions.give_up, shares)
+    def _check_sent(self, sent: Mapping[str, Tensor]) -> None:
+        self._trials.check_sent(sent, self._questions.give_up)
 
     def _check_quorum(self, answered: int) -> None:
         quorum = self.config.network.quorum

@@ -100,22 +100,12 @@ class Trials:
         self._accused.clear()
         return None
 
-    def check_sent(
-        self,
-        sent: Mapping[str, Tensor],
-        give_up: Callable[[], None],
-        shares: Mapping[int, Tensor] | None = None,
-    ) -> None:
-        """Abort before sending abnormal values, and retry without the likely cause.
-
-        ``shares``: each client's part of ``sent``, if it follows from what the client sent.
-        """
+    def check_sent(self, sent: Mapping[str, Tensor], give_up: Callable[[], None]) -> None:
+        """Abort before sending abnormal values, and retry without the likely cause."""
         extremes = ranges(sent)
         fault = unbelievable(sent, extremes)
         if not self._screen.sends(sizes(extremes)):
             return
-        if fault is not None and shares:
-            self._screen.blames({c: sizes(ranges({"": share}))[""] for c, share in shares.items()})
         suspect = self._accuse()
         if suspect is None and fault is None:
             return

@@ -184,17 +184,6 @@ class Screen:
         self._step.clear()
         return reasons
 
-    def blames(self, shares: Mapping[int, float]) -> None:
-        """Suspect clients by the sizes of their ``shares`` of impossible values that the server computed.
-
-        If most shares are impossible, the cause is not one client's.
-        """
-        median = statistics.median_low(shares.values())
-        if median <= ABSURD:
-            ratios = self._ratios.setdefault("values", {})
-            for client, size in shares.items():
-                ratios[client] = max(_ratio("", size, median), ratios.get(client, 0.0))
-
     def suspect(self, others: Collection[int]) -> int | None:
         """Return the most suspicious client of this round that is not in ``others``, or None.
 
