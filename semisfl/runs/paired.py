@@ -43,10 +43,14 @@ class Difference:
 
 
 def differences(groups: Sequence[Group]) -> list[Difference]:
-    """Return the difference of every two groups that share a seed and are judged on the same images."""
+    """Return the difference of every two groups that share a seed and are judged on the same images.
+
+    A group without a finished run is compared only with groups that got as far.
+    """
     pairs = []
     for first, second in combinations(groups, 2):
-        if first.judged_on != second.judged_on:
+        finished = first.finished and second.finished
+        if first.judged_on != second.judged_on or not (finished or _far(first) == _far(second)):
             continue
         last = [run.tested[-1] for run in (*first.runs, *second.runs)]
         on_test = all(metrics.test_accuracy is not None for metrics in last)
@@ -56,6 +60,10 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
             kind = "test" if on_test else first.judged_on
             pairs.append(_difference(first.label, second.label, values, kind))
     return pairs
+
+
+def _far(group: Group) -> int:
+    return max(run.tested[-1].round for run in group.runs)
 
 
 def _difference(first: str, second: str, values: Sequence[float], judged_on: str) -> Difference:

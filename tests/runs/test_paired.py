@@ -43,6 +43,16 @@ def test_one_shared_seed_has_no_interval_and_none_no_difference(tmp_path: Path) 
     assert (pair.seeds, pair.mean, pair.interval, pair.wins) == (1, 10.0, None, 1)
 
 
+def test_unfinished_runs_are_compared_only_with_those_that_got_as_far(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", [50.0, 80.0], seed=seed)
+        write_run(tmp_path / f"b{seed}", [60.0], seed=seed, method="supervised", rounds=2)
+        write_run(tmp_path / f"c{seed}", [55.0], seed=seed, method="fedswitch", rounds=2)
+    (pair,) = paired.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    assert {pair.first, pair.second} == {"Supervised-only", "FedSwitch"}
+    assert (abs(pair.mean), pair.seeds) == (5.0, 2)
+
+
 def test_the_test_set_counts_where_rounds_are_judged_on_validation_images(tmp_path: Path) -> None:
     for name, method, last, test in (("a", "semisfl", 90.0, 70.0), ("b", "supervised", 80.0, 75.0)):
         path = write_run(tmp_path / name, [last], method=method)
