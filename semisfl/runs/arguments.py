@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config
+
+EVENTS = ("on_round", "on_evaluation", "on_checkpoint")
 
 
 @contextmanager
@@ -30,8 +33,8 @@ def check_config(config: Any) -> None:
         )
 
 
-def check_means(data: Any, callbacks: Any) -> None:
-    """Raise TypeError for data that is no `Dataset`, callbacks that are no list, and another default type of numbers."""
+def check_means(data: Any, partition: Any, callbacks: Any) -> None:
+    """Raise TypeError for means of another type than they have, and for another default type of torch's numbers."""
     if (kind := torch.get_default_dtype()) != torch.float32:
         raise TypeError(
             f"torch's default type is {kind}, and models are trained in torch.float32; call "
@@ -41,7 +44,19 @@ def check_means(data: Any, callbacks: Any) -> None:
         raise TypeError(
             f"data is a {type(data).__name__}; it must be a semisfl.Dataset (set data.name to use known images)"
         )
+    if partition is not None and not isinstance(partition, Partition):
+        raise TypeError(
+            f"partition is a {type(partition).__name__}; it must be a semisfl.Partition(labeled=..., clients=...)"
+        )
     if not isinstance(callbacks, Sequence):
         raise TypeError(
             f"callbacks is a {type(callbacks).__name__}; it must be a list, e.g. [MyCallback()]"
         )
+    for one in callbacks:
+        if isinstance(one, type) or not all(hasattr(one, event) for event in EVENTS):
+            what = (
+                f"the class {one.__name__}" if isinstance(one, type) else f"a {type(one).__name__}"
+            )
+            raise TypeError(
+                f"callbacks holds {what}; it must hold objects of classes derived from semisfl.Callback"
+            )

@@ -43,6 +43,13 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
     for call in (lambda: train(Config(), callbacks=one), lambda: resume(tmp_path, callbacks=one)):
         with pytest.raises(TypeError, match="callbacks is a Callback; it must be a list"):
             call()
+    for several, what in (([print], "a builtin_function"), ([Callback], "the class Callback")):
+        for call in (train, lambda _, **wrong: resume(tmp_path, **wrong)):
+            with pytest.raises(TypeError, match=f"callbacks holds {what}.*; it must hold objects"):
+                call(Config(), callbacks=several)
+    pair: Any = ([0, 1], [[2], [3]])
+    with pytest.raises(TypeError, match=r"partition is a tuple; it must be a semisfl\.Partition"):
+        train(Config(), partition=pair)
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(TypeError, match=r"torch's default type is torch\.float64"):
