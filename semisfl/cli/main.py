@@ -36,7 +36,7 @@ from semisfl.stopping import Stopped
 DONE = 0
 """The command did what was asked, or a signal stopped it cleanly."""
 FAILED = 1
-"""Anything else went wrong, for example a full disk or a missing package."""
+"""Anything else went wrong, for example a full disk."""
 MISTAKE = 2
 """The command line, a setting or the data is wrong; the message names the fix."""
 IN_USE = EXIT_CODE

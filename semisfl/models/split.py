@@ -157,7 +157,7 @@ def uncut(model: str | Sequence[Layer], shape: Shape, classes: int) -> Layers:
     except ValueError as error:
         raise ValueError(
             f"model.name = {model!r} cannot take images of {shape[1]}x{shape[2]} pixels; "
-            "set data.size to a larger side or choose another model"
+            "choose another model or larger images (data.size resizes those of a named set or folder)"
         ) from error
 
 

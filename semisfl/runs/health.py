@@ -60,16 +60,20 @@ class Health:
             before = self._losses.get(name)
             most = sys.float_info.max if before is None else JUMP * max(before, SMALLEST_LOSS)
             if not value <= most:
-                return f"{name} is {value:g}, above {most:g}"
+                return f"{name} is {_against(value, most)}"
         norms = _norms(self._method)
         for name, norm in norms.items():
             most = JUMP * max(self._norms[name], 1.0)
             if not norm <= most:
-                return f"the norm of the {name}'s weights is {norm:g}, above {most:g}"
+                return f"the norm of the {name}'s weights is {_against(norm, most)}"
         self._norms, slow = followed(self._norms, norms), followed(self._losses, losses)
         # A loss falls as a model learns: what is usual falls with it, and rises slowly.
         self._losses = {name: min(slow[name], losses.get(name, slow[name])) for name in slow}
         return None
+
+
+def _against(value: float, most: float) -> str:
+    return f"{value:g}, above {most:g}" if math.isfinite(value) else f"{value:g}"
 
 
 def _norms(method: Method) -> dict[str, float]:

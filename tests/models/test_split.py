@@ -257,7 +257,8 @@ def test_unknown_model_and_images_too_small() -> None:
     ):
         models.build("resnet", (3, 32, 32), 10)
     with pytest.raises(
-        ValueError, match=r"model.name = 'cnn' cannot take images of 12x12 pixels; set data.size"
+        ValueError,
+        match=r"model.name = 'cnn' cannot take images of 12x12 pixels; choose another model or larger",
     ):
         models.build("cnn", (3, 12, 12), 10)
 

@@ -311,7 +311,7 @@ def test_without_a_server_it_says_how_to_start_one(
     assert "holds no run" in capsys.readouterr().err
     for _ in range(2):  # also where a killed server left its socket
         assert main(["fleet", str(directory.path), "drain"]) == 2
-        assert "start it with `semisfl serve --resume" in capsys.readouterr().err
+        assert "a run of devices goes on with `semisfl serve --resume" in capsys.readouterr().err
         with socket.socket(socket.AF_UNIX) as left:
             if not (directory.path / SOCKET).exists():
                 left.bind(str(directory.path / SOCKET))

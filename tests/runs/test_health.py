@@ -41,7 +41,8 @@ def test_losses_that_jump_are_a_fault() -> None:
     assert health.fault(MethodMetrics(loss_semi=0.5)) is None
     assert health.fault(MethodMetrics(loss_semi=99.0)) is None
     assert "loss_semi is 1001" in (health.fault(MethodMetrics(loss_semi=1001.0)) or "")
-    assert "loss_semi is inf" in (health.fault(MethodMetrics(loss_semi=math.inf)) or "")
+    assert health.fault(MethodMetrics(loss_semi=math.inf)) == "loss_semi is inf"
+    assert health.fault(MethodMetrics(loss_semi=math.nan)) == "loss_semi is nan"
 
 
 def run_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, rounds: int) -> Path:

@@ -94,7 +94,7 @@ def ask(directory: Path, action: str, name: str = "") -> dict[str, Any]:
             link.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
             raise ValueError(
-                f"no server runs in {directory}; start it with "
+                f"no server runs in {directory}; a run of devices goes on with "
                 f"`semisfl serve --resume {shlex.quote(str(directory))} --labeled DIR`"
             ) from None
         except PermissionError:
