@@ -18,7 +18,7 @@ MOST = 1000
 
 _LOGGER = logging.getLogger("semisfl")
 _of_thread: dict[int, "_OfOneRun"] = {}
-"""What gets the records of a thread that is busy with a run."""
+"""The log of each thread that is busy with a run."""
 _levels: list[int] = []
 """The logger's level before the first of the logs that are being written; one entry per log."""
 _lock = threading.Lock()
