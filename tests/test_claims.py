@@ -261,6 +261,14 @@ def results() -> Iterator[str]:
         for kind, count in seeds.items()
     ]
     yield "SemiSFL leads it by {:.1f}, {:.1f}, {:.1f} and {:.1f} points".format(*leads)
+    uncut = [
+        float(accuracy(f"h200/cifar10-{kind}-fedswitch"))
+        - float(accuracy(f"h200/cifar10-{kind}-fedswitch-sl"))
+        for kind in seeds
+    ]
+    yield "FedSwitch has {:+.1f}, {:+.1f}, {:+.1f} and {:+.1f} points against FedSwitch-SL".format(
+        *uncut
+    )
     yield f"labels alone ({accuracy('h200/cifar10-supervised')})"
     semifl, skewed, iid = (
         [row.accuracy or 0 for row in run(f"h200/cifar10-{name}").tested if row.round >= 500]
