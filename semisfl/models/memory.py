@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from semisfl.models.shapes import Placed, Sides
-from semisfl.settings.layer_kinds import Conv, Flatten, Pool
+from semisfl.settings.layer_kinds import Conv, Drop, Flatten, Pool
 
 FP32 = 4
 BLOCK = 16
@@ -26,8 +26,8 @@ class Footprint:
     """Most values that a convolution copies of one image."""
     windows: int = 0
     """Most values that a convolution unrolls of one image."""
-    positions: int = 0
-    """Where max-pools found their values: 8 bytes each."""
+    beside: int = 0
+    """Values that layers keep beside their output: where a max-pool found each, and which dropout left."""
 
     def bytes(self, batch: int, copies: int, kept: int) -> int:
         """Return the bytes of ``copies`` of the weights and ``kept`` batches of activations, in fp32.
@@ -36,10 +36,10 @@ class Footprint:
         """
         return FP32 * (copies * self.parameters + kept * batch * self.activations)
 
-    def workspace(self, batch: int) -> int:
-        """Return the most bytes that layers need besides while two passes run at a time, one of them for training."""
+    def workspace(self, batch: int, kept: int = 1) -> int:
+        """Return the most bytes that layers need besides while two passes run at a time, ``kept`` of them for training."""
         windows = torch.get_num_threads() * self.windows
-        return FP32 * (2 * batch * (self.copied + self.positions) + windows)
+        return FP32 * (batch * (2 * self.copied + kept * self.beside) + windows)
 
 
 def footprint(layers: Sequence[Placed]) -> Footprint:
@@ -49,7 +49,7 @@ def footprint(layers: Sequence[Placed]) -> Footprint:
         max(map(_passing, layers), default=0),
         max(map(_copied, layers), default=0),
         max(map(_windows, layers), default=0),
-        sum(map(_positions, layers)),
+        sum(map(_beside, layers)),
     )
 
 
@@ -86,9 +86,10 @@ def _windows(placed: Placed) -> int:
     return max(map(_windows, _inside(placed)), default=0)
 
 
-def _positions(placed: Placed) -> int:
-    own = prod(placed.gives) if isinstance(placed.layer, Pool) else 0
-    return own + sum(map(_positions, _inside(placed)))
+def _beside(placed: Placed) -> int:
+    # A position has 8 bytes.
+    each = {Pool: 2, Drop: 1}.get(type(placed.layer), 0)
+    return each * prod(placed.gives) + sum(map(_beside, _inside(placed)))
 
 
 def _inside(placed: Placed) -> tuple[Placed, ...]:

@@ -19,7 +19,7 @@ from semisfl.net.client.budget import Budget
 from semisfl.net.messages import Terms
 from semisfl.settings.config import Config
 from semisfl.settings.policy import PolicyBreach
-from tests.net.harness import SIDE, tiny
+from tests.net.harness import CLASSES, SIDE, tiny
 from tests.net.rogue_server import Peer, attacked, folder_of_images, terms
 from tests.net.rogues import BUDGET, MB, MOST, REFUSALS, enrolled
 
@@ -101,6 +101,40 @@ def test_what_layers_need_besides_is_counted(
     config = tiny(1, clients={"batch": batch})
     reserved = begun(config, side, [*layers, *LAST], 10**9)._reserved
     assert reserved["batch"] + reserved["workspace"] > taken
+
+
+DROPS = {"kind": "dropout"}
+POOLS = {"kind": "pool", "size": 1}
+NORMS = {"kind": "groupnorm", "groups": 4}
+
+
+@pytest.mark.parametrize(
+    ("method", "layer", "taken"),
+    [
+        ("semisfl", DROPS, 855 * MB),
+        ("fl2", DROPS, 1070 * MB),
+        ("fl2", POOLS, 1573 * MB),
+        ("fedmatch", POOLS, 1624 * MB),
+        ("fedmatch", NORMS, 1030 * MB),
+    ],
+)
+def test_what_methods_keep_of_layers_is_counted(
+    method: str, layer: dict[str, Any], taken: int
+) -> None:
+    """A device took so much; the estimate was 822, 832, 1300, 1300 and 833 MB."""
+    config = tiny(1, method=method, clients={"batch": 32})
+    first = {"kind": "conv", "channels": 16, "kernel": 1}
+    budget = begun(config, 64, [first, *[layer] * 30, *LAST], 4 * 10**9)
+    assert sum(budget._reserved.values()) > taken
+
+
+def test_the_networks_of_fedmatch_are_counted() -> None:
+    """A server that kept the inbox full made a device take 21 times its model; the estimate was 17."""
+    layers = [{"kind": "flatten"}, {"kind": "linear", "features": 40_000}, {"kind": "linear"}]
+    budget = begun(tiny(1, method="fedmatch"), SIDE, layers, 4 * 10**9)
+    model = 4 * (SIDE * SIDE + 1 + CLASSES) * 40_000
+    budget.frames(2 * model)  # sigma and psi
+    assert sum(budget._reserved.values()) > 21 * model
 
 
 def test_a_pass_over_many_images_is_counted_if_whole_models_are_trained() -> None:

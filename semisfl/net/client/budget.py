@@ -17,8 +17,12 @@ FRAMES = 4
 """Large frames at a time: one in use, one that arrives, two that wait (`connection.INBOX`)."""
 COPIES = 8
 """Copies of the weights: as built, as cloned, as sent, trained, teacher's, gradients, momentum, as uploaded."""
+FULL_COPIES = 13
+"""The same for whole models: FedMatch has five networks in place of two, and adds two up on the way."""
 KEPT = 3
 """Batches of activations: the student's with their gradients, and the teacher's."""
+FULL_PASSES = 2
+"""Passes for training that are kept at a time: (FL)^2 and FedMatch go back through two together."""
 BYTES_PER_USE = 256
 """Most bytes that are drawn for one image of one step: positions, and both views' augmentation."""
 PREDICTIONS = 4
@@ -59,9 +63,10 @@ class Budget:
         placed, held = placed_model(terms.config.model, terms.shape, terms.classes)
         part, full = footprint(placed[:held]), footprint(placed)
         trained, clients = full if full_model else part, terms.config.clients
-        self.reserve("model", trained.bytes(0, COPIES, 0) + full.bytes(0, 1, 0))
-        self.reserve("batch", trained.bytes(clients.batch, 0, KEPT))
-        self.reserve("workspace", trained.workspace(clients.batch))
+        copies, passes = (FULL_COPIES, FULL_PASSES) if full_model else (COPIES, 1)
+        self.reserve("model", trained.bytes(0, copies, 0) + full.bytes(0, 1, 0))
+        self.reserve("batch", trained.bytes(clients.batch, 0, KEPT - 1 + passes))
+        self.reserve("workspace", trained.workspace(clients.batch, passes))
         self.reserve("draws", clients.steps * clients.batch * BYTES_PER_USE)
         channels, height, width = terms.shape
         step = 2 * clients.batch * channels * height * width
