@@ -132,7 +132,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         state = unflatten(json.loads(metadata["state"]), tensors)
         intact = digest(state) == metadata["digest"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, error) from error
     if not intact:
         raise _damaged(path, "it does not match its hash")

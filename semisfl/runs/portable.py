@@ -32,6 +32,11 @@ DIGESTS = {
     "clients": "clients' images",
 }
 """Names of `Description.digests` in a sentence."""
+LISTED: dict[str, type | tuple[type, ...]] = {
+    **{"classes": str, "shape": int},
+    **dict.fromkeys(("mean", "std"), (int, float)),
+}
+"""Lists of a `Description`, and what they hold."""
 MOST_HASHED = 1 << 26
 """Bytes of pixels that the digest of a large set covers: it takes a fraction of a second."""
 
@@ -83,8 +88,14 @@ class Description:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Description":
-        """Return the description from plain values; ignore keys of later versions."""
-        tuples = {key: tuple(values[key]) for key in ("classes", "shape", "mean", "std")}
+        """Return the description from plain values; ignore keys of later versions.
+
+        Raises `KeyError` or `TypeError` for values of a file that nobody here wrote.
+        """
+        tuples = {key: tuple(values[key]) for key in LISTED}
+        for key, of in LISTED.items():
+            if not all(isinstance(value, of) for value in tuples[key]):
+                raise TypeError(f"{key} = {tuples[key]!r:.80}")
         known = {key: values[key] for key in cls.__dataclass_fields__ if key in values}
         return cls(**{**known, **tuples})
 

@@ -62,7 +62,7 @@ def load(
         for part in parts:
             own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}
             _load(getattr(network, part), own)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise CheckpointError(
             f"{file}: the weights do not fit the network it describes: {' '.join(str(error).split())}"
         ) from error

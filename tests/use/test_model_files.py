@@ -59,6 +59,32 @@ def test_a_small_file_takes_little_memory(
     assert ended.output.startswith("error: ") and ended.output.count("\n") == 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mean": [[], [], []]},
+        {"std": ["a", "a", "a"]},
+        {"shape": ["a", 12, 12]},
+        {"classes": [1, 2, 3, 4]},
+        {"cut": {}},
+    ],
+    ids=str,
+)
+def test_a_description_of_other_types_is_one_line(
+    changes: dict[str, Any], model: Classifier, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="describe"):
+        load(forged(model, tmp_path / "forged.safetensors", **changes))
+
+
+def test_a_state_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    nested = "[" * 200_000 + "]" * 200_000
+    about = {"format": "1", "state": nested, "digest": "0" * 32}
+    save_file({"a": torch.zeros(1)}, tmp_path / "deep.safetensors", metadata=about)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load(tmp_path / "deep.safetensors")
+
+
 def test_weights_keep_the_types_of_the_network(model: Classifier, tmp_path: Path) -> None:
     assert model.path is not None
     state = checkpoint.read(model.path)["model"]
