@@ -260,6 +260,8 @@ def pixels_of(
     image = ImageOps.exif_transpose(image)
     if sixteen_bit:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "LAB":  # Pillow has no direct way from it to grey
+        image = image.convert("RGB")
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != size:
         image = image.resize(size, Image.Resampling.BILINEAR)

@@ -176,17 +176,19 @@ def test_a_large_image_is_decoded_as_a_small_one_would_be(form: str, turn: int) 
     assert np.abs(decoded.astype(int) - expected).max() <= 6
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
-def test_every_mode_is_reduced(mode: str) -> None:
+@pytest.mark.parametrize("side", [64, 2560])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK", "LAB"])
+def test_every_mode_is_read_as_grey(mode: str, side: int) -> None:
+    level = 255 if mode == "1" else 200  # others are dithered there
     small = Image.new("L", (64, 64), 0)
-    small.paste(200, (0, 0, 64, 32))
-    large = small.resize((2560, 2560), Image.Resampling.NEAREST)
+    small.paste(level, (0, 0, 64, 32))
+    image = small.resize((side, side), Image.Resampling.NEAREST)
     if mode == "I;16":
-        large = Image.fromarray(np.asarray(large).astype(np.uint16) * 257)
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
     else:
-        large = large.convert(mode)
-    decoded = pixels_of(large, (16, 16), 1)[0]
-    assert np.abs(decoded[:7].astype(int) - 200).max() <= 8 and decoded[9:].max() <= 8
+        image = image.convert("RGB" if mode == "LAB" else "L").convert(mode)
+    decoded = pixels_of(image, (16, 16), 1)[0]
+    assert np.abs(decoded[:7].astype(int) - level).max() <= 8 and decoded[9:].max() <= 8
 
 
 def test_a_photograph_of_two_hundred_million_pixels_is_read(tmp_path: Path) -> None:
