@@ -14,6 +14,13 @@ from cryptography.x509.oid import NameOID
 
 from semisfl.files import append_whole, write_whole
 
+MISSING = {
+    "authority": "; copy it from the authority's folder",
+    "client": "; `semisfl certs client` makes it, in clients/NAME of the authority's folder",
+    "server": "; `semisfl certs server` makes it",
+}
+"""What to do if a file of this name is not there."""
+
 
 class CertError(ValueError):
     """Raised for a bad certificate, key or name; the message is one line."""
@@ -109,8 +116,7 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        missing = not isinstance(error, PermissionError) and path.stem in ("client", "server")
-        fix = f"; `semisfl certs {path.stem}` makes it" if missing else ""
+        fix = "" if isinstance(error, PermissionError) else MISSING.get(path.stem, "")
         raise CertError(f"{path} cannot be read: {_why(error, path)}{fix}") from None
 
 
