@@ -188,7 +188,7 @@ def test_a_device_is_as_slow_as_its_link_and_ten_times_the_others(
     def left_out(*, deadline: float, size: int, answered: int = 3) -> set[int]:
         asking = object.__new__(questions.Questions)
         patience = Patience(deadline, 1, size, asked_at=1000.0, progress=1000.0)
-        session = SimpleNamespace(patience=patience, abandon=lambda: None)
+        session = SimpleNamespace(patience=patience, abandon=lambda _: None)
         asking._awaited = {9: SimpleNamespace(session=session)}  # type: ignore[dict-item]
         asking._paces = defaultdict(questions.Pace)
         asking._paces[9] = questions.Pace(0.0, size / chunks.LOWEST_RATE)
@@ -203,6 +203,20 @@ def test_a_device_is_as_slow_as_its_link_and_ten_times_the_others(
     assert left_out(deadline=51, size=0) == set()
     assert left_out(deadline=49, size=int(2 * chunks.LOWEST_RATE)) == set()
     assert left_out(deadline=1, size=0, answered=1) == set(), "two devices: nobody says who is slow"
+
+
+def test_a_device_whose_round_is_given_up_is_not_called_slow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another device left while this one was still being sent its question."""
+    with network(tiny(1)) as net:
+        net.join_all()
+        session = net.fleet._listener.table.enrolled[0]
+        session._writing = 1
+        net.fleet._questions._awaited[0] = SimpleNamespace(session=session)  # type: ignore[assignment]
+        net.fleet._questions.give_up()
+        until(lambda: "; next attempt in" in caplog.text)
+        assert "(the round was given up; the next one needs a new connection)" in caplog.text
 
 
 def test_a_device_that_is_passed_over_is_drawn_where_it_is_needed() -> None:

@@ -38,6 +38,7 @@ SLOWEST = 10.0
 """Times the median: a client that needs longer for its answers of a round is left out of it. One deadline and the
 time of its bytes at the lowest rate come on top."""
 
+TOO_SLOW = "too slow: no progress until the deadline"
 Take = Callable[[int, Frame], None]
 
 
@@ -184,7 +185,7 @@ class Questions:
     def give_up(self) -> None:
         """Stop waiting for every client."""
         for item in self._awaited.values():
-            item.session.abandon()
+            item.session.abandon("the round was given up; the next one needs a new connection")
         self._awaited.clear()
 
     def _leave_out_overdue(self) -> None:
@@ -194,7 +195,7 @@ class Questions:
             self.too_slow.update(overdue)
         for client in overdue:
             session = self._awaited[client].session
-            session.abandon()
+            session.abandon(TOO_SLOW)
             self._leave_out(client, session.patience.reason())
         self._leave_out_slow(now)
 
@@ -219,7 +220,7 @@ class Questions:
             deadline, pace = item.session.patience.deadline, self._paces[client]
             seconds = self._took(client, now)
             if seconds > deadline + SLOWEST * usual + pace.transfer:
-                item.session.abandon()
+                item.session.abandon(TOO_SLOW)
                 self.too_slow.add(client)
                 reason = f"its answers of this round took {seconds:.3g} s, the median client's {usual:.3g} s"
                 self._leave_out(client, reason)

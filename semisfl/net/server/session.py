@@ -157,14 +157,14 @@ class Session:
         """Return when the client last sent anything, in seconds after the epoch."""
         return time.time() - (time.monotonic() - self._heard)
 
-    def abandon(self) -> None:
-        """Stop waiting. Disconnect a client that has not even received the question."""
-        self._loop.call_soon_threadsafe(self._abandon)
+    def abandon(self, reason: str) -> None:
+        """Stop waiting. Disconnect a client that has not even received the question, for ``reason``."""
+        self._loop.call_soon_threadsafe(self._abandon, reason)
 
-    def _abandon(self) -> None:
+    def _abandon(self, reason: str) -> None:
         self._assembler.abandon()
         if self._writing:
-            self._close(grpc.StatusCode.UNAVAILABLE, "too slow: no progress until the deadline")
+            self._close(grpc.StatusCode.UNAVAILABLE, reason)
 
     def close(self, code: grpc.StatusCode, reason: str) -> None:
         """End the stream with ``reason`` as soon as the loop gets to it."""
