@@ -348,6 +348,15 @@ def test_inspect_shows_a_servers_terms_and_takes_no_place(
     assert not (folder / "accepted.txt").exists()
 
 
+def test_inspect_refuses_a_model_that_cannot_be_built_as_join_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with network(config()) as net:
+        net.fleet._listener.table.terms = terms(model={"layers": HONEST, "cut": 9}).to_json()
+        assert main(["inspect", net.address, "--insecure-loopback"]) == 4
+    assert "the model of these terms cannot be cut at 9" in capsys.readouterr().err
+
+
 def test_what_inspect_prints_without_a_network_is_what_a_server_sends() -> None:
     planned = inspecting.planned_terms("digits", ["rounds=3"], None)
     assert planned.shape == (1, 28, 28) and planned.classes == 10

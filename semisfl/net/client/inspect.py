@@ -10,7 +10,7 @@ from semisfl.net.client.diagnosis import explained
 from semisfl.net.client.identity import open_channel
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.headers import WireError
-from semisfl.net.terms import Terms
+from semisfl.net.terms import Terms, placed_model
 from semisfl.net.tls.credentials import Credentials
 from semisfl.settings import lookup
 
@@ -39,7 +39,9 @@ def read_terms(
             raise _reason(error, address, credentials) from error
     methods = frozenset(lookup.method_names()) | frozenset(allow_methods)
     try:
-        return Terms.from_json(text.decode("utf-8", "replace"), methods)
+        terms = Terms.from_json(text.decode("utf-8", "replace"), methods)
+        placed_model(terms.config.model, terms.shape, terms.classes)  # or a WireError, as in `join`
+        return terms
     except WireError as error:
         raise Rejected(str(error), "refused") from error
 
