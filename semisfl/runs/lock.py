@@ -17,7 +17,13 @@ class Taken(ValueError):
 def take(folder: Path) -> int:
     """Return a handle that holds the lock until it is closed or this process ends."""
     path = folder / "run.lock"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError as error:
+        raise ValueError(
+            f"cannot write to {folder}: {error.strerror}; continue the run as the user who began it, "
+            "or make the directory and its files yours with chown"
+        ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -399,6 +400,27 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "run", tiny(2))
     assert (tmp_path / "run" / "environment.json").exists(), "the first one's"
     first.unlock()
+
+
+def test_a_run_of_another_user_is_not_continued_and_the_line_says_what_to_do() -> None:
+    """As nobody, since root may write everywhere; without root, in a file closed to oneself."""
+    root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:
+        run = Path(name) / "run"
+        RunDirectory.create(run, tiny(2)).unlock()
+        (run / "run.lock").chmod(0o444)
+        for folder in (Path(name), run):
+            folder.chmod(0o755)
+        if root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(
+                ValueError, match=r"run: Permission denied; continue the run as the"
+            ):
+                RunDirectory.open(run).lock()
+        finally:
+            if root:
+                os.seteuid(0)
 
 
 def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
