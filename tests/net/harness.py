@@ -96,7 +96,7 @@ class Killed(BaseException):
 
 
 class Client(threading.Thread):
-    """A device in a thread. ``break_at`` is called before each frame is acted on, to break things."""
+    """A device in a thread. ``break_at`` is called with each frame once it is decoded, to break things."""
 
     def __init__(
         self,
@@ -118,7 +118,14 @@ class Client(threading.Thread):
         self.link = Connection(target, owner, allow_methods=allow_methods, thread=loop_thread())
         self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")
         if break_at is not None:
-            self.device.acting = lambda frame: break_at(self, frame)  # type: ignore[method-assign]
+            decode = self.device.decode
+
+            def breaking(received: Received) -> Frame | None:
+                if (frame := decode(received)) is not None:
+                    break_at(self, frame)
+                return frame
+
+            self.device.decode = breaking  # type: ignore[method-assign]
         self.error: BaseException | None = None
         self.start()
 

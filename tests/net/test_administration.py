@@ -227,7 +227,7 @@ def test_a_device_that_is_removed_just_before_it_is_ready_does_not_take_its_plac
         table = net.fleet._listener.table
         until(lambda: "plaintext:client-0" in table.streams)
         session = table.streams["plaintext:client-0"]
-        digest = net.fleet._shapes.digest
+        digest = net.fleet._schemas.digest
         ready = encode("ready", {"model": digest, "images": 12, "skipped": 0}, {})
 
         async def removed_then_ready() -> None:

@@ -133,7 +133,7 @@ def test_settings_that_a_full_round_leaves_out_are_those_of_the_terms() -> None:
 @pytest.mark.parametrize("key", [["bottom.0.weight"], {"bottom.0.weight": 1}, 3, None])
 def test_states_that_are_no_names_are_refused(key: Any) -> None:
     with network(tiny(1)) as net, pytest.raises(WireError, match="'student' is to hold"):
-        net.fleet._shapes.states({"student": [key]})
+        net.fleet._schemas.states({"student": [key]})
 
 
 def test_a_full_round_without_the_model_ends_with_a_reason() -> None:

@@ -314,18 +314,20 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 
 def test_a_half_written_file_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certs.make_authority(tmp_path)
-    good = (tmp_path / "authority.crt").read_bytes()
+    certs.make_client(tmp_path, "cam-1")
+    folder = tmp_path / "clients" / "cam-1"
+    good = (folder / "client.crt").read_bytes()
 
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("semisfl.net.tls.x509_parts.os.replace", full)
-    with pytest.raises(CertError, match=r"authority.key cannot be written: No space left"):
-        certs.make_authority(tmp_path, overwrite=True)
+    with pytest.raises(CertError, match=r"client.key cannot be written: No space left"):
+        certs.make_client(tmp_path, "cam-1", overwrite=True)
     monkeypatch.undo()
-    assert (tmp_path / "authority.crt").read_bytes() == good
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    certs.make_client(tmp_path, "cam-1")
+    assert (folder / "client.crt").read_bytes() == good
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    certs.load_client_credentials(folder)
 
 
 def test_revocation(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_devices_that_come_go_are_left_out_and_refused(tmp_path: Path) -> None:
         moved[client] for client in range(3)
     ]
     assert all("seen" in row and "since" not in row for row in devices), "nobody is here any more"
-    assert remembered(tmp_path) == {row["client"]: row["seen"] for row in devices}
+    assert remembered(tmp_path, "seen") == {row["client"]: row["seen"] for row in devices}
 
 
 def test_an_ipv6_address_is_written_as_people_read_it(
@@ -82,7 +82,7 @@ def test_a_disk_that_refuses_is_said_once(
     assert (tmp_path / "fleet.jsonl").read_text() == "", (
         "nothing half written, nothing after the end"
     )
-    assert remembered(tmp_path) == {}
+    assert remembered(tmp_path, "seen") == {}
 
 
 def test_a_device_that_joins_as_often_as_it_may_does_not_fill_the_disk(tmp_path: Path) -> None:

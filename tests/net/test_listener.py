@@ -276,7 +276,7 @@ def test_a_revoked_device_that_comes_again_and_again_leaves_few_lines(
 
 
 def ready(net: Network, **changes: object) -> list[bytes]:
-    fields = {"model": net.fleet._shapes.digest, "images": 3, "skipped": 0, **changes}
+    fields = {"model": net.fleet._schemas.digest, "images": 3, "skipped": 0, **changes}
     epoch = net.fleet._listener.table.epochs["client-1"] + 1
     return list(cut(encode("ready", fields, {}), epoch, 1))
 

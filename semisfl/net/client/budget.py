@@ -70,8 +70,9 @@ class Budget:
         self.reserve("draws", clients.steps * clients.batch * BYTES_PER_USE)
         channels, height, width = terms.shape
         step = 2 * clients.batch * channels * height * width
-        rest = 1 if hardware.capture else self.views // max(1, step)
-        steps = clients.steps if hardware.capture else min(clients.steps, max(1, rest))
+        steps = clients.steps
+        if not hardware.capture:
+            steps = min(steps, max(1, self.views // max(1, step)))
         # In bytes as they are made, normalised for one step, and what the operations need meanwhile.
         self.reserve("views", step * (steps + 4 + OPERATION) + table_bytes(height, width))
         if terms.config.wire.teacher_once and not full_model:

@@ -152,11 +152,7 @@ class Device:
     def _handle(self, received: Received) -> None:
         frame = self.decode(received)
         if frame is not None:
-            self.acting(frame)
             self._steps[frame.kind.partition(":")[0]](received, frame)
-
-    def acting(self, frame: Frame) -> None:
-        """Do nothing before a frame is handled; tests inject faults here."""
 
     def _expect(self, expected: Mapping[str, Schema]) -> None:
         assert self._stream is not None

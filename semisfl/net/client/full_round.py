@@ -75,7 +75,6 @@ class ClientFullRound:
                 continue
             if frame.kind != reply or frame.fields["round"] != self._round:
                 raise Interrupted(received)
-            device.acting(frame)
             self._last = received
             return frame
 

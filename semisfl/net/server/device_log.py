@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -187,7 +187,7 @@ class DeviceLog:
             self._failed = True
 
 
-def remembered(directory: Path, key: str = "seen") -> Mapping[int, str]:
-    """Return what an earlier process of this run wrote about each device: when it was last heard of."""
+def remembered(directory: Path, key: str) -> dict[int, str]:
+    """Return what an earlier process of this run wrote under ``key`` of each device's status."""
     devices = read_json(directory / "fleet.json").get("clients", [])
     return {one["client"]: str(one[key]) for one in devices if key in one}

@@ -86,8 +86,8 @@ def _addresses(host: str) -> list[str]:
     """Return the addresses that a name stands for on this machine; an address stands for itself."""
     with contextlib.suppress(ValueError):
         return [str(ipaddress.ip_address(host))]
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+    known = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return list(dict.fromkeys(str(place[0]) for *_, place in known))
 
 
 def _add_port(

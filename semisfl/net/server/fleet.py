@@ -80,11 +80,11 @@ class NetworkFleet:
         self.config = setup.config
         self.roster = Roster(setup.config.clients.total)
         self._hardware = setup.hardware
-        self._shapes = Schemas.of(setup.config, setup.model)
+        self._schemas = Schemas.of(setup.config, setup.model)
         self.terms = Terms(setup.config, setup.shape, setup.classes, setup.mean, setup.std)
         """The terms that devices are asked to accept."""
         context = ServerContext(
-            self.terms, self._shapes, self.roster, self.traffic, self.held_back, setup.stop
+            self.terms, self._schemas, self.roster, self.traffic, self.held_back, setup.stop
         )
         self.device_log = context.device_log
         self._listener = Listener(
@@ -159,7 +159,7 @@ class NetworkFleet:
         self._questions.start_round()
         self._check_sent(joined({"bottom": plan.bottom, "teacher bottom": plan.teacher_bottom}))
         self._split_round = ServerSplitRound(
-            self._shapes, plan, self.roster.images, self._questions.ask
+            self._schemas, plan, self.roster.images, self._questions.ask
         )
         self._split_round.begin()
         self._check_quorum(len(self._questions))
@@ -215,7 +215,7 @@ class NetworkFleet:
         self._questions.start_round()
         self._check_sent(joined(plan.send))
         full_round = ServerFullRound(
-            self._shapes, work, plan, self._hardware.device, self._questions.ask
+            self._schemas, work, plan, self._hardware.device, self._questions.ask
         )
         for client in plan.active:
             full_round.begin(client)

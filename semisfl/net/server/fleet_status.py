@@ -23,8 +23,8 @@ class FleetStatus:
 
     def resume(self, directory: Path) -> None:
         """Read what an earlier process of this run wrote about the devices."""
-        self._seen = remembered(directory)
-        self._certificates = dict(remembered(directory, "certificate_until"))
+        self._seen = remembered(directory, "seen")
+        self._certificates = remembered(directory, "certificate_until")
         self.count_bytes()
 
     def count_bytes(self) -> None:

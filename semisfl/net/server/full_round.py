@@ -43,7 +43,7 @@ class ServerFullRound:
         self, schemas: Schemas, work: ClientWork, plan: FullRound, device: torch.device, ask: Ask
     ) -> None:
         self.results: dict[int, ClientResult] = {}
-        self._shapes, self._work, self._plan, self._device = schemas, work, plan, device
+        self._schemas, self._work, self._plan, self._device = schemas, work, plan, device
         self._ask_client = ask
         self._codec = schemas.config.wire.models
         self._outline = work.answers.outline(schemas.full)
@@ -89,7 +89,7 @@ class ServerFullRound:
         for name, state in states.items():
             kind = self._plan.kinds.get(name, "model")
             sizes[kind] = sizes.get(kind, 0) + payload_bytes(
-                self._shapes.states(tensor_names({name: state}))
+                self._schemas.states(tensor_names({name: state}))
             )
         frame = encode("states", {"round": self._plan.index}, joined(states), self._codec)
         expected = {"done": messages.DONE}

@@ -157,9 +157,7 @@ class Listener:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def close(
-        self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, reason: str = "the server stops"
-    ) -> None:
+    def close(self, code: grpc.StatusCode, reason: str) -> None:
         """Say goodbye to everyone and stop listening."""
         self.thread.call(self._stop(code, reason))
         if self._owns_thread:

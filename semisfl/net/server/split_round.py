@@ -22,7 +22,7 @@ class ServerSplitRound:
     ) -> None:
         """Take ``images``: how many each client holds."""
         self.plan = plan
-        self._shapes, self._config, self._ask = schemas, schemas.config, ask
+        self._schemas, self._config, self._ask = schemas, schemas.config, ask
         self._step = 0
         frozen = plan.teacher_decay is None and plan.teacher_for is None
         self._teacher_rows = {
@@ -53,9 +53,9 @@ class ServerSplitRound:
             states = {"bottom": plan.bottom} | ({"teacher": plan.teacher_bottom} if teacher else {})
             kind, codec = "split" if teacher else "split_alone", self._config.wire.models
             frame = (b"".join(encode(kind, fields, joined(states), codec)),)
-            sizes: dict[Kind, int] = {"model": payload_bytes(self._shapes.split_alone)}
+            sizes: dict[Kind, int] = {"model": payload_bytes(self._schemas.split_alone)}
             if teacher:
-                sizes["teacher"] = payload_bytes(self._shapes.bottom_frame)
+                sizes["teacher"] = payload_bytes(self._schemas.bottom_frame)
             for client in clients:
                 self._ask(client, frame, sizes, self._due(client))
 
@@ -67,14 +67,14 @@ class ServerSplitRound:
         for client, share in zip(clients, rows, strict=True):
             codec = self._config.wire.gradients
             frame = encode("gradients", fields, {"gradients": share}, codec)
-            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._shapes.gradients)}
+            sizes: dict[Kind, int] = {"gradients": payload_bytes(self._schemas.gradients)}
             self._ask(client, frame, sizes, self._due(client))
 
     def _due(self, client: int) -> Due:
         """Return the expected answer: features, or the bottom after the last step."""
         about, step = {"round": self.plan.index}, self._step
         if step == self.plan.steps:
-            return Due({"bottom": self._shapes.bottom_frame}, about)
+            return Due({"bottom": self._schemas.bottom_frame}, about)
         kept = self._teacher_rows.get(client)
         rows = self._config.clients.batch if kept is None else kept.new(step)
 
@@ -84,5 +84,5 @@ class ServerSplitRound:
             teacher = kept.all_rows(step, frame.tensors["teacher"])
             return replace(frame, tensors={**frame.tensors, "teacher": teacher})
 
-        frames = {"features": self._shapes.features_frames[rows]}
+        frames = {"features": self._schemas.features_frames[rows]}
         return Due(frames, {**about, "step": step}, all_rows=all_rows)

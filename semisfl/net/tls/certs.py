@@ -59,13 +59,12 @@ def make_authority(
     *,
     valid_from: datetime | None = None,
     valid_until: datetime | None = None,
-    overwrite: bool = False,
 ) -> Issued:
     """Make a new authority in ``directory``, valid for ten years."""
     directory = Path(directory)
     targets = [directory / "authority.key", directory / "authority.crt"]
     instead = "choose another folder, or remove it if none of its certificates is needed"
-    refuse_existing(targets, overwrite, instead)
+    refuse_existing(targets, instead)
     key = ec.generate_private_key(ec.SECP256R1())
     # A unique name, so that certificates of two authorities also differ in their issuer.
     subject = common_name_of(f"semisfl authority {secrets.token_hex(4)}")
@@ -190,7 +189,8 @@ def _make_leaf(
         )
     authority, authority_key = read_pair(directory, "authority")
     targets = [folder / f"{role}.key", folder / f"{role}.crt"]
-    refuse_existing(targets, overwrite, "`semisfl certs renew` replaces it by a new one")
+    if not overwrite:
+        refuse_existing(targets, "`semisfl certs renew` replaces it by a new one")
     begin, end = period[0], min(period[1], authority.not_valid_after_utc)
     if begin >= end:
         limit = authority.not_valid_after_utc

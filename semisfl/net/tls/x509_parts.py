@@ -95,9 +95,8 @@ def to_pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def refuse_existing(paths: Sequence[Path], overwrite: bool, instead: str) -> None:
-    existing = [path for path in paths if not is_missing(path)]
-    if existing and not overwrite:
+def refuse_existing(paths: Sequence[Path], instead: str) -> None:
+    if existing := [path for path in paths if not is_missing(path)]:
         raise CertError(f"{existing[0]} exists: {instead}")
 
 
