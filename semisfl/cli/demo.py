@@ -35,9 +35,7 @@ FINISHED_SECONDS, STOPPED_SECONDS = 10.0, 3.0
 """Seconds that the devices' processes have to end before they are killed."""
 
 
-def demo_network(
-    place: Path, signals: StopSignals, *, device: str = "auto", quiet: bool = False
-) -> Result:
+def demo_network(place: Path, signals: StopSignals, *, device: str, quiet: bool) -> Result:
     """Train the embedded digits with four client processes on loopback with TLS; return the result.
 
     ``place`` is a new folder; it is removed if the run does not start.

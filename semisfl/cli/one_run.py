@@ -29,8 +29,8 @@ def start(
     out: Path,
     signals: StopSignals,
     *,
-    device: str = "auto",
-    quiet: bool = False,
+    device: str,
+    quiet: bool,
     title: str | None = None,
 ) -> Result:
     """Train a new run in ``out``. If it cannot start, ``out`` is not changed."""
@@ -49,10 +49,10 @@ def carry_on(
     path: Path,
     signals: StopSignals,
     *,
-    settings: Sequence[str] = (),
+    settings: Sequence[str],
     cluster: bool = False,
-    device: str = "auto",
-    quiet: bool = False,
+    device: str,
+    quiet: bool,
     title: str | None = None,
 ) -> Result:
     """Continue the run in a directory from its latest checkpoint, or from the checkpoint named."""

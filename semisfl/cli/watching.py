@@ -55,6 +55,7 @@ def write_html(runs: list[Path], place: Path) -> None:
     """Write the page as one file; records are read as run directories are."""
     _require("watch", *PACKAGES)
     from semisfl.runs import record
+    from semisfl.runs.reading import SUFFIX
     from semisfl.watch.inline import write_page
     from semisfl.watch.views import Runs
 
@@ -63,7 +64,8 @@ def write_html(runs: list[Path], place: Path) -> None:
         if not views.listing()["runs"]:
             folders = ", ".join(map(str, runs))
             raise ValueError(
-                f"{folders} holds no run (no config.toml in it or directly below it); name a run's folder"
+                f"{folders} holds no run (no config.toml or *{SUFFIX} in it or directly below it); "
+                "name a run or a folder of runs"
             )
         write_page(views, place)
     print(f"page: {place}")

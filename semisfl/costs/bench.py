@@ -76,19 +76,19 @@ def extrapolated(few: tuple[int, float], more: tuple[int, float], steps: int) ->
     return more[1] + slope * (steps - more[0])
 
 
-def growth(device: str, preset: str, counted: int) -> list[dict[str, Any]]:
-    """Return memory by the total number of clients, and time by the number of active clients."""
+def growth(device: str) -> list[dict[str, Any]]:
+    """Return the memory of cifar10 by the total number of clients, and its time by that of active ones."""
     rows = []
     for total, active in ((10, 10), (100, 10), (1000, 10), (100, 20), (100, 40), (100, 80)):
         timed = Timed(
-            settings(preset, f"clients.total={total}", f"clients.active={active}"),
-            DATA[preset].shape,
+            settings("cifar10", f"clients.total={total}", f"clients.active={active}"),
+            DATA["cifar10"].shape,
             device,
         )
         row: dict[str, Any] = {
             "clients": total,
             "active": active,
-            "seconds_a_round": median(timed.rounds(counted)),
+            "seconds_a_round": median(timed.rounds(3)),
         }
         if device.startswith("cuda"):
             row["peak_gib"] = timed.peak_gib
@@ -112,5 +112,5 @@ def main(device: str = "auto", quick: bool = False, presets: Sequence[str] = ())
         "rounds": rounds_of_methods(str(chosen), names, counted, quick, product),
     }
     if cuda and not quick and not presets:
-        result["growth"] = growth(str(chosen), "cifar10", counted=3)
+        result["growth"] = growth(str(chosen))
     return result

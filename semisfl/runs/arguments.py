@@ -34,7 +34,7 @@ def check_config(config: Any) -> None:
 
 
 def check_means(data: Any, partition: Any, callbacks: Any) -> None:
-    """Raise TypeError for means of another type than they have, and for another default type of torch's numbers."""
+    """Raise TypeError for an argument of the wrong type, and for another default type of torch's numbers."""
     if (kind := torch.get_default_dtype()) != torch.float32:
         raise TypeError(
             f"torch's default type is {kind}, and models are trained in torch.float32; call "

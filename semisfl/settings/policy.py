@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from semisfl.settings.plain_values import read
-from semisfl.settings.retired import refuse_retired, without_off
+from semisfl.settings.retired import policy_without_off, refuse_retired
 from semisfl.settings.sections import ConfigError, Section
 
 Answer = Literal["ignore", "warn", "refuse"]
@@ -160,7 +160,7 @@ def read_policy(path: Path) -> DevicePolicy:
 
 def parse_policy(values: Mapping[str, Any], where: str = "policy") -> DevicePolicy:
     """Return the policy of a device; a mistake becomes a ConfigError of one line."""
-    current = without_off("policy", values)
+    current = policy_without_off(values)
     refuse_retired({"policy": current}, f"{where}: ")
     try:
         return DevicePolicy.model_validate(current)

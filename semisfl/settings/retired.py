@@ -117,9 +117,9 @@ def modernised(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def without_off(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a ``section`` without retired ones that are off."""
-    return {name: value for name, value in values.items() if not _off(f"{section}.{name}", value)}
+def policy_without_off(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a policy without retired ones that are off."""
+    return {name: value for name, value in values.items() if not _off(f"policy.{name}", value)}
 
 
 def refuse_lines_of_devices(values: Mapping[str, Any]) -> None:
