@@ -1,10 +1,11 @@
-"""Write files whole or not at all, read small JSON files, and save pictures."""
+"""Write files whole or not at all, read small JSON files, save pictures, and say when and where."""
 
 import contextlib
 import errno
 import json
 import os
 import secrets
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,16 @@ def stamp(*paths: Path) -> tuple[object, ...]:
         except OSError:
             stamps.append(None)
     return tuple(stamps)
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """Return now, or ``seconds`` after the epoch, in the form that files and logs have: UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def cache_folder() -> Path:
+    """Return where decoded images and downloaded bottoms are kept; it may be deleted at any time."""
+    return Path(os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl")
 
 
 def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:

@@ -12,7 +12,6 @@ import select
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,6 +19,8 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+
+from semisfl.files import timestamp
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg")
 NARROW = 70
@@ -184,8 +185,7 @@ def say(text: str, level: str = "") -> None:
         text = "\n".join(map(printable, text.split("\n")))
         line = f"{level}: {text}" if level else text
     else:
-        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        line = json.dumps({"time": now, "level": level or "info", "message": text})
+        line = json.dumps({"time": timestamp(), "level": level or "info", "message": text})
     err.print(line, soft_wrap=True)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from semisfl.data import decode
 from semisfl.data.decode import Decoded, Size, Source
-from semisfl.files import TEMPORARY, write_whole
+from semisfl.files import TEMPORARY, cache_folder, write_whole
 
 CACHE_FORMAT = 3  # raise it when decoding changes: older cached copies are then ignored
 MAPPED_FROM = 2**30
@@ -32,8 +32,7 @@ def decoded(
     """Decode a source, or read what an earlier call decoded."""
     if not source.files:
         return decode.decode(source.listing(), size, channels)
-    if cache is None:
-        cache = Path(os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl")
+    cache = cache or cache_folder()
     file = cache / f"{source.name}-{_fingerprint(source, size, channels)}.npz"
     # Missing, truncated, damaged or foreign: decode again.
     with contextlib.suppress(Exception):

@@ -87,7 +87,7 @@ def _shard(file: Path, payload: Sequence[str]) -> dict[str, np.ndarray]:
             f"{file} has {counted(count, 'label')} but {counted(held, 'image')}; they must pair up"
         )
     if not np.isin(shard["split"], (0, 1)).all():
-        raise ValueError(f"{file} has split values other than 0 (train) and 1 (test)")
+        raise ValueError(f"{file} has split values other than 0 (train) and 1 (test); correct them")
     if "offsets" in shard:
         offsets = shard["offsets"].astype(np.int64)
         if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > len(shard["bytes"]):

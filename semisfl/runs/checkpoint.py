@@ -127,7 +127,8 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is no checkpoint of semisfl; name one that a run wrote")
     if metadata.get("format") != str(FORMAT):
         raise CheckpointError(
-            f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}"
+            f"checkpoint {path} has format {metadata.get('format')!r}; this version reads {FORMAT}: "
+            "use the version of semisfl that wrote it"
         )
     try:
         state = unflatten(json.loads(metadata["state"]), tensors)

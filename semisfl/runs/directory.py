@@ -5,14 +5,20 @@ import json
 import logging
 import os
 import shlex
-import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from semisfl.data.holdings import Holdings
-from semisfl.files import TEMPORARY, append_whole, is_utf8, remove_temporary, write_whole
+from semisfl.files import (
+    TEMPORARY,
+    append_whole,
+    is_utf8,
+    remove_temporary,
+    timestamp,
+    write_whole,
+)
 from semisfl.metrics import RoundMetrics
 from semisfl.runs import checkpoint
 from semisfl.runs.environment import environment
@@ -185,8 +191,8 @@ class RunDirectory:
         for key in {**was, **now}:
             old, new = was.get(key), now.get(key)
             if old != new and any(fnmatchcase(key, one) for one in FLEET_CHANGEABLE):
-                event = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-                event |= {"event": "changed", "name": key, "reason": f"{old} to {new}"}
+                event = {"time": timestamp(), "event": "changed", "name": key}
+                event["reason"] = f"{old} to {new}"
                 append_whole(self.path / "fleet.jsonl", (json.dumps(event) + "\n").encode())
 
     def warn_of_changes(self, device: str) -> None:

@@ -43,7 +43,9 @@ class RayPool:
                     include_dashboard=False if address is None else None,
                 )
             except ConnectionError as error:
-                raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+                raise ConfigError(
+                    f"no Ray cluster answers at {address} ({error}); start one there, or use --engine ray"
+                ) from error
         gpus = ray.cluster_resources().get("GPU", 0)
         self._train = ray.remote(
             num_cpus=1, num_gpus=1 / share if gpus else 0, max_retries=ATTEMPTS - 1

@@ -77,7 +77,7 @@ class Policy(Section):
                 f"policy.noise = {self.noise:g} is in units of policy.clip; set it too, about the median "
                 "norm of features that `semisfl leakage` prints"
             )
-        if self.shapes_features and not self.update_noise:
+        if self.clip is not None and not self.update_noise:
             raise ValueError(
                 "policy.clip and policy.noise do not protect images that the bottom sent back still "
                 f"shows; {_UPDATES}, or leave clip and noise out"
@@ -88,11 +88,6 @@ class Policy(Section):
                 f"set policy.clip and policy.noise, and {_UPDATES}"
             )
         return self
-
-    @property
-    def shapes_features(self) -> bool:
-        """Return whether features are clipped, and may get noise, before they leave."""
-        return self.clip is not None
 
     @property
     def for_features(self) -> list[str]:

@@ -98,7 +98,7 @@ class Classifier:
         self.description = description
         self.network = network.eval().requires_grad_(False)
         self.digest = digest
-        """Return a digest of classes and weights: the same in every file of the same model."""
+        """The digest of classes and weights: the same in every file of the same model."""
         self.path = path
         self.parts = tuple(parts)
         """Those whose weights are there."""

@@ -151,7 +151,7 @@ def _on_test_set(model: Classifier, name: str) -> Evaluation:
             f"{channels}x{height}x{width}"
         )
     if not len(data.test_labels):
-        raise ValueError(f"data set {data.name!r} has no test images")
+        raise ValueError(f"data set {data.name!r} has no test images; name data that has some")
     for note in data.notes:
         log.warning("%s", note)
     theirs = torch.tensor([model.classes.index(label_name) for label_name in data.classes])

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from semisfl.data.augment import Normalizer
 from semisfl.engine.inference import outputs
+from semisfl.files import cache_folder
 from semisfl.fleet.consent import about_images
 from semisfl.fleet.outgoing import Outgoing
 from semisfl.models.split import SplitModel, build
@@ -234,6 +234,5 @@ def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
 
 
 def _cache_file(digest: str) -> Path:
-    place = os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl"
     name = "".join(letter if letter.isalnum() else "-" for letter in digest)
-    return Path(place) / f"bottom-{name[:64]}.safetensors"
+    return cache_folder() / f"bottom-{name[:64]}.safetensors"

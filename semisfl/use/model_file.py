@@ -82,7 +82,7 @@ def find(path: Path) -> Path:
     """Return the model's file: the one named, or a run's best, or its latest."""
     if path.suffix == SUFFIX or path.is_file():
         if not path.is_file():
-            raise CheckpointError(f"there is no file {path}")
+            raise CheckpointError(f"there is no file {path}; name one, or a run's directory")
         return path
     for name in ("best", "latest"):
         if (path / f"{name}{SUFFIX}").is_file():

@@ -127,6 +127,6 @@ class File:
         text = self._session.get_modelmeta().custom_metadata_map.get(ABOUT)
         if text is None:
             raise ValueError(
-                f"{self._path} was not written by semisfl export: it says nothing of itself"
+                f"{self._path} was not written by semisfl export; export the bottom of the run again"
             )
         return dict(json.loads(text))

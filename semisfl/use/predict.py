@@ -25,6 +25,8 @@ def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
 def evaluate(model: nn.Module, data: Dataset) -> float:
     """Return the accuracy in percent on the test images of ``data``."""
     if not len(data.test_labels):
-        raise ValueError(f"data set {data.name!r} has no test images")
+        raise ValueError(
+            f"data set {data.name!r} has no test images; evaluate on data that has some"
+        )
     chosen = predict(model, data.test_images, data).argmax(1)
     return 100 * int((chosen == data.test_labels.cpu()).sum()) / len(chosen)

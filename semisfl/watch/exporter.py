@@ -89,7 +89,7 @@ class Exporter:
         yield _gauge("semisfl_clients_needed", "network.quorum", self._gate.needed)
         yield _gauge("semisfl_waiting", "1 while no round can begin", self._gate.waiting())
         for event, name, description in (
-            ("refused", "semisfl_refusals", "devices not let in, or removed"),
+            ("refused", "semisfl_refusals", "devices not let in, or disconnected"),
             ("left_out", "semisfl_left_out", "times that a device was left out of a round"),
             ("here", "semisfl_arrivals", "times that a device came in"),
         ):

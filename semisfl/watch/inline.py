@@ -42,7 +42,7 @@ def page(runs: Runs) -> str:
 
 
 def _complete(script: str) -> str:
-    """Return JSON that is safe inside a page: its texts may contain a script's end tag."""
+    """Return a script that is safe inside a page: its texts may contain a script's end tag."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

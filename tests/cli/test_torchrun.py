@@ -185,14 +185,16 @@ def test_a_killed_rank_is_started_again_and_the_run_goes_on(images: Path) -> Non
 
 def test_a_restarted_run_continues_only_in_its_own_directory(tmp_path: Path) -> None:
     config, out = parse({**SETTINGS, "rounds": 2}), tmp_path / "out"
-    again = Launch(0, 0, 2, max_restarts=3)
+    again = Launch(0, 0, max_restarts=3)
     with pytest.raises(ConfigError, match="--max-restarts needs --out DIR"):
         torchrun.lead(again, config, None)
     mine, resumed = torchrun.lead(again, config, out)
     assert mine.fleet.kind == "cluster" and resumed is None, "it had not begun"
     RunDirectory.create(out, mine).unlock()
     assert torchrun.lead(again, config, out) == (mine, out)
-    assert torchrun.lead(Launch(0, 0, 2, 0), config, out)[1] is None, "which is refused later"
+    assert torchrun.lead(Launch(0, 0, max_restarts=0), config, out)[1] is None, (
+        "which is refused later"
+    )
     other = config.model_copy(update={"seed": 7})
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         torchrun.lead(again, other, out)

@@ -44,7 +44,6 @@ class Launch:
     rank: int
     local_rank: int
     """Among the ranks of this machine."""
-    world: int
     max_restarts: int
 
     def device(self, option: str) -> str:
@@ -67,7 +66,6 @@ def launch() -> Launch | None:
     return Launch(
         int(environment["RANK"]),
         int(environment["LOCAL_RANK"]),
-        int(environment["WORLD_SIZE"]),
         int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
 

@@ -6,11 +6,10 @@ import logging
 import math
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from semisfl.files import write_whole
+from semisfl.files import timestamp, write_whole
 from semisfl.net.client.device import Device
 from semisfl.net.client.rejection import Rejected
 from semisfl.settings.counts import counted
@@ -92,7 +91,7 @@ class Report:
         """Write the status file; a disk that refuses it is said once and harms nothing."""
         if self._status is None or self._device is None:
             return
-        values = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", **self._values(self._device)}
+        values = {"time": timestamp(), **self._values(self._device)}
         try:
             write_whole(self._status, (json.dumps(values) + "\n").encode())
             self._failed = False

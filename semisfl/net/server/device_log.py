@@ -7,16 +7,14 @@ that refuses them is said once and harms nothing.
 import json
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from semisfl.files import append_whole, read_json, write_whole
+from semisfl.files import append_whole, read_json, timestamp, write_whole
 from semisfl.net.server.admission import audit, audit_held_back
 from semisfl.net.server.refusals import Refusals
 
@@ -64,12 +62,6 @@ class DeviceStatus:
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if value is not None}
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """Return now, or ``seconds`` after the epoch, in the format of the run's files."""
-    moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class DeviceLog:
@@ -149,10 +141,10 @@ class DeviceLog:
 
     def _append(self, event: str, name: str, *, reason: str | None = None, **more: Any) -> None:
         cut = reason if reason is None else reason[:LONGEST_REASON]
-        row = FleetEvent(time=timestamp(), event=event, name=name, reason=cut, **more)
+        entry = FleetEvent(time=timestamp(), event=event, name=name, reason=cut, **more)
         directory = self._directory
         if directory is not None:
-            line = (json.dumps(row.as_dict()) + "\n").encode()
+            line = (json.dumps(entry.as_dict()) + "\n").encode()
             with self._lock:
                 self._write(lambda: append_whole(directory / "fleet.jsonl", line))
 

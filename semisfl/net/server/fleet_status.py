@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from semisfl.files import timestamp
 from semisfl.fleet.byte_counts import Traffic
-from semisfl.net.server.device_log import DeviceStatus, remembered, timestamp
+from semisfl.net.server.device_log import DeviceStatus, remembered
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session_table import SessionTable
 
