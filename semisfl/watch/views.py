@@ -209,7 +209,6 @@ def _summary(followed: Followed) -> Plain:
         "method": method if isinstance(method, str) else None,
         "title": title_of(method) if isinstance(method, str) else None,
         "label": title_of(method) if isinstance(method, str) else followed.path.name,
-        "seed": config.get("seed"),
         "state": state,
         "note": note,
         "active": state in ACTIVE,
@@ -225,7 +224,6 @@ def _summary(followed: Followed) -> Plain:
         "bytes": standing.bytes,
         "seconds": standing.seconds,
         "network": config.get("fleet", {}).get("kind") == "network",
-        "updated": followed.updated(),
     }
 
 
