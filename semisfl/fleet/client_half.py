@@ -63,7 +63,6 @@ class ClientRuntime(Protocol):
     classes: int
     settings: Mapping[str, Any]
     device: torch.device
-    lr: Tensor
 
     def model(self, name: str) -> nn.Module:
         """Return this client's full model called ``name``, with the weights that were last loaded."""
@@ -87,10 +86,6 @@ class ClientRuntime(Protocol):
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return a host generator for this client, round and purpose."""
-        ...
-
-    def generator(self) -> torch.Generator:
-        """Return the device generator (dropout) of this client in this round."""
         ...
 
     def images(self, view: ViewKind, batch: int) -> Iterator[Tensor]:

@@ -43,7 +43,6 @@ class Slot:
         self.device = hardware.device
         self.batch = config.clients.batch
         self.classes = parts.classes
-        self.lr = torch.zeros((), device=self.device)
         self._config = config
         self._hardware = hardware
         self._parts = parts
@@ -67,7 +66,6 @@ class Slot:
         self._round = round_plan
         self._shard = shard
         self.plans = {}
-        self.lr.fill_(round_plan.lr)
         self._generator.manual_seed(
             seeds.derive(self._config.seed, "dropout", round_plan.index, client)
         )
@@ -118,9 +116,6 @@ class Slot:
 
     def rng(self, purpose: str) -> np.random.Generator:
         return seeds.generator(self._config.seed, purpose, self.round_index, self.client)
-
-    def generator(self) -> torch.Generator:
-        return self._generator
 
     def _planned(self, purpose: str, view: ViewKind, positions: np.ndarray) -> DrawnView:
         images = self._parts.batches.images
