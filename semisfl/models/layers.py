@@ -1,4 +1,4 @@
-"""The layers of models: repeatable dropout, GroupNorm, residual blocks, and blocks of layers computed together."""
+"""The layers of models: repeatable dropout, residual blocks, and blocks of layers computed together."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -34,16 +34,6 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-class SafeGroupNorm(nn.GroupNorm):
-    """GroupNorm that may be the first to see the images, also if they lie channels-last."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and not x.requires_grad:
-            # torch's gradient of its weights ends the process on a CPU if such an input lies channels-last.
-            x = x.clone(memory_format=torch.contiguous_format)
-        return super().forward(x)
-
-
 def use_generator(module: nn.Module, generator: torch.Generator) -> None:
     """Let every dropout in ``module`` draw from ``generator``."""
     for layer in module.modules():
@@ -63,7 +53,14 @@ class Layers(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         for part in parts_of(self):
-            x = part(x) if isinstance(part, nn.Module) else part.on(x)
+            if not isinstance(part, nn.Module):
+                x = part.on(x)
+                continue
+            if torch.is_grad_enabled() and not x.requires_grad and not plain_conv(part):
+                # Part may hold a group_norm that is the first to see the images. On a CPU torch's gradient of its
+                # weights ends the process if such an input lies channels-last.
+                x = x.clone(memory_format=torch.contiguous_format)
+            x = part(x)
         return x
 
 
@@ -88,12 +85,10 @@ def cut_layers(model: nn.Module) -> tuple[list[Named], list[Named]]:
 
 
 def adopt_layers(module: nn.Module) -> None:
-    """Replace every plain ``nn.Dropout`` and ``nn.GroupNorm`` in ``module`` by those above."""
+    """Replace every plain ``nn.Dropout`` in ``module`` by the one above."""
     for name, child in named_layers(module):
         if type(child) is nn.Dropout:
             setattr(module, name, Dropout(child.p))
-        elif type(child) is nn.GroupNorm:
-            child.__class__ = SafeGroupNorm  # it keeps its weights
         else:
             adopt_layers(child)
 
@@ -228,7 +223,8 @@ def plain_conv(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def plain_norm(layer: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
-    if not isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+    # The class itself: one derived from it may have a forward of its own.
+    if type(layer) is not nn.BatchNorm1d and type(layer) is not nn.BatchNorm2d:
         return False
     return layer.affine and layer.track_running_stats
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from semisfl.models.layers import Dropout, Layers, Residual, SafeGroupNorm, named_layers
+from semisfl.models.layers import Dropout, Layers, Residual, named_layers
 from semisfl.models.shapes import Placed, Shape, place
 from semisfl.settings.layer_kinds import (
     AveragePool,
@@ -245,7 +245,6 @@ WRITERS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
     nn.BatchNorm2d: _batchnorm_row,
     nn.BatchNorm1d: _batchnorm_row,
     nn.GroupNorm: _groupnorm_row,
-    SafeGroupNorm: _groupnorm_row,
     nn.LayerNorm: _layernorm_row,
     nn.ReLU: lambda _: {"kind": "relu"},
     nn.GELU: _gelu_row,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from semisfl.models.layers import Dropout, Layers, Residual, SafeGroupNorm
+from semisfl.models.layers import Dropout, Layers, Residual
 from semisfl.models.stacked import ROW_BY_ROW
 
 BY_ITSELF = {
-    *(*ROW_BY_ROW, nn.Conv2d, nn.Linear, SafeGroupNorm, nn.LayerNorm),
+    *(*ROW_BY_ROW, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LayerNorm),
     *(nn.Sequential, Layers, Residual),
 }
 

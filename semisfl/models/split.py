@@ -83,8 +83,8 @@ def split(
     """Cut any ``nn.Sequential``.
 
     ``cut``: how many layers the client holds, or the name of its last layer; None: everything up
-    to the first ``Flatten``. Layers are moved, not copied. Plain ``nn.Dropout`` and
-    ``nn.GroupNorm`` are replaced by those of `layers`, and no layer works in place.
+    to the first ``Flatten``. Layers are moved, not copied. A plain ``nn.Dropout`` is
+    replaced by the one of `layers`, and no layer works in place.
     ``widest``: most features for which the head is as wide as its input.
     ``outputs``: the shape of each layer's output, if it is known; else zeros are passed through.
     """

@@ -77,7 +77,7 @@ def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
         return _in_turn([linear, F.relu]) if part.relu else linear
     if type(part) in (nn.Sequential, Layers):
         return stacked(_same(part, copies), rows)
-    if isinstance(part, Residual):
+    if type(part) is Residual:
         body, shortcut = (
             stacked([getattr(copy, way) for copy in _same(part, copies)], rows)
             for way in ("body", "shortcut")
@@ -89,11 +89,11 @@ def _part(part: Part, copies: Sequence[nn.Module], rows: Rows) -> Pass:
         return partial(_conv, part, rows)
     if type(part) is nn.Linear:
         return partial(_linear, part, rows)
-    if isinstance(part, nn.GroupNorm | nn.LayerNorm):
+    if type(part) is nn.GroupNorm or type(part) is nn.LayerNorm:
         return partial(_norm, part, rows)
     if type(part) in ROW_BY_ROW:
         return part
-    raise NotStacked(str(part))
+    raise NotStacked(str(part).partition("(\n")[0])  # of a block, its name alone
 
 
 def _same(layer: Module, copies: Sequence[nn.Module]) -> list[Module]:

@@ -425,6 +425,14 @@ def test_which_layers_are_computed_as_one() -> None:
     assert kinds("wrn-28-2")[:3] == [one, Residual, Residual]
 
 
+def test_a_layer_derived_from_batchnorm_keeps_its_own_forward() -> None:
+    class Own(nn.BatchNorm2d):
+        pass
+
+    conv, own, relu = nn.Conv2d(1, 2, 3), Own(2), nn.ReLU()
+    assert parts_of([conv, own, relu]) == [conv, own, relu]
+
+
 def test_layers_taken_together_are_those_layers() -> None:
     """With what is not fused, or only in part."""
     others = (
@@ -445,24 +453,35 @@ def test_layers_taken_together_are_those_layers() -> None:
         torch.testing.assert_close(model(images), layers(images))
 
 
+class OwnGroupNorm(nn.Module):
+    def __init__(self, groups: int, channels: int) -> None:
+        super().__init__()
+        self.groups, self.weight = groups, nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, self.groups, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("kind", [nn.GroupNorm, OwnGroupNorm])
+@pytest.mark.parametrize("first", [nn.Identity(), nn.Sequential(nn.ReLU())])
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_groupnorm_that_sees_the_images_themselves_does_not_end_the_process(
-    channels: int, monkeypatch: pytest.MonkeyPatch
+    channels: int, first: nn.Module, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch computes the gradient of its weights at an address that nothing has, if images lie channels-last."""
     images = torch.rand(2, channels, 5, 6)
-    norm = nn.GroupNorm(1, channels)
-    inside = nn.Sequential(nn.Sequential(norm), nn.Flatten(), nn.Linear(channels * 30, 3))
+    inside = nn.Sequential(
+        nn.Sequential(first, kind(1, channels)), nn.Flatten(), nn.Linear(channels * 30, 3)
+    )
     bottom = split(inside, (channels, 5, 6), cut=1).bottom
     taken: list[Tensor] = []
-    computed = nn.GroupNorm.forward
-    monkeypatch.setattr(
-        nn.GroupNorm, "forward", lambda self, x: taken.append(x) or computed(self, x)
-    )
+    computed = F.group_norm
+    monkeypatch.setattr(F, "group_norm", lambda x, *how: taken.append(x) or computed(x, *how))
     out = bottom(images.to(memory_format=torch.channels_last)).view(images.shape)
     assert taken[0].stride() == images.stride()  # else the next line would end the tests
     gradients = torch.autograd.grad((out * images).sum(), list(bottom.parameters()))
-    expected = F.group_norm(images, 1)
+    expected = computed(images, 1)
     torch.testing.assert_close(gradients[0], (expected * images).sum((0, 2, 3)))
     torch.testing.assert_close(gradients[1], images.sum((0, 2, 3)))
 

@@ -85,6 +85,13 @@ CASES = {
 }
 
 
+def doubled(kind: type[nn.Module], *settings: object) -> nn.Module:
+    """A layer of a class of one's own, whose forward does more than that of ``kind``."""
+    forward = lambda self, x: 2 * kind.forward(self, x)  # noqa: E731
+    own: nn.Module = type(f"Own{kind.__name__}", (kind,), {"forward": forward})(*settings)
+    return own
+
+
 def own_weights(stack: Stack) -> None:
     """Every slot other ones."""
     for module in stack.modules:
@@ -158,6 +165,10 @@ def test_every_named_model_can_be_stacked_at_any_cut(name: str) -> None:
         (nn.BatchNorm2d(2, track_running_stats=False), "BatchNorm2d"),
         (nn.InstanceNorm2d(2), "InstanceNorm2d"),
         (nn.Dropout(0.5), "Dropout"),  # which draws from a global generator
+        (doubled(nn.BatchNorm2d, 2), "OwnBatchNorm2d"),
+        (doubled(nn.GroupNorm, 1, 2), "OwnGroupNorm"),
+        (doubled(nn.LayerNorm, [2, 5, 5]), "OwnLayerNorm"),
+        (doubled(Residual, nn.Sequential(nn.ReLU())), "OwnResidual"),
     ],
 )
 def test_what_cannot_be_stacked_is_named_and_computed_one_by_one(
