@@ -9,6 +9,7 @@ import torch
 from semisfl.data.partition import Partition
 from semisfl.data.sources import Dataset
 from semisfl.settings.config import Config
+from semisfl.stopping import StopFlag
 
 EVENTS = ("on_round", "on_evaluation", "on_checkpoint")
 
@@ -33,30 +34,39 @@ def check_config(config: Any) -> None:
         )
 
 
-def check_means(data: Any, partition: Any, callbacks: Any) -> None:
+def check_means(
+    data: Any, partition: Any, device: Any, callbacks: Any, sinks: Any, observe: Any, stop: Any
+) -> None:
     """Raise TypeError for an argument of the wrong type, and for another default type of torch's numbers."""
     if (kind := torch.get_default_dtype()) != torch.float32:
         raise TypeError(
             f"torch's default type is {kind}, and models are trained in torch.float32; call "
             "torch.set_default_dtype(torch.float32) first"
         )
-    if data is not None and not isinstance(data, Dataset):
+    for name, value, right, fix in (
+        ("data", data, Dataset | None, "a semisfl.Dataset (set data.name to use known images)"),
+        ("partition", partition, Partition | None, "a semisfl.Partition(labeled=..., clients=...)"),
+        ("device", device, str, "'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        ("stop", stop, StopFlag | None, "a semisfl.stopping.StopFlag (callbacks end a run, too)"),
+    ):
+        if not isinstance(value, right):
+            raise TypeError(f"{name} is a {type(value).__name__}; it must be {fix}")
+    if observe is not None and not callable(observe):
         raise TypeError(
-            f"data is a {type(data).__name__}; it must be a semisfl.Dataset (set data.name to use known images)"
+            f"observe is a {type(observe).__name__}; it must be a function that takes the metrics of a round"
         )
-    if partition is not None and not isinstance(partition, Partition):
-        raise TypeError(
-            f"partition is a {type(partition).__name__}; it must be a semisfl.Partition(labeled=..., clients=...)"
-        )
-    if not isinstance(callbacks, Sequence):
-        raise TypeError(
-            f"callbacks is a {type(callbacks).__name__}; it must be a list, e.g. [MyCallback()]"
-        )
-    for one in callbacks:
-        if isinstance(one, type) or not all(hasattr(one, event) for event in EVENTS):
-            what = (
-                f"the class {one.__name__}" if isinstance(one, type) else f"a {type(one).__name__}"
-            )
-            raise TypeError(
-                f"callbacks holds {what}; it must hold objects of classes derived from semisfl.Callback"
-            )
+    _check_list("callbacks", callbacks, EVENTS, "of classes derived from semisfl.Callback")
+    # One that lacks a method is reported during the run, as one that fails.
+    _check_list("sinks", sinks, (), "with start, write and close")
+
+
+def _check_list(name: str, values: Any, methods: Sequence[str], what: str) -> None:
+    """Raise TypeError unless ``values`` is a list of objects that have all ``methods``."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        one = f"My{name.title().removesuffix('s')}()"
+        raise TypeError(f"{name} is a {type(values).__name__}; it must be a list, e.g. [{one}]")
+    for value in values:
+        is_class = isinstance(value, type)
+        if is_class or isinstance(value, str) or not all(hasattr(value, one) for one in methods):
+            found = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}"
+            raise TypeError(f"{name} holds {found}; it must hold objects {what}")

@@ -251,7 +251,7 @@ def train(
     end the run.
     """
     check_config(config)
-    check_means(data, partition, callbacks)
+    check_means(data, partition, device, callbacks, sinks, observe, stop)
     means = Means(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )
@@ -280,7 +280,7 @@ def resume(
     A run that met a limit continues with another: ``settings=["stop.target=none"]``. The other parameters are
     those of `train`.
     """
-    check_means(data, partition, callbacks)
+    check_means(data, partition, device, callbacks, sinks, observe, stop)
     means = Means(
         data=data, partition=partition, model=model, device=device, network=network, stop=stop
     )

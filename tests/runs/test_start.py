@@ -26,6 +26,7 @@ from semisfl.runs.callbacks import Callback
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.environment import environment
 from semisfl.runs.run_data import load_images
+from semisfl.runs.sinks import Observed
 from semisfl.runs.start import resume, train
 from semisfl.settings.config import Config, ConfigError
 from tests.disk import largest_file
@@ -51,6 +52,19 @@ def test_arguments_of_a_wrong_type_get_one_sentence(tmp_path: Path) -> None:
     pair: Any = ([0, 1], [[2], [3]])
     with pytest.raises(TypeError, match=r"partition is a tuple; it must be a semisfl\.Partition"):
         train(Config(), partition=pair)
+    sink: Any = Observed(print)
+    for name, value, problem in (
+        ("sinks", sink, r"sinks is a Observed; it must be a list, e\.g\. \[MySink\(\)\]"),
+        ("sinks", "tensorboard", "sinks is a str; it must be a list"),
+        ("sinks", [Observed], "sinks holds the class Observed; it must hold objects with start"),
+        ("sinks", ["tensorboard"], "sinks holds a str; it must hold objects with start, write"),
+        ("observe", [print], "observe is a list; it must be a function"),
+        ("stop", True, r"stop is a bool; it must be a semisfl\.stopping\.StopFlag"),
+        ("device", torch.device("cpu"), "device is a device; it must be 'auto', 'cpu'"),
+    ):
+        for call in (train, lambda _, **wrong: resume(tmp_path, **wrong)):
+            with pytest.raises(TypeError, match=problem):
+                call(Config(), **{name: value})
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(TypeError, match=r"torch's default type is torch\.float64"):
