@@ -12,18 +12,29 @@ from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 
 EVENTS = ("on_round", "on_evaluation", "on_checkpoint")
+_THREADS: list[int] = []
+"""torch's number of threads in each run of this program that is under way."""
 
 
 @contextmanager
 def usual_modes() -> Iterator[None]:
-    """Train as usual inside `torch.no_grad`, `torch.inference_mode` and on another default device."""
+    """Train as usual inside `torch.no_grad` and `torch.inference_mode`, on another default device and beside other runs."""
     other = torch.get_default_device().type != "cpu"
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.device("cpu") if other else nullcontext(),
-    ):
-        yield
+    # A run sets one thread while its clients have a core each, and torch gives that number to every Python thread
+    # that begins meanwhile.
+    if torch.get_num_threads() == 1 and _THREADS:
+        torch.set_num_threads(max(_THREADS))
+    threads = torch.get_num_threads()
+    _THREADS.append(threads)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.device("cpu") if other else nullcontext(),
+        ):
+            yield
+    finally:
+        _THREADS.remove(threads)
 
 
 def check_config(config: Any) -> None:

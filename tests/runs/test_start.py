@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -328,6 +329,34 @@ def test_a_checkpoint_that_was_read_is_not_kept_in_use(tmp_path: Path) -> None:
     assert torch.equal(state["weights"]["a"], torch.arange(100_000))
 
 
+def test_a_run_that_begins_beside_another_one_has_as_many_threads() -> None:
+    """torch gives a new thread the number that another one set last: 1 while clients have a core each."""
+    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
+    numbers: list[int] = []
+
+    def beside() -> None:
+        numbers.append(torch.get_num_threads())
+        observe = lambda metrics: numbers.append(torch.get_num_threads())  # noqa: E731
+        train(tiny(2, rounds=1), device="cpu", observe=observe, **images)
+
+    def first(metrics: object) -> None:
+        for call in (lambda: torch.set_num_threads(1), beside):
+            thread = Thread(target=call)
+            thread.start()
+            thread.join()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        train(tiny(2, rounds=1), device="cpu", observe=first, **images)
+        assert numbers == [1, 3]
+        numbers.clear()
+        first(None)  # no other run: one thread is what the program wants
+        assert numbers == [1, 1]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,6 +383,7 @@ def test_the_number_of_threads_is_recorded_and_another_one_warned_of(
 HOLDER = """
 import sys
 from pathlib import Path
+from threading import Thread
 from semisfl.runs.directory import RunDirectory
 directory = RunDirectory.open(Path(sys.argv[1]))
 directory.lock()
