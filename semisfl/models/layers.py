@@ -56,9 +56,10 @@ class Layers(nn.Sequential):
             if not isinstance(part, nn.Module):
                 x = part.on(x)
                 continue
-            if torch.is_grad_enabled() and not x.requires_grad and not plain_conv(part):
-                # Part may hold a group_norm that is the first to see the images. On a CPU torch's gradient of its
-                # weights ends the process if such an input lies channels-last.
+            images = x.is_cpu and torch.is_grad_enabled() and not x.requires_grad
+            if images and not plain_conv(part):
+                # A group_norm in it may be the first to see the images: torch's gradient of its weights ends the
+                # process on a CPU if such an input lies channels-last.
                 x = x.clone(memory_format=torch.contiguous_format)
             x = part(x)
         return x
