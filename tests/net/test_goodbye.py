@@ -62,15 +62,16 @@ def test_an_enrolment_that_the_disk_refuses_is_none(tmp_path: Path) -> None:
 
 
 def test_a_device_waits_longer_each_time_until_it_has_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server with a full disk welcomes its devices and cannot enrol them."""
+    """A server whose disk takes nothing welcomes its devices and cannot enrol them."""
     monkeypatch.setattr(connection, "FIRST_DELAY", 0.001)
     with network(tiny(1)) as net:
         net.fleet.roster.keep_in(tmp_path / "full" / "roster.json")
         link = net.join(0).link
         until(lambda: link._failures >= 3)
         assert link.losses >= 3, "it was welcomed each time"
+        assert "(the server cannot write down who has a place: No such file or dir" in caplog.text
         (tmp_path / "full").mkdir()
         until(lambda: link._current is not None and link._current.enrolled)
         net.fleet._listener.table.enrolled[0].close(grpc.StatusCode.UNAVAILABLE, "lost")

@@ -118,7 +118,8 @@ class SessionTable:
             client = self._context.roster.enrol(session.identity, ready.fields["images"], serial)
         except OSError as error:
             log.warning("%s waits: the roster cannot be written: %s", session.identity, error)
-            raise Refused(grpc.StatusCode.UNAVAILABLE, "the server's disk is full") from error
+            reason = f"the server cannot write down who has a place: {error.strerror or 'its log says why'}"
+            raise Refused(grpc.StatusCode.UNAVAILABLE, reason) from error
         if client is None:
             raise no_place(self._context.roster, session.identity)
         if ready.fields["skipped"]:
