@@ -53,6 +53,18 @@ def write_whole(
         temporary.unlink(missing_ok=True)
 
 
+def cache_folder() -> Path:
+    """Return the folder for what can be made or downloaded again."""
+    if place := os.environ.get("SEMISFL_CACHE"):
+        return Path(place)
+    try:
+        return Path.home() / ".cache" / "semisfl"
+    except RuntimeError as error:
+        raise ValueError(
+            "this user has no home directory to cache in; set SEMISFL_CACHE to a folder"
+        ) from error
+
+
 def is_utf8(name: str) -> bool:
     """Return whether a file's name is UTF-8: its other bytes are letters that cannot be encoded."""
     return name.encode(errors="replace").decode() == name
@@ -115,11 +127,6 @@ def stamp(*paths: Path) -> tuple[object, ...]:
 def timestamp(seconds: float | None = None) -> str:
     """Return now, or ``seconds`` after the epoch, in the form that files and logs have: UTC, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def cache_folder() -> Path:
-    """Return where decoded images and downloaded bottoms are kept; it may be deleted at any time."""
-    return Path(os.environ.get("SEMISFL_CACHE") or Path.home() / ".cache" / "semisfl")
 
 
 def append_whole(path: Path, data: bytes, *, private: bool = False) -> None:

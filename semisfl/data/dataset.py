@@ -1,6 +1,7 @@
 """A data set in memory: training images, labelled or not, and test images that training never sees."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class Dataset:
         """Return the images in a folder (``train/<class>/*``, ``test/<class>/*``, ...) or listed by a CSV file."""
         if not isinstance(path, str | Path):
             raise TypeError(f"path is a {type(path).__name__}; it must be a str or a Path")
-        source = places.at(Path(path).expanduser())
+        source = places.at(Path(os.path.expanduser(path)))
         if source is None:
             raise ValueError(f"{path} does not exist; give a folder of images or a CSV file")
         return cls.from_decoded(source.name, cached.decoded(source, _square(size), None))

@@ -38,7 +38,7 @@ def load(
         raise ValueError(f"size = {size} is below 1 pixel; use 1 or more")
     if entry := lookup.data_set(name):
         return _checked(_named(entry, size, like, cache), tested)
-    path = Path(os.path.expandvars(name)).expanduser()
+    path = Path(os.path.expanduser(os.path.expandvars(name)))
     source = (places.at(path) or _in_environment(name)) if name.strip() else None
     if source is None:
         raise ValueError(
@@ -75,7 +75,7 @@ def _in_environment(name: str, subset: str | None = None) -> Source | None:
     place = os.environ.get("SEMISFL_DATA")
     if not place:
         return None
-    root = Path(place).expanduser()
+    root = Path(os.path.expanduser(place))
     if not root.exists():
         raise ValueError(f"SEMISFL_DATA = {place} does not exist; correct or unset it")
     inside = places.at(root / name, subset) if root.is_dir() else None

@@ -4,6 +4,7 @@ Nothing in a file is executed: ``.safetensors`` holds tensors only, and ``.pth``
 """
 
 import logging
+import os
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +53,7 @@ def start_from(model: SplitModel, file: str, name: str, classes: Sequence[str] =
     ConfigError if no layer fits, or the file cannot be read.
     """
     where = f"model.weights = {file!r}"
-    stored, theirs = _read(Path(file).expanduser(), where, NAMES.get(name, ()))
+    stored, theirs = _read(Path(os.path.expanduser(file)), where, NAMES.get(name, ()))
     own = _by_layer(model.whole().state_dict())
     head = next(reversed(_layers(key for key in own if own[key].dim() == 2)), "")
     others = bool(classes and theirs) and tuple(theirs) != tuple(classes)

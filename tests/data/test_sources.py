@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import pwd
 import shutil
 import struct
 import sys
@@ -355,6 +356,24 @@ def test_a_class_or_client_whose_name_is_not_utf8_is_refused(tmp_path, place):
     root = class_folder(tmp_path)
     save(root / place / os.fsdecode(b"caf\xe9") / "1.png", noise(1, (8, 8, 3)))
     refuses(r"the folder 'caf\\udce9' in .* is not UTF-8; rename it", root)
+
+
+def test_a_user_without_a_home_is_told_how_to_name_a_cache(tmp_path, monkeypatch):
+    """As in a container that runs under a number that no user has."""
+
+    def nobody(number):
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.delenv("SEMISFL_CACHE")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    refuses("no home directory to cache in; set SEMISFL_CACHE", class_folder(tmp_path))
+
+
+def test_the_home_of_a_user_who_does_not_exist_is_no_path(monkeypatch):
+    refuses("neither a known set .* nor a path to images", "~no-such-user/photos")
+    monkeypatch.setenv("SEMISFL_DATA", "~no-such-user")
+    refuses("SEMISFL_DATA = ~no-such-user does not exist", "photos")
 
 
 def test_a_set_too_large_for_the_disk_is_refused(tmp_path, monkeypatch):
