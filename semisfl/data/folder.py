@@ -120,7 +120,7 @@ class _Collected:
         if not images:
             raise ValueError(f"{folder} holds no images ({_suffixes()}); fill or remove it")
         self.files += images
-        self.others += sorted(set(files) - set(images))
+        self.others += [file for file in files if not _is_image(file)]
         self.labels += [label] * len(images)
         self.holder += [holder] * len(images)
         self.trains += 0 if test else len(images)

@@ -153,6 +153,7 @@ def test_links_out_of_a_devices_folder_are_not_followed(
         images, skipped = load_images(root, (1, SIDE, SIDE))
         assert (images.unique().tolist(), len(images), skipped) == ([1], 2, 0)
         assert f"not followed, as they lead out of {root}: 1 link" in caplog.text
+        assert "other than images" not in caplog.text
     (tmp_path / "by client").mkdir()
     (tmp_path / "by client" / "me").symlink_to(tmp_path / "private")
     with pytest.raises(ValueError, match="by client holds no images"):
@@ -163,10 +164,14 @@ def test_links_out_of_a_devices_folder_are_not_followed(
         folder.check_images(tmp_path / "by client")
 
 
-def test_a_device_takes_every_image_below_its_folder(tmp_path: Path) -> None:
+def test_a_device_takes_every_image_below_its_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = tmp_path / "camera"
     for value, name in enumerate(["1.png", "2026-11-15/2.png", "train/3.png", "train/x/4.png"], 1):
         picture(root / name, value)
     (root / "2026-11-16").mkdir()  # of today, and empty yet
+    (root / "train" / "5.HEIC").write_bytes(b"what a telephone takes, and Pillow cannot read")
     images, skipped = load_images(root, (1, SIDE, SIDE))
     assert sorted(image.unique().item() for image in images) == [1, 2, 3, 4] and not skipped
+    assert "skipped 1 file other than images: train/5.HEIC" in caplog.text

@@ -97,6 +97,8 @@ def load_images(
 ) -> tuple[torch.Tensor, int]:
     """Return every readable image under ``root``, resized to ``shape``, and how many are unreadable."""
     listing = folder.everything(root).listing()
+    for note in listing.notes:  # files of other kinds, such as HEIC
+        log.warning("%s", note)
     count = len(listing.names)
     channels, height, width = shape
     if budget is not None:
