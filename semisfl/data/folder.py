@@ -14,6 +14,7 @@ suffix; hidden files and folders are skipped, other files are counted in a note.
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -48,7 +49,11 @@ def source(root: Path) -> Source:
         raise ValueError(f"{root} holds no images ({_suffixes()}); name another folder")
     for name in (*classes, *collected.holders):
         if not is_utf8(name):
-            raise ValueError(f"the name of the folder {name!a} in {root} is not UTF-8; rename it")
+            encoding = sys.getfilesystemencoding()
+            fix = "rename it" if encoding == "utf-8" else "set PYTHONUTF8=1, or rename it"
+            raise ValueError(
+                f"the name of the folder {name!a} in {root} is not {encoding.upper()}; {fix}"
+            )
     return Source(_name(root), tuple(collected.files), lambda: collected.listing(classes))
 
 

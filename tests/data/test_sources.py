@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -356,6 +357,17 @@ def test_a_class_or_client_whose_name_is_not_utf8_is_refused(tmp_path, place):
     root = class_folder(tmp_path)
     save(root / place / os.fsdecode(b"caf\xe9") / "1.png", noise(1, (8, 8, 3)))
     refuses(r"the folder 'caf\\udce9' in .* is not UTF-8; rename it", root)
+
+
+def test_a_name_that_only_the_locale_forbids_needs_no_other_name(tmp_path):
+    root = class_folder(tmp_path)
+    save(root / "train" / "ü" / "1.png", noise(1, (8, 8, 3)))
+    program = "import sys; from pathlib import Path; from semisfl.data import folder; folder.source(Path(sys.argv[1]))"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, root], env={**os.environ, **plain}, capture_output=True
+    )
+    assert b"is not ASCII; set PYTHONUTF8=1, or rename it" in ended.stderr
 
 
 def test_a_user_without_a_home_is_told_how_to_name_a_cache(tmp_path, monkeypatch):
