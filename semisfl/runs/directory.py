@@ -213,15 +213,14 @@ class RunDirectory:
     def keep_metrics_before(self, round_index: int) -> list[dict[str, Any]]:
         """Remove the lines of rounds that a resumed run will repeat; return the others."""
         path = self.path / METRICS
-        if not path.exists():
-            return []
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         rounds = [one for one in parse_metrics(lines, path, _checked) if one["round"] < round_index]
         if len(rounds) < round_index:
             log.warning("%s has only %d of the %d rounds before", path, len(rounds), round_index)
         kept = lines[: len(rounds)]
         # Truncate instead of writing a new file: that also works on a full disk.
-        os.truncate(path, sum(map(len, kept)))
+        if lines:
+            os.truncate(path, sum(map(len, kept)))
         if kept and not kept[-1].endswith(b"\n"):
             append_whole(path, b"\n")
         return rounds

@@ -490,6 +490,9 @@ def test_metrics_cut_off_by_a_crash_are_repaired(
     with open(file, "a", encoding="utf-8") as stream:
         stream.write(lines[2])
     assert [row["round"] for row in read_rounds(directory.path, dict)] == [*left, 2]
+    file.unlink()
+    assert directory.keep_metrics_before(2) == [] and not file.exists()
+    assert "has only 0 of the 2 rounds before" in caplog.text
 
 
 def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
