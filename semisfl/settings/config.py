@@ -202,6 +202,10 @@ def parse(values: Mapping[str, Any], others: Iterable[NamedMethod] = ()) -> Conf
     Sections of methods and rules that are not chosen are checked and left out, because the values
     of a comparison have those of all its methods. ``others``: methods without a name here.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"values is a {type(values).__name__}; it must be a dictionary of settings (semisfl.preset takes a name)"
+        )
     values = _without_own_view(modernised(values))
     kind = _class_for(values)
     entries = (*others, *lookup.methods().values())
