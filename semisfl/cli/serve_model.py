@@ -58,7 +58,7 @@ def serve_model(
             f"send {model.network.features} features per image"
         )
         try:
-            with signals.running():
+            with signals.running(lambda: False):
                 while not signals.flag.requested:
                     time.sleep(LOOK_SECONDS)
         finally:

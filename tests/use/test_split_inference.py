@@ -405,8 +405,9 @@ def test_both_commands(
         assert main(words[:-2]) == 2
         assert "classify needs --certs DIR" in capsys.readouterr().err
         server.send_signal(signal.SIGTERM)
-        out, _ = server.communicate(timeout=60)
+        out, errors = server.communicate(timeout=60)
         assert server.returncode == 0 and "stopped after 24 images" in out
+        assert "stopping; once more" in errors  # it has no iterations to wait for
     finally:
         server.kill()
         server.wait()
