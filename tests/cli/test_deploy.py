@@ -55,7 +55,10 @@ def test_mistakes_leave_no_directory(labeled: Path, capsys: pytest.CaptureFixtur
     for change, error in (
         (["--labeled", "nowhere"], "nowhere"),
         (["--labeled", str(labeled / "train" / "a")], "a holds no labelled images"),
-        (["--listen", "127.0.0.1:99999"], r"'127.0.0.1:99999' is not HOST:PORT.*ports end at 65535"),
+        (
+            ["--listen", "127.0.0.1:99999"],
+            r"'127.0.0.1:99999' is not HOST:PORT.*ports end at 65535",
+        ),
         (["--listen", "127.0.0.1"], "is not HOST:PORT"),
         (["--listen", "local host:8443"], "'local host:8443' is not HOST:PORT"),
         (["--listen", "https://server:8443"], "'https://server:8443' is not HOST:PORT"),
