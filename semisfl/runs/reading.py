@@ -120,8 +120,8 @@ def read_images(path: Path) -> Values | None:
     """Return ``shape``, ``classes`` and ``unlabeled`` of a run's images; None if the run does not say."""
     if is_record(path):
         return _record(path).get("images")
-    described = _description(path / "latest.safetensors")
-    return described and {key: described[key] for key in ("shape", "classes", "unlabeled")}
+    described, keys = _description(path / "latest.safetensors"), ("shape", "classes", "unlabeled")
+    return {key: described[key] for key in keys} if described.keys() >= set(keys) else None
 
 
 def _record(path: Path) -> Values:
@@ -156,17 +156,18 @@ def _toml(path: Path) -> Values:
         raise ValueError(f"{path / 'config.toml'} is damaged: {error}") from error
 
 
-def _description(checkpoint: Path) -> Values | None:
-    """Return what a checkpoint says of its model, without reading its weights."""
+def _description(checkpoint: Path) -> Values:
+    """Return what a checkpoint says of its model, without reading its weights; empty if it does not say."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(checkpoint, framework="pt") as file:
-            state = parse_json((file.metadata() or {}).get("state", "{}"), float)
+            described = parse_json((file.metadata() or {}).get("state", "{}"), float)
     except (OSError, ValueError, SafetensorError):
-        return None
-    described = state.get("model", {}).get("description")
-    return described if isinstance(described, dict) else None
+        return {}
+    for key in ("model", "description"):
+        described = described.get(key) if isinstance(described, dict) else None
+    return described if isinstance(described, dict) else {}
 
 
 def _nested(flat: Mapping[str, Any]) -> Values:

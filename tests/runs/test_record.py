@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from semisfl import train
 from semisfl.cli.main import main
@@ -255,3 +257,9 @@ def test_a_run_of_somebody_else_imports_no_method(
     assert main(["report", "runs", "--html", "x.html"]) == 0
     assert main(["reproduce", "table1", "--no-run", "--from", "runs", "--out", "out"]) == 0
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("state", ["3", "[]", '{"model": null}', '{"model": {"description": {}}}'])
+def test_a_checkpoint_of_another_form_says_nothing_of_images(state: str, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "latest.safetensors", metadata={"state": state})
+    assert reading.read_images(tmp_path) is None
