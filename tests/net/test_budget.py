@@ -193,6 +193,30 @@ def test_large_images_are_augmented_within_the_memory(tmp_path: Path) -> None:
     assert ended.peak < MOST
 
 
+def test_images_that_are_augmented_ahead_stay_within_the_estimate(tmp_path: Path) -> None:
+    """A device took 1 GB where it had estimated 0.4: as it made a stretch of steps, it held the one before."""
+    layers = [{"kind": "pool", "size": 32}, {"kind": "flatten"}, {"kind": "linear", "features": 8}]
+    config = tiny(1, clients={"batch": 64, "steps": 20})
+    model = {"layers": [*layers, {"kind": "relu"}, {"kind": "linear"}], "cut": 4}
+    text = terms(config, shape=[1, 256, 256], config__model=model)
+
+    async def script(peer: Peer) -> None:
+        await enrolled(peer, text)
+        await peer.split(text)
+        for step in range(20):
+            assert (await peer.hears()).kind == "features"
+            tensors = {"gradients": torch.zeros(64, 8)}
+            await peer.say("gradients", {"round": 0, "step": step}, tensors=tensors)
+        assert (await peer.hears()).kind == "bottom"
+
+    ended, server = attacked(
+        script, folder_of_images(tmp_path, 12, 256), "--memory", "1GB", most=2 * 10**9
+    )
+    assert "bottom" in [item.kind for item in server.received], ended
+    ((number,),) = [re.findall(r"needs up to ([\d.]+) MB of memory", ended.output)]
+    assert ended.peak < float(number) * 1e6 + 100 * MB
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [32, 64])
 @pytest.mark.parametrize("name", ["cnn", "alexnet"])

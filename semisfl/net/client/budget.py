@@ -31,6 +31,8 @@ OPERATION = 8
 """Most bytes that an operation of augmentation takes for each byte of a step's views."""
 VIEWS_SHARE = 8
 """One in so many bytes of the budget is for augmented images made ahead."""
+MAKING = 5
+"""Times its bytes that a stretch of augmented images takes while it is made, beside the one before."""
 FIX = "join with a larger --memory, or ask for less (clients.batch, clients.steps, data.size, model.cut)"
 
 UNKNOWN = 4 * 2**30
@@ -72,7 +74,8 @@ class Budget:
         step = 2 * clients.batch * channels * height * width
         steps = clients.steps
         if not hardware.capture:
-            steps = min(steps, max(1, self.views // max(1, step)))
+            views = self.total // VIEWS_SHARE
+            steps = min(MAKING * steps, max(1, views // max(1, step)))
         # In bytes as they are made, normalised for one step, and what the operations need meanwhile.
         self.reserve("views", step * (steps + 4 + OPERATION) + table_bytes(height, width))
         if terms.config.wire.teacher_once and not full_model:
@@ -83,9 +86,9 @@ class Budget:
         self._pass = FP32 * trained.passing + (1 + FP32 + OPERATION) * self._pixels
 
     @property
-    def views(self) -> int:
-        """Return the bytes of augmented images that may be made ahead."""
-        return self.total // VIEWS_SHARE
+    def stretch(self) -> int:
+        """Return the bytes of augmented images that may be made ahead at a time."""
+        return self.total // VIEWS_SHARE // MAKING
 
     @property
     def left(self) -> int:

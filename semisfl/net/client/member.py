@@ -86,4 +86,4 @@ class Member:
             stop=stop,
         )
         self.block = ClientBlock(setup)
-        self.block.batches.budget = min(self.block.batches.budget, self._budget.views)
+        self.block.batches.budget = min(self.block.batches.budget, self._budget.stretch)
