@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 from semisfl.runs.labels import UNSEEN
-from semisfl.settings import lookup
 from semisfl.settings.config import Config
 
 # The kind of fleet, the end of a run, its outputs and its speed are not meant to change its numbers.
@@ -17,14 +16,14 @@ LEFT_OUT = (
 
 
 def identity(config: Config) -> str:
-    """Return a digest of every setting that the configured method reads."""
+    """Return a digest of the settings; a configuration has those of its own method alone."""
     values = config.model_dump(mode="json", exclude_none=True)
     partition = values["data"]["partition"]
     if partition["kind"] != "dirichlet":
         del partition["alpha"]
     if config.method == "supervised":  # only the server holds images
         del values["data"]["partition"]
-    for key in (*LEFT_OUT, *lookup.unread_settings(config.method)):
+    for key in LEFT_OUT:
         _remove(values, key.split("."))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from semisfl.files import write_whole
 from semisfl.runs import reading
-from semisfl.runs.labels import without
 from semisfl.runs.preset_changes import flat, nearest_preset
 from semisfl.runs.reading import FORMAT, SUFFIX, Values
 from semisfl.settings import config as configs
@@ -32,8 +31,7 @@ def write(run: Path, file: Path) -> None:
     recorded = reading.read_config(run)
     lookup.check_importable(recorded["method"], f"{run}")
     config = configs.parse(recorded)
-    values = config.model_dump(mode="json", exclude_none=True)
-    settings = without(lookup.unread_settings(config.method), flat(values))
+    settings = flat(config.model_dump(mode="json", exclude_none=True))
     preset, changed = nearest_preset(settings)
     environment = reading.read_environment(run)
     if "platform" in environment:

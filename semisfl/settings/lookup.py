@@ -104,8 +104,8 @@ def settings_class(entry: NamedMethod | NamedAggregate) -> type[Section] | None:
 def unread_settings(name: str) -> set[str]:
     """Return the sections that a method does not read: those of the other methods."""
     known = methods()
-    sections = {entry.section for entry in known.values() if entry.section is not None}
-    return sections - {known[name].section} if name in known else sections
+    own = {entry.section for key, entry in known.items() if name in (key, entry.code)}
+    return {entry.section for entry in known.values() if entry.section is not None} - own
 
 
 def works(entry: NamedMethod) -> dict[str, Any]:

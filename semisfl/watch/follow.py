@@ -10,14 +10,13 @@ from typing import Any
 
 from semisfl.files import parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
-from semisfl.runs.labels import flatten, without
+from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, limits_of, met
 from semisfl.runs.preset_changes import changes, flat
 from semisfl.runs.reading import read_config
 from semisfl.settings.catalog import DATA
 from semisfl.settings.config import ConfigError, parse
 from semisfl.settings.counts import counted
-from semisfl.settings.lookup import unread_settings
 from semisfl.watch.coverage import Coverage
 from semisfl.watch.device_events import DeviceEvents
 from semisfl.watch.tail import Lines, text_from
@@ -211,7 +210,7 @@ class Followed:
             return None
         try:
             values = parse(self.config).model_dump(mode="json", exclude_none=True)
-            return changes(without(unread_settings(method), flat(values)))
+            return changes(flat(values))
         except ConfigError:
             return None
 
