@@ -44,6 +44,10 @@ def test_absent_metrics_are_not_written_and_are_read_as_none() -> None:
     assert RoundMetrics.from_dict(json.loads(json.dumps(written))) == row
 
 
+def test_a_mark_is_no_number() -> None:
+    assert RoundMetrics(round=1, diverged=True, accuracy=10.0).numbers() == {"accuracy": 10.0}
+
+
 def test_a_file_may_be_older_or_newer() -> None:
     newer = RoundMetrics.from_dict({"round": 1, "of_tomorrow": 2, "nested": {}, "text": "a"})
     assert newer == RoundMetrics(round=1, own={"of_tomorrow": 2})

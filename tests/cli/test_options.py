@@ -21,6 +21,7 @@ from semisfl.cli.options import spread_settings
         (["--set", "a=1", "--json", "b=2"], ["--set", "a=1", "--json", "b=2"]),
         (["--set", "a=1", "./b=2.toml"], ["--set", "a=1", "./b=2.toml"]),
         (["--set", "a=1", "--", "b=2"], ["--set", "a=1", "--", "b=2"]),
+        (["--", "--set", "a=1", "b=2"], ["--", "--set", "a=1", "b=2"]),
         (["--set", "--set", "b=2"], ["--set", "--set", "--set", "b=2"]),
         (["--out", "x", "a=1", "--set"], ["--out", "x", "a=1", "--set"]),
         (["--settle", "a=1", "b=2"], ["--settle", "a=1", "b=2"]),

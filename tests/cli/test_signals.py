@@ -261,6 +261,7 @@ def test_a_lost_terminal_stops_cleanly_though_it_sends_its_signal_twice(
     monkeypatch.setattr(
         signals, "SIGNALS", [signal.SIGINT, signal.SIGHUP]
     )  # these tests may run under nohup
+    monkeypatch.setattr(signals, "SAME_SECONDS", 0)
     with StopSignals() as stopping, stopping.running():
         os.kill(os.getpid(), first)
         assert stopping.flag.requested

@@ -80,7 +80,13 @@ def test_an_identity_depends_only_on_settings_that_the_method_reads() -> None:
     for same in ("runtime.checkpoint_every=7", "stop.target=80", "data.partition.alpha=0.3"):
         assert identity(one.config(more=[same])) == base, same
     assert identity(one.config(more=["fedmatch.lambda_i=0.5"])) == base
-    for other in ("semisfl.queue=single", "clients.steps=7", "runtime.precision=fp32"):
+    changed = (
+        "semisfl.queue=single",
+        "clients.steps=7",
+        "wire.models=int8",
+        "robust.class_share=0.5",
+    )
+    for other in (*changed, "runtime.precision=fp32"):
         assert identity(one.config(more=[other])) != base, other
     frozen = ["semisfl.client_teacher=frozen"]
     assert identity(one.config(more=frozen)) != base

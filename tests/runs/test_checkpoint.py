@@ -32,6 +32,13 @@ def test_every_kind_of_number_is_read_back_by_others_too(kind: torch.dtype, tmp_
             assert stored.dtype == tensor.dtype and torch.equal(stored, tensor)
 
 
+def test_a_snapshot_stays_as_it_was() -> None:
+    weights = torch.zeros(3)
+    taken = checkpoint.snapshot({"first": weights, "second": [weights]})
+    weights.add_(1)
+    assert not taken["first"].any() and taken["second"][0] is taken["first"], "copied once"
+
+
 def test_what_a_state_has_twice_is_written_once(tmp_path: Path) -> None:
     path, large = tmp_path / "one.safetensors", torch.zeros(100_000)
     checkpoint.write(path, {"first": large, "second": {"same": large}})

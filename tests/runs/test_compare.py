@@ -63,6 +63,16 @@ def test_finished_runs_are_reused_and_unfinished_ones_continued(tmp_path: Path) 
     assert done == [job.path for job in again[1:]]
 
 
+def test_a_run_that_its_limit_ended_goes_on_with_another_limit(tmp_path: Path) -> None:
+    limits = [{"target": 60}, {"target": 60}, {"target": 90}, {}]
+    values = [VALUES | {"rounds": 3, "stop": limit} for limit in limits]
+    (job,) = compare.list_jobs(values[0], ["supervised"], 1, tmp_path)
+    directory = RunDirectory.create(job.path, job.config)
+    directory.record.write(RoundMetrics(round=0, accuracy=70.0))
+    jobs = [compare.list_jobs(one, ["supervised"], 1, tmp_path)[0] for one in values[1:]]
+    assert [job.status for job in jobs] == ["finished", "unfinished", "unfinished"]
+
+
 def test_a_stop_ends_the_comparison(tmp_path: Path) -> None:
     jobs = compare.list_jobs(VALUES, ["supervised"], 3, tmp_path)
     asked: list[int] = []

@@ -43,6 +43,14 @@ def test_one_shared_seed_has_no_interval_and_none_no_difference(tmp_path: Path) 
     assert (pair.seeds, pair.mean, pair.interval, pair.wins) == (1, 10.0, None, 1)
 
 
+def test_a_tie_is_nobodys_win(tmp_path: Path) -> None:
+    for seed, first in enumerate((80.0, 81.0)):
+        write_run(tmp_path / f"a{seed}", [first], seed=seed)
+        write_run(tmp_path / f"b{seed}", [80.0], seed=seed, method="supervised")
+    (pair,) = paired.differences(grouping.group_runs(grouping.find_runs([tmp_path])))
+    assert (pair.first, pair.seeds, pair.wins) == ("SemiSFL", 2, 1)
+
+
 def test_unfinished_runs_are_compared_only_with_those_that_got_as_far(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", [50.0, 80.0], seed=seed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from semisfl.runs.directory import RunDirectory
+from semisfl.runs.saving import Checkpoints
 from semisfl.settings import presets
 from tests.disk import largest_file
 
@@ -51,6 +52,30 @@ def test_a_damaged_latest_does_not_take_the_place_of_the_one_before(tmp_path: Pa
     assert resumed.load("previous")["round"] == 1
     assert resumed.save_latest(state(2)) and rounds(resumed) == [2, 1]
     assert resumed.save_latest(state(3)) and rounds(resumed) == [3, 2]
+
+
+def test_a_best_model_that_the_disk_refused_is_written_with_the_next_checkpoint(
+    tmp_path: Path,
+) -> None:
+    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
+    checkpoints = Checkpoints(directory, 0)
+    checkpoints.keep_best(state(1, 1000))
+    with largest_file(600):
+        assert [path.stem for path in checkpoints.write({**state(1), "method": {}})] == ["latest"]
+    assert [path.stem for path in checkpoints.write({**state(2), "method": {}})] == [
+        "latest",
+        "best",
+    ]
+    assert directory.load("best")["round"] == 1
+    assert [path.stem for path in checkpoints.write({**state(3), "method": {}})] == ["latest"]
+
+
+def test_a_state_with_nan_is_not_written(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", presets.preset("digits"))
+    checkpoints = Checkpoints(directory, 0)
+    checkpoints.write({**state(1), "method": {"keys": torch.ones(2)}})
+    assert not checkpoints.write({**state(2), "method": {"keys": torch.tensor([1.0, torch.nan])}})
+    assert directory.load()["round"] == checkpoints.round == 1
 
 
 def test_a_disk_that_becomes_read_only_ends_no_run(

@@ -151,6 +151,9 @@ def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
     directory.unlock()
     (directory.path / "run.lock").write_text("process 1 on another-machine")
     assert state()[0] == "running", "it wrote a moment ago"
+    for file in directory.path.iterdir():
+        os.utime(file, (0, 0))
+    assert state()[0] != "running", "it wrote nothing for long"
     (directory.path / "run.lock").unlink()
     assert state() == ("unfinished", "1 of 4 rounds are there")
     directory.record.write(RoundMetrics(round=3, accuracy=50.0))
