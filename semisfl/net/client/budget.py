@@ -18,11 +18,11 @@ FRAMES = 4
 COPIES = 8
 """Copies of the weights: as built, as cloned, as sent, trained, teacher's, gradients, momentum, as uploaded."""
 FULL_COPIES = 13
-"""The same for whole models: FedMatch has five networks in place of two, and adds two up on the way."""
+"""The same for whole models: a method may have five networks in place of two, and add two up on the way."""
 KEPT = 3
 """Batches of activations: the student's with their gradients, and the teacher's."""
 FULL_PASSES = 2
-"""Passes for training that are kept at a time: (FL)^2 and FedMatch go back through two together."""
+"""Passes for training that are kept at a time: a method of whole models may go back through two together."""
 BYTES_PER_USE = 256
 """Most bytes that are drawn for one image of one step: positions, and both views' augmentation."""
 PREDICTIONS = 4
