@@ -467,6 +467,23 @@ def test_a_run_of_another_user_is_not_continued_and_the_line_says_what_to_do() -
                 os.seteuid(0)
 
 
+@pytest.mark.parametrize("name", ["run.lock", "run.log", "metrics.jsonl", "fleet.jsonl"])
+def test_a_run_of_a_stranger_whose_files_are_links_changes_nothing_elsewhere(
+    name: str, tmp_path: Path
+) -> None:
+    run, own_file = tmp_path / "run", tmp_path / "key"
+    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
+    first = Callback()
+    first.on_round = lambda metrics: metrics.round == 0  # type: ignore[method-assign]
+    train(tiny(2), device="cpu", out=run, callbacks=[first], **images)
+    own_file.write_text("mine")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(own_file)
+    with pytest.raises(ValueError, match=f"{name} is a link: a run would write to"):
+        resume(run, device="cpu", **images)
+    assert own_file.read_text() == "mine"
+
+
 def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "run", tiny(2)).unlock()
     first, second = RunDirectory.open(tmp_path / "run"), RunDirectory.open(tmp_path / "run")
