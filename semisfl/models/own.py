@@ -95,6 +95,11 @@ def stages_of(model: Own, shape: Shape) -> nn.Sequential:
     )
 
 
+def own_copy(model: Own, shape: Shape) -> nn.Sequential:
+    """Return the stages of a copy, on the CPU; the caller's ``model`` keeps its layers, weights and device."""
+    return copy.deepcopy(stages_of(model, shape)).cpu()
+
+
 def digest_of(model: nn.Module) -> str:
     """Return a short digest of a module's parts: their classes, code, plain attributes and shapes, not their weights."""
     digest = hashlib.sha256()

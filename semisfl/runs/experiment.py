@@ -1,6 +1,5 @@
 """Build what a configuration describes: data, model, clients and method."""
 
-import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from semisfl.fleet.local import LocalFleet
 from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.methods.base import Method, Setup
 from semisfl.metrics import RoundMetrics
-from semisfl.models.own import Own, stages_of
+from semisfl.models.own import Own, own_copy
 from semisfl.models.split import build_model
 from semisfl.runs.portable import Description, answering_weights, data_digest, describe
 from semisfl.runs.pretrained import start_from, widest_head_in
@@ -213,7 +212,7 @@ def assemble(
         raise ValueError(f"{data.name} has no test images; some are needed to judge the model by")
     _warn_of_grey_images(config.data.augment.cutout, data.shape)
     # A copy: the caller's module keeps its weights, and a second run with it starts from the same ones.
-    own = copy.deepcopy(stages_of(model, data.shape)) if model is not None else None
+    own = own_copy(model, data.shape) if model is not None else None
     widest = widest_head_in(resumed) if resumed is not None else None
     setup = fleet_setup(config, data, partition, hardware, own, network, stop, widest)
     split_model, classes = setup.model, setup.classes

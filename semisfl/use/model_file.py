@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semisfl.models.own import Own, stages_of
+from semisfl.models.own import Own, feature_shape, globally_seeded, own_copy
 from semisfl.models.shapes import MAX_OUTPUT
 from semisfl.models.split import build, split
 from semisfl.runs import checkpoint
@@ -27,7 +27,7 @@ def load(
 ) -> Classifier:
     """Return the model of a run (its best, else its latest) or of a ``.safetensors`` file.
 
-    ``model`` is needed for networks that were given to `train` as code that no layer table describes.
+    ``model`` is needed for networks that were given to `train` as code that no layer table describes. It stays as it is.
     """
     file = find(Path(path))
     try:
@@ -52,7 +52,10 @@ def load(
         )
     try:
         if model is not None:
-            network = split(stages_of(model, shape), shape, cut, "none")
+            stages = own_copy(model, shape)
+            with globally_seeded(0):
+                feature_shape(stages, shape)  # lazy layers make their weights here
+            network = split(stages, shape, cut, "none")
         else:
             assert table is not None
             # Tensors on "meta" take no memory: the layers may say what they like, the weights must fit.

@@ -235,6 +235,22 @@ def test_a_network_that_no_table_describes_is_asked_for_again(tmp_path: Path) ->
         load(tmp_path / "run", model=toy.network(batchnorm=True))
 
 
+def test_a_module_given_for_one_file_serves_for_another_too(tmp_path: Path) -> None:
+    """Its weights stay, and so do those of a model that was loaded with it before."""
+    module = toy.network(dropout=True)
+    module[1], module[2] = nn.LeakyReLU(), nn.Flatten()
+    module.fc1 = nn.LazyLinear(16)
+    for seed in (0, 1):
+        settings = toy.values("supervised", "rounds=1", f"seed={seed}")
+        train(settings, out=tmp_path / f"{seed}", **(toy.own(module)))
+    first = load(tmp_path / "0", model=module)
+    answers = first.probabilities(DATA.test_images)
+    again = load(tmp_path / "1", model=module).probabilities(DATA.test_images)
+    assert torch.equal(first.probabilities(DATA.test_images), answers)
+    assert not torch.equal(answers, again)
+    assert type(module.drop) is nn.Dropout and isinstance(module.fc1, nn.LazyLinear)
+
+
 def test_evaluate_gives_the_accuracy_as_a_run_has_it() -> None:
     """To the last digit: 108 of 120 are 90 %, not 89.9999976."""
 
