@@ -170,6 +170,11 @@ def check_own(model: nn.Sequential, shape: Shape, classes: int) -> None:
                 f"{_called(name, layer)} has parameters with requires_grad = False, and all are trained; call "
                 "model.requires_grad_() first"
             )
+        if other := {one.dtype for one in layer.parameters(recurse=False)} - {torch.float32}:
+            raise ValueError(
+                f"{_called(name, layer)} has parameters of {other.pop()}, and models are trained in torch.float32; "
+                "call model.float() first"
+            )
         if (instead := _instead_of_random(layer)) is not None:
             raise _draws(name, layer, instead)
     try:

@@ -246,6 +246,14 @@ def test_a_bottom_that_cannot_be_stacked_trains_and_says_so(
     assert "cannot be captured" not in caplog.text
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_that_is_on_the_gpu_may_be_given(device: str) -> None:
+    model = bn_model().cuda()
+    result = train(settings("rounds=1"), data=toy_data(side=16), model=model, device=device)
+    assert result.accuracy > 0
+    assert next(model.parameters()).is_cuda
+
+
 def test_seldom_used_states_are_in_host_memory() -> None:
     shelf, there = HostShelf(torch.device("cuda")), torch.randn(1000, device="cuda")
     shelf.put("one", {"weight": there})

@@ -162,6 +162,15 @@ def test_parameters_that_are_not_to_be_trained_are_refused() -> None:
         check_own(model, SHAPE, toy.CLASSES)
 
 
+def test_parameters_of_another_type_are_refused_with_the_fix() -> None:
+    model = toy.network()
+    model.fc2.bfloat16()
+    with pytest.raises(
+        ValueError, match=r"layer 'fc2' \(Linear\) has .*bfloat16.*model\.float\(\)"
+    ):
+        check_own(model, SHAPE, toy.CLASSES)
+
+
 @pytest.mark.parametrize(
     ("layer", "instead"),
     [
