@@ -534,3 +534,11 @@ def test_a_page_quotes_the_records(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(ROOT)
     for claim in CLAIMS[name]():
         assert claim in page(name), claim
+
+
+def test_every_folder_of_results_is_described() -> None:
+    text = page("results/README.md")
+    folders = {file.parent.relative_to(RESULTS) for file in RESULTS.rglob("*") if file.is_file()}
+    for folder in folders - {Path()}:
+        named = folder if folder.parts[0] == "h200" else Path(folder.parts[0])
+        assert f"`{named}/" in text, folder
