@@ -213,7 +213,7 @@ class Normalizer:
                 f"cannot normalise by mean = {tuple(mean)}, std = {tuple(std)}: "
                 "give one mean and one std above 0 for each channel"
             )
-        means, stds = (torch.tensor(v, dtype=torch.float64) for v in (mean, std))
+        means, stds = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in (mean, std))
         return cls((1 / (255 * stds)).float(), (-means / stds).float())
 
     def to(self, device: torch.device | str) -> Self:

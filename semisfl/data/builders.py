@@ -31,7 +31,7 @@ def array_fields(
                 f"{list(pixels.shape[1:])} (channels, height, width); resize one of them"
             )
         pixels = torch.cat([pixels, more])
-        numbers = torch.cat([numbers, torch.full((len(more),), -1)])
+        numbers = torch.cat([numbers, torch.full((len(more),), -1, device="cpu")])
     if names is None:
         names = _numbered(torch.cat([numbers, tested]).numpy())
     return {
@@ -93,7 +93,7 @@ def _numbers(
         place = {name: number for number, name in enumerate(known)}
         if other := sorted(set(words) - set(place)):
             raise ValueError(f"{name} names the class {other[0]!r}; known are {', '.join(known)}")
-        return torch.tensor([place[word] for word in words], dtype=torch.int64), known
+        return torch.tensor([place[word] for word in words], dtype=torch.int64, device="cpu"), known
     raise ValueError(
         f"{name} is {array.dtype} {list(array.shape)}; it must hold whole numbers or class names"
     )

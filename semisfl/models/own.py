@@ -31,7 +31,8 @@ def _zeros_through(module: nn.Module, shape: Shape) -> object:
     mode = module.training
     module.eval()
     with torch.no_grad():
-        out: object = module(torch.zeros(1, *shape))
+        like = next(module.parameters(), torch.empty(0))
+        out: object = module(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
     module.train(mode)
     return out
 

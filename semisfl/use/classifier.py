@@ -74,9 +74,9 @@ def predictions(
     if isinstance(images, Tensor):
         names = [str(number) for number in range(len(images))]
         parts = [answer(part) for part in images.split(at_a_time)] if len(images) else []
-        parts.append(torch.empty(0, len(classes)))
+        parts.append(torch.empty(0, len(classes), device="cpu"))
         return Predictions(names, torch.cat(parts), classes, [])
-    names, parts, skipped = [], [torch.empty(0, len(classes))], []
+    names, parts, skipped = [], [torch.empty(0, len(classes), device="cpu")], []
     for batch in pictures.batches(images, shape, at_a_time):
         names += batch.names
         skipped += batch.skipped
@@ -170,7 +170,7 @@ class Classifier:
                 f"[n, {channels}, {height}, {width}]"
             )
         if not len(images):
-            return torch.empty(0, width)
+            return torch.empty(0, width, device="cpu")
         answers = outputs(network, images, lambda part: self.normalizer(part.to(self.device)))
         return torch.cat([answer.cpu() for answer in answers])
 

@@ -107,7 +107,9 @@ def evaluate_on(model: Classifier, data: str | Path) -> Evaluation:
             f"none of {counted(len(skipped), 'image')} in {place} can be read: {skipped[0].image}: "
             f"{skipped[0].reason}"
         )
-    return judge(model.classes, torch.cat(probabilities), torch.tensor(labels), skipped)
+    return judge(
+        model.classes, torch.cat(probabilities), torch.tensor(labels, device="cpu"), skipped
+    )
 
 
 def _listed(file: Path, classes: tuple[str, ...]) -> list[tuple[int, list[Path]]]:
@@ -154,5 +156,5 @@ def _on_test_set(model: Classifier, name: str) -> Evaluation:
         raise ValueError(f"data set {data.name!r} has no test images; name data that has some")
     for note in data.notes:
         log.warning("%s", note)
-    theirs = torch.tensor([model.classes.index(label_name) for label_name in data.classes])
+    theirs = torch.tensor([model.classes.index(name) for name in data.classes], device="cpu")
     return judge(model.classes, model.probabilities(data.test_images), theirs[data.test_labels])

@@ -61,6 +61,7 @@ def load(
             # Tensors on "meta" take no memory: the layers may say what they like, the weights must fit.
             with torch.device("meta"):
                 network = build(parse_layers(table), shape, classes, cut=cut, projector="none")
+        network.float()  # torch's default type may be another one
         parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in weights)]
         for part in parts:
             own = {k.removeprefix(f"{part}."): v for k, v in weights.items() if k.startswith(part)}

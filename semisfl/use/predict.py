@@ -19,7 +19,7 @@ def predict(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
     normalize = Normalizer.of(data.mean, data.std).to(device)
     answers = outputs(model, images, lambda part: normalize(part.to(device)))
     parts = [logits.softmax(1).cpu() for logits in answers]
-    return torch.cat(parts) if parts else torch.empty(0, len(data.classes))
+    return torch.cat(parts) if parts else torch.empty(0, len(data.classes), device="cpu")
 
 
 def evaluate(model: nn.Module, data: Dataset) -> float:

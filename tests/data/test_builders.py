@@ -70,6 +70,14 @@ def test_grey_floats_names_and_unlabelled_images() -> None:
     assert data.test_labels.tolist() == [0] * 4
 
 
+def test_arrays_lie_in_host_memory_whatever_torchs_default_device_is() -> None:
+    names = ["b" if label else "a" for label in LABELS]
+    with torch.device("meta"):
+        data = Dataset.from_arrays(CHW, names, TEST_CHW, names[:4], unlabeled=CHW[:2])
+    assert data.labels.tolist() == [*LABELS, -1, -1]
+    assert data.test_labels.tolist() == [*LABELS[:4]]
+
+
 def test_class_names_may_be_bytes() -> None:
     words = np.array([b"dog", "Käse".encode()] * 2)
     data = Dataset.from_arrays(noise(4, 8, 8), words, noise(4, 8, 8), words)

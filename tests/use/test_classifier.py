@@ -1,6 +1,7 @@
 """A model's file alone answers as the run did, for every method and for a run over the network."""
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from semisfl.runs.directory import RunDirectory
 from semisfl.runs.loop import run_rounds
 from semisfl.runs.start import train
 from semisfl.settings import catalog
+from semisfl.use.evaluation import evaluate_on
 from tests import toy
 from tests.net.harness import network, tiny
-from tests.use.trained import Trained
+from tests.use.trained import Trained, write_images
 
 DATA = toy.dataset()
 
@@ -249,6 +251,28 @@ def test_a_module_given_for_one_file_serves_for_another_too(tmp_path: Path) -> N
     assert torch.equal(first.probabilities(DATA.test_images), answers)
     assert not torch.equal(answers, again)
     assert type(module.drop) is nn.Dropout and isinstance(module.fc1, nn.LazyLinear)
+
+
+@pytest.mark.parametrize("other", ["device", "type"])
+def test_a_model_answers_alike_with_another_default_of_torch(
+    other: str, trained: Trained, tmp_path: Path
+) -> None:
+    run, result = trained("semisfl")
+    expected, right = load(run).probabilities(DATA.test_images), evaluate(result.model, DATA)
+    place = write_images(DATA, tmp_path / "images")
+    judged = evaluate_on(load(run), place).as_dict()
+    was = torch.get_default_dtype()
+    try:
+        if other == "type":
+            torch.set_default_dtype(torch.float64)
+        with torch.device("meta") if other == "device" else nullcontext():
+            model = load(run)
+            assert torch.equal(model.predict(DATA.test_images).probabilities, expected)
+            assert torch.equal(model.recut("fc1").probabilities(DATA.test_images), expected)
+            assert evaluate(result.model, DATA) == right
+            assert evaluate_on(model, place).as_dict() == judged
+    finally:
+        torch.set_default_dtype(was)
 
 
 def test_evaluate_gives_the_accuracy_as_a_run_has_it() -> None:
