@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import time
@@ -73,10 +74,16 @@ def is_utf8(name: str) -> bool:
 def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """Return the value of a JSON text; raise `ValueError` for any other text.
 
-    ``constant`` makes a value of NaN, Infinity and -Infinity, which are refused without it.
+    ``constant`` makes a value of NaN, Infinity and -Infinity, and of numbers beyond all floats, which are refused
+    without it.
     """
+    make = constant or _no_number
+
+    def number(digits: str) -> Any:
+        return value if math.isfinite(value := float(digits)) else make(digits[:40])
+
     try:
-        return json.loads(text, parse_constant=constant or _no_number)
+        return json.loads(text, parse_constant=make, parse_float=number)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

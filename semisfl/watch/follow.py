@@ -94,7 +94,7 @@ class Followed:
             known = value is not None and math.isfinite(value)
             self.columns.setdefault(key, [None] * done).append(value if known else None)
         self.standing = self.standing.then(metrics)
-        self.warnings += metrics.warnings or []
+        self.warnings += map(str, metrics.warnings or [])
         self.coverage.add(metrics.round, metrics.coverage_by_client or {})
 
     # --- what it comes to ------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class Runs:
                     {
                         "client": number,
                         "name": names.get(number),
-                        "images": held[number] if number < len(held) else None,
+                        "images": held[number] if 0 <= number < len(held) else None,
                         "rounds": coverage.rounds if coverage else 0,
                         "missed": coverage.missed if coverage else 0,
                         "mean": coverage.total / coverage.rounds

@@ -199,7 +199,7 @@ def test_a_record_that_cannot_be_read_is_named(
             grouping.read_run(file)
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("last", [True, False])
 def test_a_line_with_nan_is_refused_wherever_it_is(value: str, last: bool, tmp_path: Path) -> None:
     """A last line that was cut off is left out; this one is whole, and wrong."""

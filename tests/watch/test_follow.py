@@ -101,6 +101,8 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
         ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": "x"}}\n', "damaged"),
         ("metrics.jsonl", f'{{"round": 0, "seconds": 1{"0" * 400}}}\n', "damaged"),
         ("metrics.jsonl", '{"round": 0, "coverage_by_client": {"0": Infinity}}\n', None),
+        ("metrics.jsonl", '{"round": 0, "seconds": 1e999}\n', None),
+        ("metrics.jsonl", '{"round": 0, "warnings": [5]}\n', "^5$"),
         ("metrics.jsonl", "[" * 200_000 + "\n", "it is nested too deeply"),
         ("holdings.json", '{"classes": 2, "server": [1], "clients": []}', None),
         ("holdings.json", '{"classes": ["a"], "server": [1], "clients": [["1"]]}', None),
@@ -108,8 +110,10 @@ def test_half_a_line_is_waited_for_and_a_damaged_one_is_said(tmp_path: Path) -> 
         ("fleet.json", '{"clients": [1]}', None),
         ("fleet.json", '{"clients": [{"client": [0], "name": "camera"}]}', None),
         ("roster.json", '{"index": {"camera": "first"}}', None),
+        ("roster.json", '{"index": {"camera": -7}}', None),
         ("fleet.jsonl", "[" * 200_000 + "\n", None),
         ("fleet.jsonl", '{"event": "here", "name": "camera", "client": NaN}\n', None),
+        ("fleet.jsonl", '{"event": "here", "name": "camera", "images": 1e999}\n', None),
     ],
 )
 @pytest.mark.parametrize("kind", [Runs, Unnamed])
