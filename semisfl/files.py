@@ -71,6 +71,13 @@ def is_utf8(name: str) -> bool:
     return name.encode(errors="replace").decode() == name
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read; raise `OSError` for a pipe, whose reader may wait for ever."""
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, "it is a pipe", str(path))
+    return path.open("rb")
+
+
 def parse_json(text: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """Return the value of a JSON text; raise `ValueError` for any other text.
 
@@ -95,7 +102,8 @@ def _no_number(name: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the values of a small JSON file; empty if it is missing, damaged or not of its form."""
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            values = parse_json(file.read())
     except (OSError, ValueError):
         return {}
     return values if _fits(values, FORMS.get(path.name, {})) else {}

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from semisfl.engine.weights import Unchanging
-from semisfl.files import write_whole
+from semisfl.files import open_file, write_whole
 from semisfl.fleet.packing import Place, flatten, place_of, unflatten
 
 FORMAT = 1
@@ -111,7 +111,7 @@ def _stream(file: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]
 def read(path: Path) -> dict[str, Any]:
     """Return the state in ``path``; raise `CheckpointError` if it does not match its hash."""
     try:
-        path.open("rb").close()  # safe_open calls every file missing that it cannot open
+        open_file(path).close()  # safe_open calls every file missing that it cannot open
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}") from error
     except OSError as error:

@@ -17,13 +17,16 @@ class Taken(ValueError):
 def take(folder: Path) -> int:
     """Return a handle that holds the lock until it is closed or this process ends.
 
-    Raises ValueError for a folder that holds a link: a run's files are written in place, and in the folder of a
-    stranger a link could lead to any file of this user.
+    Raises ValueError for a folder that holds a link or a pipe: a run's files are written in place, and in the folder
+    of a stranger a link could lead to any file of this user, and a pipe would keep its reader waiting for ever.
     """
-    if link := next(filter(Path.is_symlink, folder.iterdir()), None):
-        raise ValueError(
-            f"{link} is a link: a run would write to the file it leads to; put a copy of that in its place"
-        )
+    for entry in folder.iterdir():
+        if entry.is_symlink():
+            raise ValueError(
+                f"{entry} is a link: a run would write to the file it leads to; put a copy of that in its place"
+            )
+        if entry.is_fifo():
+            raise ValueError(f"{entry} is a pipe, which no run makes; remove it")
     path = folder / "run.lock"
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

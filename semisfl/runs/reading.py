@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semisfl.files import parse_json, read_json
+from semisfl.files import open_file, parse_json, read_json
 from semisfl.metrics.round_metrics import Damaged
 from semisfl.settings.retired import modernised
 
@@ -161,6 +161,7 @@ def _description(checkpoint: Path) -> Values:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_file(checkpoint).close()
         with safe_open(checkpoint, framework="pt") as file:
             described = parse_json((file.metadata() or {}).get("state", "{}"), float)
     except (OSError, ValueError, SafetensorError):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from semisfl.files import parse_json, read_json, stamp
+from semisfl.files import open_file, parse_json, read_json, stamp
 from semisfl.metrics import RoundMetrics
 from semisfl.runs.labels import flatten
 from semisfl.runs.limits import Standing, limits_of, met
@@ -147,7 +147,8 @@ class Followed:
         """
         file = self.path / "run.lock"
         try:
-            holder, inode = file.read_text(encoding="utf-8").strip(), file.stat().st_ino
+            with open_file(file) as content:
+                holder, inode = content.read().decode().strip(), file.stat().st_ino
         except (OSError, UnicodeDecodeError):
             return None, False
         match = re.fullmatch(r"process (\d+) on (.*)", holder)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from semisfl.files import open_file
+
 LATEST_LOG = 64 * 1024
 """Bytes of a log that are shown at first."""
 MOST_LOG = 256 * 1024
@@ -23,7 +25,7 @@ class Lines:
     def new(self) -> tuple[bool, list[bytes]]:
         """Return whether the file was started again, and the new lines."""
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 status = self._path.stat()
                 file.seek(max(0, self._offset - len(self._before)))
                 anew = status.st_ino != self._inode or file.read(len(self._before)) != self._before
@@ -44,7 +46,7 @@ class Lines:
 def text_from(path: Path, start: int) -> tuple[list[str], int]:
     """Return the complete lines of a file from byte ``start`` on (-1: the latest), and where they end."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             begin = start if 0 <= start <= size else max(0, size - LATEST_LOG)
             file.seek(max(0, begin - 1))

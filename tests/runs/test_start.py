@@ -484,6 +484,18 @@ def test_a_run_of_a_stranger_whose_files_are_links_changes_nothing_elsewhere(
     assert own_file.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["run.lock", "metrics.jsonl", "latest.safetensors"])
+def test_a_run_of_a_stranger_with_a_pipe_keeps_nobody_waiting(name: str, tmp_path: Path) -> None:
+    images = dict(zip(("data", "partition"), toy_data(2), strict=True))
+    first = Callback()
+    first.on_round = lambda metrics: metrics.round == 0  # type: ignore[method-assign]
+    train(tiny(2), device="cpu", out=tmp_path / "run", callbacks=[first], **images)
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(ValueError, match=f"{name} is a pipe, which no run makes; remove it"):
+        resume(tmp_path / "run", device="cpu", **images)
+
+
 def test_a_lock_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "run", tiny(2)).unlock()
     first, second = RunDirectory.open(tmp_path / "run"), RunDirectory.open(tmp_path / "run")

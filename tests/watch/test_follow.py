@@ -130,6 +130,19 @@ def test_a_run_with_a_damaged_file_does_not_hide_the_others(
     assert (good["accuracy"], good["problem"]) == (40.0, None)
 
 
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "fleet.jsonl", "run.lock", "run.log", "roster.json"]
+)
+def test_a_run_with_a_pipe_does_not_hide_the_others(name: str, tmp_path: Path) -> None:
+    """Nobody writes to the pipe: whoever opened it would wait for ever."""
+    for run in ("bad", "good"):
+        begun(tmp_path / run).unlock()
+    (tmp_path / "bad" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "bad" / name)
+    runs = Runs([tmp_path]).everything()["runs"]["runs"]
+    assert [(run["name"], run["problem"]) for run in runs] == [("bad", None), ("good", None)]
+
+
 def test_every_state_of_a_run_is_shown(tmp_path: Path) -> None:
     directory = begun(tmp_path / "run")
     followed = Followed(directory.path)
