@@ -15,8 +15,9 @@ import pytest
 
 from semisfl.net import chunks
 from semisfl.net.server import cheap_frames, endpoint
-from semisfl.net.server.admission import Refused
+from semisfl.net.server.admission import MOST_IMAGES, Refused, refused_by_policy
 from semisfl.net.server.cheap_frames import MOST_CONNECTIONS, MOST_STREAMS, where
+from semisfl.net.server.device_log import DeviceLog
 from semisfl.net.server.penalties import STRIKES
 from semisfl.net.server.session_table import MOST_ARRIVALS
 from semisfl.net.tls import certs
@@ -266,6 +267,23 @@ def test_a_device_that_joins_again_and_again_is_told_to_wait(net: Network) -> No
     assert net.fleet.wait_for(1, 10)
     until(lambda: net.fleet.device_log.events["refused"] > 0)
     assert net.fleet.present() == [0] and not net.fleet._listener.penalties.strikes
+
+
+def test_the_events_of_one_device_stay_below_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses every connection that it may have in a minute, and is refused in between with its own words."""
+    log, name = DeviceLog(), "c" * 63
+    monkeypatch.setattr(log, "_directory", tmp_path)
+    for _ in range(MOST_ARRIVALS):
+        log.here(name, 1999, MOST_IMAGES)
+        log.gone(name, 1999)
+    reason = refused_by_policy('"' * 2000).reason
+    for _ in range(1000):
+        log.refused(f"ipv6:%5B{':'.join(['2001'] * 8)}%5D:49152", name, reason, "device")
+    log._refusals.sum_up()
+    minute = (tmp_path / "fleet.jsonl").stat().st_size
+    assert 24 * 60 * minute < 40_000_000
 
 
 @pytest.mark.parametrize("enrolled", [False, True])
