@@ -26,6 +26,7 @@ from semisfl.net.client import connection, identity
 from semisfl.net.client.connection import Connection
 from semisfl.net.client.diagnosis import FEW
 from semisfl.net.client.identity import Target
+from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.rejection import Rejected
 from semisfl.net.tls import certs
 from semisfl.net.tls.certs import CertError, Credentials
@@ -489,6 +490,18 @@ def test_files_that_do_not_fit_yet_are_not_taken(
         net.join(0, credentials=files)
         assert net.fleet.wait_for(1, 10)
     assert len(lines(caplog, "going on with the certificate read before")) == 1
+
+
+def test_a_certificate_of_no_known_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Anybody on the way can show one."""
+    ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
+    third, seventh = bytes.fromhex("a003020102"), bytes.fromhex("a003020107")
+    der = ssl.PEM_cert_to_DER_cert((theirs / "server.crt").read_text()).replace(third, seventh, 1)
+    (theirs / "server.crt").write_text(ssl.DER_cert_to_PEM_cert(der))
+    with service(speaking_tls(theirs)) as address:
+        assert f"the certificate of {address} is not accepted" in end_of(address, own(ours))
+        with pytest.raises(Rejected, match="is not accepted"):
+            read_terms(address, own(ours))
 
 
 def test_a_look_that_fails_does_not_end_the_trying(
