@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from semisfl.files import open_file
+
 EXTRA = "ONNX needs further packages: pip install 'semisfl[onnx]'"
 ABOUT = "semisfl"
 """The key of the file's metadata under which the model is described."""
@@ -100,21 +102,48 @@ def quantize(path: Path, inputs: Tensor) -> None:
         prepared.unlink(missing_ok=True)
 
 
+def _reads_others(message: Any) -> bool:
+    """Return whether any tensor of an ONNX message lies in another file."""
+    if message.DESCRIPTOR.name == "TensorProto" and (
+        message.external_data or message.data_location == message.EXTERNAL
+    ):
+        return True
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            inner = [value] if hasattr(value, "ListFields") else value
+            if any(map(_reads_others, inner)):
+                return True
+    return False
+
+
 class File:
-    """An ONNX file of one input and one output, run on the CPU."""
+    """An ONNX file of one input and one output, run on the CPU.
+
+    It must hold all that it computes with: the file of a stranger could name a key that lies beside it as its
+    weights, and features would show the key.
+    """
 
     def __init__(self, path: Path) -> None:
         with needs_onnx():
+            import onnx
             import onnxruntime
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
+            with open_file(path) as file:
+                content = file.read()
+            if _reads_others(onnx.ModelProto.FromString(content)):
+                raise ValueError(
+                    "it takes weights from another file, which could be any of yours; export the model again"
+                )
             self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
+                content, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime has a class of its own for each way to fail
-            raise ValueError(f"{path} is no ONNX file: {' '.join(str(error).split())}") from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path} cannot be used as an ONNX file: {reason}") from error
         (self.input,) = (entry.name for entry in self._session.get_inputs())
         self._path = path
 
