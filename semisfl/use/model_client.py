@@ -94,7 +94,9 @@ class ModelClient:
         runner: Bottom
         if path.suffix == ".onnx":
             file = onnx_file.File(path)
-            identity, part, runner = file.about()["identity"], file.about()["part"], file
+            identity, part = file.about()["identity"], file.about()["part"]
+            # A file may mix the images of a call, and bits are counted for each image alone.
+            runner = _one_by_one(file) if self._row_bits < math.inf else file
             shape = self.shape  # onnxruntime refuses any other than the file's
         else:
             model = load(path)
@@ -196,10 +198,11 @@ class ModelClient:
             call, cleared = "Images", self._outgoing.pictures(images)
         else:
             call, rows = "Features", self._bottom(images)
-            if rows.shape[1] != self._features:  # the bits were counted for these
+            wanted = (len(images), self._features)  # the bits were counted for these
+            if tuple(rows.shape) != wanted or rows.dtype != torch.float32:
                 raise ValueError(
-                    f"the bottom gives {rows.shape[1]} features and {self._address} says {self._features}; "
-                    "give the file of the model that it serves"
+                    f"the bottom gives {rows.dtype} {list(rows.shape)}, and {self._address} takes torch.float32 "
+                    f"{list(wanted)}; give the file of the model that it serves"
                 )
             cleared = self._outgoing.answerable(rows)
         fields = {"identity": self.identity}
@@ -231,6 +234,10 @@ def _bottom(network: SplitModel, normalizer: Normalizer) -> Bottom:
         return torch.cat(list(outputs(network.bottom, images, normalizer)))
 
     return run
+
+
+def _one_by_one(bottom: Bottom) -> Bottom:
+    return lambda images: torch.cat([bottom(image) for image in images.split(1)])
 
 
 def _cache_file(digest: str) -> Path:

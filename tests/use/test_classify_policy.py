@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +21,7 @@ from semisfl.net.client.owner import Owner
 from semisfl.settings.bits import row_bits
 from semisfl.settings.layer_kinds import parse_layers
 from semisfl.settings.policy import DevicePolicy, PolicyBreach
+from semisfl.use import onnx_file
 from semisfl.use.classifier import Classifier
 from semisfl.use.export import export
 from semisfl.use.model_server import ModelServer
@@ -292,7 +294,7 @@ def test_a_server_cannot_lower_the_bits_by_the_number_of_features(
     lie(server, lambda plain: plain.update(layers=None))
     with (
         connect(address(server), authority, owner=limits, bottom=_file(model, cache)) as client,
-        pytest.raises(ValueError, match=r"the bottom gives \d+ features and .* says 1"),
+        pytest.raises(ValueError, match=r"the bottom gives .* takes torch.float32 \[8, 1\]"),
     ):
         client.probabilities(PIXELS)
     assert server.answered.total() == 0
@@ -435,3 +437,85 @@ def test_class_names_of_a_server_do_not_reach_the_terminal(
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "\x07" not in printed and len(printed) < 1000
+
+
+# --- a file of a stranger as the bottom ----------------------------------------------------------
+
+
+def bottom_file(model: Classifier, place: Path, kind: str, inputs: list[str], **how: Any) -> Path:
+    """Return an ONNX file that calls itself the model's bottom: ``kind`` is its last node, after "rows" and "first"."""
+    features, node, make = model.network.features, onnx.helper.make_node, onnx.helper.make_tensor
+    shape, number = ["n", *model.shape], onnx.TensorProto.FLOAT
+    pixels = math.prod(model.shape)
+    matrix = torch.rand(pixels, features, generator=torch.Generator().manual_seed(0))
+    graph = onnx.helper.make_graph(
+        [
+            node("Cast", ["images"], ["values"], to=number),
+            node("Flatten", ["values"], ["flat"]),
+            node("MatMul", ["flat", "matrix"], ["rows"]),
+            node("Gather", ["rows", "zero"], ["first"]),
+            node(kind, inputs, ["features"], **how),
+        ],
+        "bottom",
+        [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, shape)],
+        [onnx.helper.make_tensor_value_info("features", number, None)],
+        [
+            make("matrix", number, [pixels, features], matrix.numpy().tobytes(), raw=True),
+            make("zero", onnx.TensorProto.INT64, [1], [0]),
+        ],
+    )
+    file = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    file.ir_version = 8
+    about = {"identity": model.identity, "part": "bottom"}
+    onnx.helper.set_model_props(file, {onnx_file.ABOUT: json.dumps(about)})
+    onnx.save(file, place / "bottom.onnx")
+    return place / "bottom.onnx"
+
+
+def test_a_file_that_mixes_images_shows_no_more_of_each(
+    model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
+) -> None:
+    """Every row of a call could be about one image."""
+    bottom = bottom_file(model, tmp_path, "Add", ["rows", "first"])
+    noisy = owner(DevicePolicy(**NOISY))
+    with connect(address(server), authority, bottom=bottom, owner=noisy) as client:
+        assert client._bottom is not None
+        together, alone = client._bottom(PIXELS[:2])[1], client._bottom(PIXELS[1:2])[0]
+        torch.testing.assert_close(together, alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("policy", [NOISY, {}], ids=["noise", "none"])
+def test_a_file_that_gives_more_rows_than_images_sends_nothing(
+    policy: dict[str, Any],
+    model: Classifier,
+    server: ModelServer,
+    authority: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bits are counted for one row of each image."""
+    bottom = bottom_file(model, tmp_path, "Concat", ["rows", "rows"], axis=0)
+    device = owner(DevicePolicy(**policy))
+    with connect(address(server), authority, bottom=bottom, owner=device) as client:
+        monkeypatch.setattr(client.connection, "ask", lambda *_: pytest.fail("sent"))
+        with pytest.raises(
+            ValueError, match=r"gives torch.float32 \[6, .* takes torch.float32 \[3,"
+        ):
+            client.probabilities(PIXELS[:3])
+
+
+def test_a_file_whose_weights_lie_in_another_one_is_refused(
+    model: Classifier, server: ModelServer, authority: Path, tmp_path: Path
+) -> None:
+    """The other file could be the key of this device: features would show it."""
+    path = bottom_file(model, tmp_path, "Identity", ["rows"])
+    connect(address(server), authority, bottom=path).close()
+    file = onnx.load(path)
+    matrix = file.graph.initializer[0]
+    (tmp_path / "client.key").write_bytes(matrix.raw_data)
+    matrix.ClearField("raw_data")
+    matrix.data_location = onnx.TensorProto.EXTERNAL
+    matrix.external_data.add(key="location", value="client.key")
+    path.write_bytes(file.SerializeToString())
+    with pytest.raises(ValueError, match="takes weights from another file, which could be any"):
+        connect(address(server), authority, bottom=path)
