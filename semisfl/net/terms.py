@@ -144,4 +144,7 @@ def placed_model(model: ModelConfig, shape: Shape, classes: int) -> tuple[list[P
         raise WireError(f"the model of these terms cannot be built: {error}") from error
     if not isinstance(held, int) or not 1 <= held < len(placed):
         raise WireError(f"the model of these terms cannot be cut at {held!r:.60}")
+    for side, part in (("device", placed[:held]), ("server", placed[held:])):
+        if not any(layer.parameters for layer in part):
+            raise WireError(f"the model of these terms leaves the {side} no parameters")
     return placed, held

@@ -9,6 +9,7 @@ from semisfl.engine.hardware import Hardware
 from semisfl.net.client.member import Member
 from semisfl.net.frames import WireError
 from semisfl.net.messages import SMALL, Terms
+from semisfl.net.terms import placed_model
 from semisfl.settings.layer_kinds import MAX_LAYERS
 from tests.net.harness import CLASSES, SIDE, tiny
 
@@ -77,3 +78,14 @@ def test_a_device_makes_no_model_without_limit(layers: Any, error: str) -> None:
             lambda shape: pytest.fail("too late"),
             Hardware("cpu"),
         )
+
+
+@pytest.mark.parametrize(("cut", "side"), [(1, "device"), (4, "server")])
+def test_a_model_that_leaves_one_side_nothing_to_train_is_not_asked_about(
+    cut: int, side: str
+) -> None:
+    """Its owner would accept the terms, and then read of a mistake on the device."""
+    rows = [{"kind": "relu"}, {"kind": "conv", "channels": 3}, *HEAD, {"kind": "relu"}]
+    model = Terms.from_json(terms(rows), ["semisfl"]).config.model
+    with pytest.raises(WireError, match=f"leaves the {side} no parameters"):
+        placed_model(model.model_copy(update={"cut": cut}), (1, SIDE, SIDE), CLASSES)
