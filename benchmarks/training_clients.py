@@ -36,9 +36,9 @@ from semisfl.data.sources import Dataset
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.approval import Approval
-from semisfl.net.client.connection import Received
 from semisfl.net.client.device import Device
 from semisfl.net.client.owner import Owner
+from semisfl.net.client.stream import Received
 from semisfl.net.server.fleet import NetworkFleet
 from semisfl.runs import start
 from semisfl.runs.sinks import Observed

@@ -25,12 +25,13 @@ from semisfl.fleet.setup import FleetSetup, NetworkOptions
 from semisfl.net.chunks import LoopThread
 from semisfl.net.client.allowance import Allowance
 from semisfl.net.client.approval import Approval
-from semisfl.net.client.connection import Connection, Received
+from semisfl.net.client.connection import Connection
 from semisfl.net.client.device import Device
 from semisfl.net.client.identity import Target
 from semisfl.net.client.inspect import read_terms
 from semisfl.net.client.member import Images, Member
 from semisfl.net.client.owner import Owner
+from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame, encode
 from semisfl.net.messages import Terms
 from semisfl.net.server.fleet import NetworkFleet
@@ -118,14 +119,14 @@ class Client(threading.Thread):
         self.link = Connection(target, owner, allow_methods=allow_methods, thread=loop_thread())
         self.device = Device(self.link, load or (lambda shape: (images, 0)), "cpu")
         if break_at is not None:
-            decode = self.device.decode
+            decode = self.device.frames.decode
 
             def breaking(received: Received) -> Frame | None:
                 if (frame := decode(received)) is not None:
                     break_at(self, frame)
                 return frame
 
-            self.device.decode = breaking  # type: ignore[method-assign]
+            self.device.frames.decode = breaking  # type: ignore[method-assign]
         self.error: BaseException | None = None
         self.start()
 

@@ -206,7 +206,8 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
 
     patch.setattr(Outgoing, "frame", frame)
     client = net.join(1)
-    device, original = client.device, client.device.answer
+    frames = client.device.frames
+    original = frames.answer
 
     def answer(
         received: Any, kind: str, fields: Any, cleared: Any = None, codecs: Any = "fp32", **how: Any
@@ -217,7 +218,7 @@ def join_with(net: Network, lie: Lie, patch: pytest.MonkeyPatch) -> Client:
         message = Message(kind, sorted(fields.items()), tensors, codecs)
         return received.stream.answer(received.ticket, lie.packed(message))
 
-    patch.setattr(device, "answer", answer)
+    patch.setattr(frames, "answer", answer)
     return client
 
 
@@ -303,8 +304,8 @@ def test_what_the_work_declares_is_all_that_is_taken(
     """FedSwitch's `done`, in the forms that once ended the server."""
     with network(tiny(3, method="fedswitch", rounds=1)) as net:
         net.join_all()
-        device = net.clients[1].device
-        original = device.answer
+        frames = net.clients[1].device.frames
+        original = frames.answer
 
         def answer(received: Any, kind: str, fields: Any, *more: Any, **how: Any) -> None:
             if kind == "done":
@@ -315,7 +316,7 @@ def test_what_the_work_declares_is_all_that_is_taken(
                 fields |= {} if numbers is ... else {"numbers": numbers}
             original(received, kind, fields, *more, **how)
 
-        monkeypatch.setattr(device, "answer", answer)
+        monkeypatch.setattr(frames, "answer", answer)
         row = net.experiment.method.round(0)
         assert row.contributing == 2
         assert net.fleet._listener.penalties.strikes == {"plaintext:client-1": 1}

@@ -122,7 +122,7 @@ def ended(net: Network) -> str:
     client = net.clients[0]
     until(lambda: client.error is not None)
     assert isinstance(client.error, Rejected), client.error
-    assert net.fleet.traffic.total() == 0 and client.device._member is None
+    assert net.fleet.traffic.total() == 0 and client.device.frames.joined is None
     return str(client.error)
 
 

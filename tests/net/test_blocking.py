@@ -47,9 +47,9 @@ def obstruct(net: Network, client: int, *, refuse: bool) -> None:
         if frame.fields.get("work") == "batchnorm-statistics":
             honestly(received, frame)
             return
-        attacker.expect_round()
+        attacker.frames.expect_round()
         if refuse:
-            attacker.answer(received, "refusal", {"reason": "not today"})
+            attacker.frames.answer(received, "refusal", {"reason": "not today"})
 
     beginnings = ("split", "split_alone", "full")
     attacker._steps = {**attacker._steps, **dict.fromkeys(beginnings, begin)}
@@ -139,7 +139,7 @@ def test_a_device_that_leaves_between_two_questions_is_passed_over(
             net.join(index, break_at=think)
         net.join(0, f"127.0.0.1:{proxy.port}")
         assert net.fleet.wait_for(5, 20)
-        attacker = net.clients[0].device
+        attacker = net.clients[0].device.frames
         honestly = attacker.answer
 
         def answer(received: Any, kind: str, *parts: Any, **how: Any) -> None:
@@ -240,14 +240,14 @@ def test_a_false_loss_is_left_out_and_the_run_goes_on(
     config = tiny(5, method=method, rounds=6, network={"quorum": 2})
     with network(config) as net:
         net.join_all()
-        attacker = net.clients[4].device
+        attacker = net.clients[4].device.frames
 
         class FalseRound(ClientFullRound):
             def upload(self, numbers: Any, states: Any) -> None:
                 super().upload({**numbers, number: 1e6} if number in numbers else numbers, states)
 
-        def round_of(one: Any, *parts: Any) -> ClientFullRound:
-            return (FalseRound if one is attacker else ClientFullRound)(one, *parts)
+        def round_of(frames: Any, *parts: Any) -> ClientFullRound:
+            return (FalseRound if frames is attacker else ClientFullRound)(frames, *parts)
 
         monkeypatch.setattr(device, "ClientFullRound", round_of)
         assert len(run_rounds(net.experiment).rounds) == 6

@@ -20,9 +20,10 @@ import torch
 from PIL import Image
 
 from semisfl.net import chunks
-from semisfl.net.client.connection import Connection, Stream
-from semisfl.net.client.device import Device
+from semisfl.net.client.connection import Connection
+from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.rejection import Rejected
+from semisfl.net.client.stream import Stream
 from semisfl.net.frames import Frame
 from semisfl.net.tls import certs
 from semisfl.runs.directory import RunDirectory
@@ -58,7 +59,7 @@ def dying(phase: str, round_index: int, step: int) -> Callable[[Client, Frame], 
     def at(client: Client, frame: Frame) -> None:
         if frame.fields.get("round") != round_index or frame.kind not in ("split", "gradients"):
             return
-        block = client.device.member.block
+        block = client.device.frames.member.block
         if phase == "broadcast" and frame.kind == "split":
             client.die()
         if phase == "upload" and frame.kind == "gradients":
@@ -362,7 +363,7 @@ def test_the_newer_of_two_connections_with_one_identity_counts() -> None:
     def at(client: Client, frame: Frame) -> None:
         if frame.kind == "gradients" and not entered:
             entered.append(net.join(0))
-            until(lambda: entered[0].device._member is not None and older.error is None)
+            until(lambda: entered[0].device.frames.joined is not None and older.error is None)
             until(lambda: net.fleet._listener.table.epochs["plaintext:client-0"] == 2)
 
     with network(config) as net:
@@ -409,7 +410,7 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
             client = net.join(0)
             assert net.fleet.wait_for(1, 20)
             for _ in range(100):
-                client.device._stream.answer(999, [b"again"])
+                client.device.frames.stream.answer(999, [b"again"])
             until(lambda strike=strike: len(refusals()) == strike)
             client.kill()
             client.join(10)
@@ -422,7 +423,7 @@ def test_a_flood_of_unasked_frames_ends_in_quarantine(caplog: pytest.LogCaptureF
 
 def poisoning(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: int = 1) -> None:
     """Client 1's next ``times`` frames of ``kind`` carry ``value`` somewhere."""
-    original, left = Device.answer, [times]
+    original, left = FrameIO.answer, [times]
 
     def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
         if sent != kind or self.member.client != 1 or not left[0]:
@@ -435,7 +436,7 @@ def poisoning(monkeypatch: pytest.MonkeyPatch, kind: str, value: float, times: i
         tensors[name].view(-1)[3] = value
         send_past_policy(received, sent, fields, tensors, codecs)
 
-    monkeypatch.setattr(Device, "answer", answer)
+    monkeypatch.setattr(FrameIO, "answer", answer)
 
 
 # `tests/net/test_value_checks.py` asks this of each value; here it is asked of each kind of frame.

@@ -36,7 +36,7 @@ def stalling(over: threading.Event, meanwhile: Callable[[Client], None]) -> Call
 
 
 def at_work(client: Client) -> None:
-    stream = client.device._stream
+    stream = client.device.frames.stream
     assert stream is not None
     stream.beat(stream.assembler.ticket)
 
@@ -99,7 +99,7 @@ def test_a_state_is_fetched_at_most_once_a_round(
 
     def greedy(self: OnRequest, name: str) -> dict:
         state = original(self, name)
-        for _ in range(3 if self._full_round._device.member.client == 1 else 0):
+        for _ in range(3 if self._full_round._frames.member.client == 1 else 0):
             original(self, name)
         return state
 

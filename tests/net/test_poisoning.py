@@ -10,7 +10,7 @@ from torch import Tensor
 
 from semisfl.fleet.base import Features
 from semisfl.methods.semifl.method import SemiFLWork
-from semisfl.net.client.device import Device
+from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.server import value_checks
 from semisfl.net.server.value_checks import ABSURD, MOST_COUNTED, miscounted, ranges, unbelievable
 from semisfl.runs.directory import RunDirectory
@@ -48,7 +48,7 @@ def poisoning(
     counters: bool = False,
 ) -> None:
     """From round ``first`` on, every ``kind`` of frame that client 1 sends has its values changed, or its counters."""
-    original = Device.answer
+    original = FrameIO.answer
 
     def answer(self, received, sent, fields, cleared=None, codecs="fp32", **how) -> None:  # type: ignore[no-untyped-def]
         if sent != kind or self.member.client != 1 or fields["round"] < first:
@@ -60,7 +60,7 @@ def poisoning(
         }
         send_past_policy(received, sent, fields, tensors, codecs)
 
-    monkeypatch.setattr(Device, "answer", answer)
+    monkeypatch.setattr(FrameIO, "answer", answer)
 
 
 def strikes(net: Network) -> dict[str, int]:

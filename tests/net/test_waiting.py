@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from semisfl.net.client.device import Device
+from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.server import waiting
 from semisfl.runs import between_rounds
 from semisfl.runs.directory import RunDirectory
@@ -116,8 +116,8 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
         absurd = {name: rows.new_full(rows.shape, 9e5) for name, rows in cleared.tensors.items()}
         send_past_policy(received, kind, fields, absurd, codecs)
 
-    honestly = Device.answer
-    monkeypatch.setattr(Device, "answer", answer)
+    honestly = FrameIO.answer
+    monkeypatch.setattr(FrameIO, "answer", answer)
     pauses: list[int] = []
     monkeypatch.setattr(waiting, "repeat_delay", lambda aborted: pauses.append(aborted) or 0.05)
     with network(tiny(2, network={"quorum": 2})) as net:
@@ -130,7 +130,7 @@ def test_a_round_that_always_has_too_few_answers_is_not_repeated_without_a_pause
         until(lambda: len(pauses) >= 4)
         until(lambda: "rounds in a row had too few answers" in str(net.fleet.waiting.state))
         assert not net.fleet._listener.penalties.strikes.total()
-        monkeypatch.setattr(Device, "answer", honestly)
+        monkeypatch.setattr(FrameIO, "answer", honestly)
         trained.join(30)
         assert not trained.is_alive(), "it goes on once all answer"
         net.fleet.waiting.until_ready()

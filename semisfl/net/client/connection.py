@@ -19,8 +19,7 @@ from semisfl.net.client.identity import Identity, Target
 from semisfl.net.client.lines import brief_logger
 from semisfl.net.client.owner import Owner
 from semisfl.net.client.rejection import FINAL, Rejected
-from semisfl.net.client.stream import Received as Received
-from semisfl.net.client.stream import Stream as Stream
+from semisfl.net.client.stream import Received, Stream
 from semisfl.net.frames import encode
 from semisfl.net.tls.x509_parts import CertError
 from semisfl.settings import lookup

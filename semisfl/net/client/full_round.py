@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,13 +10,11 @@ from semisfl.fleet.base import ClientWork, FullRound, State
 from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
 from semisfl.net.client.agreement import check_weights, full_settings
-from semisfl.net.client.connection import Received
+from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.rejection import Rejected
+from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame, Schema
 from semisfl.settings.policy import PolicyBreach
-
-if TYPE_CHECKING:
-    from semisfl.net.client.device import Device
 
 OWN_FAULTS = (
     *(OSError, MemoryError, torch.OutOfMemoryError),
@@ -36,14 +34,14 @@ class Interrupted(Exception):
 class ClientFullRound:
     """Exchange states with the server during a full-model round."""
 
-    def __init__(self, device: "Device", received: Received, round_index: int) -> None:
-        self._device = device
+    def __init__(self, frames: FrameIO, received: Received, round_index: int) -> None:
+        self._frames = frames
         self._last = received
         self._round = round_index
 
     def train(self, work: ClientWork, fields: Mapping[str, Any]) -> None:
         """Do ``work`` as the frame with ``fields`` asks, and upload its result."""
-        member = self._device.member
+        member = self._frames.member
         states = self.download("accept", {}, fields["states"])
         plan = FullRound(
             fields["round"],
@@ -63,14 +61,14 @@ class ClientFullRound:
         self.upload(numbers, result.states)
 
     def _ask(self, kind: str, fields: Mapping[str, Any], reply: str, schema: Schema) -> Frame:
-        device = self._device
-        device.expect_round(**{reply: schema})
-        device.answer(self._last, kind, {"round": self._round, **fields})
+        frames = self._frames
+        frames.expect_round(**{reply: schema})
+        frames.answer(self._last, kind, {"round": self._round, **fields})
         while True:
-            received = device.receive()
+            received = frames.receive()
             if received.stream is not self._last.stream:
                 raise Interrupted(received)
-            frame = device.decode(received)
+            frame = frames.decode(received)
             if frame is None:
                 continue
             if frame.kind != reply or frame.fields["round"] != self._round:
@@ -81,23 +79,23 @@ class ClientFullRound:
     def download(
         self, kind: str, fields: Mapping[str, Any], states: Mapping[str, list[str]]
     ) -> dict[str, State]:
-        frame = self._ask(kind, fields, "states", self._device.member.schemas.states(states))
+        frame = self._ask(kind, fields, "states", self._frames.member.schemas.states(states))
         check_weights(frame.tensors)
-        device = self._device.member.hardware.device
+        device = self._frames.member.hardware.device
         tensors = {name: tensor.to(device) for name, tensor in frame.tensors.items()}
         return separated(tensors, list(states))
 
     def upload(self, numbers: Mapping[str, float], states: Mapping[str, State]) -> None:
-        device, done = self._device, {"numbers": dict(numbers), "states": tensor_names(states)}
+        frames, done = self._frames, {"numbers": dict(numbers), "states": tensor_names(states)}
         if states:
             self._ask("done", done, "upload", messages.UPLOAD)
-            device.expect_round()
-            codec = device.member.config.wire.models
-            models = device.outgoing.models(joined(states))
-            device.answer(self._last, "states", {"round": self._round}, models, codec)
+            frames.expect_round()
+            codec = frames.member.config.wire.models
+            models = frames.outgoing.models(joined(states))
+            frames.answer(self._last, "states", {"round": self._round}, models, codec)
         else:
-            device.expect_round()
-            device.answer(self._last, "done", {"round": self._round, **done})
+            frames.expect_round()
+            frames.answer(self._last, "done", {"round": self._round, **done})
 
     def beat(self) -> None:
         """Report progress to the server between two steps."""

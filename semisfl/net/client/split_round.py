@@ -1,20 +1,16 @@
 """Run a client's side of a split round: features at every step, the bottom after the last one."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from semisfl.fleet.base import SplitRound
 from semisfl.fleet.gradient_limits import gradient_excess
 from semisfl.fleet.hijack_detection import HijackDetector
 from semisfl.fleet.packing import separated
-from semisfl.net.client.connection import Received
+from semisfl.net.client.frame_io import FrameIO
 from semisfl.net.client.lines import brief_logger
+from semisfl.net.client.stream import Received
 from semisfl.net.frames import Frame
 from semisfl.settings.policy import PolicyBreach
-
-if TYPE_CHECKING:
-    from semisfl.net.client.device import Device
 
 log = brief_logger(__name__)
 
@@ -22,13 +18,13 @@ log = brief_logger(__name__)
 class ClientSplitRounds:
     """Train with a server's gradients, and look at those of all rounds for signs of hijacking."""
 
-    def __init__(self, device: "Device") -> None:
-        self._device = device
+    def __init__(self, frames: FrameIO) -> None:
+        self._frames = frames
         self._detector, self._warned = HijackDetector(), False
 
     def begin(self, received: Received, frame: Frame) -> None:
         """Take the weights of a round and send the features of its first step."""
-        member, fields = self._device.member, frame.fields
+        member, fields = self._frames.member, frame.fields
         states = separated(frame.tensors, ["bottom", "teacher"])
         member.plan = SplitRound(
             fields["round"],
@@ -42,16 +38,16 @@ class ClientSplitRounds:
         )
         member.step = 0
         member.block.start_round(member.plan)
-        self._device.expect_round(gradients=member.schemas.gradients)
+        self._frames.expect_round(gradients=member.schemas.gradients)
         self._send_features(received)
 
     def _send_features(self, received: Received) -> None:
-        member = self._device.member
+        member = self._frames.member
         wire = member.config.wire
         with member.hardware.step():
             features = member.block.forward()
         self._sent = features.cleared.tensors["student"]
-        self._device.answer(
+        self._frames.answer(
             received,
             "features",
             {"round": member.plan.index, "step": member.step},
@@ -62,7 +58,7 @@ class ClientSplitRounds:
 
     def step(self, received: Received, frame: Frame) -> bool:
         """Apply the gradients of one step and send the next features; return whether it was the last."""
-        member = self._device.member
+        member = self._frames.member
         if (frame.fields["round"], frame.fields["step"]) != (member.plan.index, member.step):
             log.warning("gradients of another step were passed over")
             return False
@@ -79,7 +75,7 @@ class ClientSplitRounds:
         return True
 
     def _be_wary(self, gradients: Tensor) -> None:
-        answer = self._device.outgoing.policy.hijacking
+        answer = self._frames.outgoing.policy.hijacking
         reason = self._detector.look(gradients) if answer != "ignore" else None
         if reason and answer == "refuse":
             raise PolicyBreach(reason)
@@ -89,7 +85,7 @@ class ClientSplitRounds:
 
     def send_bottom(self, received: Received) -> None:
         """Send the trained bottom, which ends the round."""
-        member = self._device.member
+        member = self._frames.member
         (bottom,) = member.block.bottoms().values()
         about, codec = {"round": member.plan.index}, member.config.wire.models
-        self._device.answer(received, "bottom", about, bottom.under("bottom"), codec)
+        self._frames.answer(received, "bottom", about, bottom.under("bottom"), codec)
