@@ -25,7 +25,7 @@ class _Round:
 
 
 class Controller:
-    """Lowers ``supervised_steps`` by ``step_decay`` when the semi-supervised loss falls faster.
+    """Lower ``supervised_steps`` by ``step_decay`` when the semi-supervised loss falls faster.
 
     ``normalised`` [published code]: every ``period`` rounds, over differences of means of ten
     windows, divided by learning rate and steps; K_s <- round(max(K_s / alpha, K_min)).

@@ -42,7 +42,7 @@ def contrastive(
     temperature: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """T of Eq. (3) and C of Eq. (5): the mean over all anchors j of
+    """Return T of Eq. (3) and C of Eq. (5): the mean over all anchors j of
 
         -1 / max(1, |P(j)|) * sum_{p in P(j)} log( exp(z_j . z_p / k) / sum_{a in R} exp(z_j . z_a / k) )
 

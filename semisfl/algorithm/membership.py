@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 
 class Membership:
-    """Remembers the name of each client; one with a name that it did not have before is another one."""
+    """Remember the name of each client; one with a name that it did not have before is another one."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}

@@ -9,7 +9,7 @@ from semisfl.engine.facade import SGD, Module, MovingAverage
 
 
 class Teacher(Generic[Module]):
-    """Follows ``student``: starts as its copy, never receives gradients, is always in eval mode.
+    """Follow ``student``: start as its copy, receive no gradients, stay in eval mode.
 
     With ``warmup`` the decay of the t-th update (t = 1, 2, ...) is min(1 - 1/(t+1), decay), as in
     the published code. Without, it is ``decay`` from the start, as in the paper. BatchNorm's

@@ -1,4 +1,4 @@
-"""Runs every attack against every aggregation rule, and tabulates the accuracy lost."""
+"""Run every attack against every aggregation rule, and tabulate the accuracy lost."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Prints results on stdout, progress and warnings on stderr."""
+"""Print results on stdout, progress and warnings on stderr."""
 
 import codecs
 import contextlib
@@ -170,7 +170,7 @@ def end() -> None:
 
 
 class _Warnings(logging.Handler):
-    """Prints log messages above the progress bar, not through it."""
+    """Print log messages above the progress bar, not through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage(), record.levelname.lower())

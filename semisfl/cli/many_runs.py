@@ -1,4 +1,4 @@
-"""Trains several runs for a command: one after another here, or several at once in a pool."""
+"""Train several runs for a command: one after another here, or several at once in a pool."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trains one run for a command: starts or continues it, shows progress, obeys signals."""
+"""Train one run for a command: start or continue it, show progress, obey signals."""
 
 import importlib.util
 import time

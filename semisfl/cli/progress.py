@@ -1,4 +1,4 @@
-"""Shows on stderr how far a run, or several runs, have come."""
+"""Show on stderr how far a run, or several runs, have come."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def progress(title: str, quiet: bool) -> list[Sink]:
 
 
 class _TimeLeft:
-    """Estimates the time left from the rounds so far, which do not count waits for devices."""
+    """Estimate the time left from the rounds so far, which do not count waits for devices."""
 
     def __init__(self, run: RunInfo) -> None:
         self._first, self._rounds, self._spent = run.first, run.config.rounds, 0.0

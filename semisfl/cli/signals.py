@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP from the start of a command to its end.
+"""Handle Ctrl-C, SIGTERM and SIGHUP from the start of a command to its end.
 
 Loads nothing large: it is imported before torch.
 """
@@ -76,7 +76,7 @@ def noted(flag: StopFlag) -> Iterator[None]:
 
 
 class _Second:
-    """Tells a second signal from a first one that comes twice.
+    """Tell a second signal from a first one that comes twice.
 
     SIGHUP is never the second: a lost terminal sends it twice, from the shell and from the kernel.
     """
@@ -92,7 +92,7 @@ class _Second:
 
 
 class StopSignals:
-    """Turns signals into a clean stop.
+    """Turn signals into a clean stop.
 
     Before the first round a signal ends the command at once: nothing is lost. Later the first signal
     lets the run finish its iteration, and a second one (`_Second`) ends it at once.

@@ -18,7 +18,7 @@ Other = TypeVar("Other")
 
 
 class Streams:
-    """Decides what overlaps within a step on one device. A CPU runs everything in program order."""
+    """Decide what overlaps within a step on one device. A CPU runs everything in program order."""
 
     def __init__(
         self, device: torch.device, arithmetic: Callable[[], AbstractContextManager[None]]

@@ -72,7 +72,7 @@ class Home(NamedTuple):
 
 
 class Weights:
-    """Moves a module's floating-point parameters and buffers into ``master``.
+    """Move a module's floating-point parameters and buffers into ``master``.
 
     With a ``dtype`` other than float32 the parameters of convolutions and linear layers become views
     of ``work``, a copy of the first part of ``master`` in that type. Everything else becomes a view

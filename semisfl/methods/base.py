@@ -75,7 +75,7 @@ class Method(Protocol):
 
 
 class ServerDropout:
-    """Draws the server's dropout masks as a function of (seed, round)."""
+    """Draw the server's dropout masks as a function of (seed, round)."""
 
     def __init__(self, setup: Setup) -> None:
         self._seed = setup.config.seed

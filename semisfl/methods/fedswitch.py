@@ -37,7 +37,7 @@ from semisfl.settings.sections import needed_confidence
 
 
 def divergence(mean: Tensor) -> Tensor:
-    """D = KL(mean prediction || uniform) = sum_c p_c log(M p_c): 0 looks IID, log M is one class."""
+    """Return D = KL(mean prediction || uniform) = sum_c p_c log(M p_c): 0 looks IID, log M is one class."""
     return torch.special.xlogy(mean, mean.shape[-1] * mean).sum(-1)
 
 

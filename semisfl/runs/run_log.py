@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 class _OfOneRun(logging.Handler):
-    """Gets the records of the thread that it is `attached` in, and of threads without a run of their own."""
+    """Get the records of the thread that it is `attached` in, and of threads without a run of their own."""
 
     @contextmanager
     def attached(self) -> Iterator[None]:

@@ -75,7 +75,7 @@ def _finite(value: Any) -> Any:
 
 
 class Observed:
-    """Calls a function of the user with the plain values of each round; an exception in it ends the run."""
+    """Call a function of the user with the plain values of each round; an exception in it ends the run."""
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
@@ -89,7 +89,7 @@ class Observed:
 
 
 class Guarded:
-    """Wraps a sink whose failure must not end the run: it is logged once, and the sink is not called again."""
+    """Wrap a sink whose failure must not end the run: it is logged once, and the sink is not called again."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

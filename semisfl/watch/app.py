@@ -137,7 +137,7 @@ def _have(text: str) -> dict[str, tuple[int, int]]:
 
 
 class Guard:
-    """Checks who may see the page, and tells browsers what they may do with it.
+    """Check who may see the page, and tell browsers what they may do with it.
 
     With a token, a browser needs it or the cookie that replaced it. Without one the page is on loopback, and
     a request under another host name (DNS rebinding) is refused.

@@ -34,7 +34,7 @@ class Limits:
 
 
 class Listener(socket.socket):
-    """Closes a connection beyond the limit at once, before TLS or HTTP."""
+    """Close a connection beyond the limit at once, before TLS or HTTP."""
 
     def __init__(self, family: int, limits: Limits) -> None:
         super().__init__(family, socket.SOCK_STREAM)
@@ -71,7 +71,7 @@ class Listener(socket.socket):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Waits for TLS handshakes no longer than for requests."""
+    """Wait for TLS handshakes no longer than for requests."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
