@@ -67,10 +67,6 @@ def required_state(client: ClientRuntime, name: str) -> State:
     return state
 
 
-given = required_state
-"""Earlier name, which methods of other packages may still use."""
-
-
 # A client counts on its device and reads once per round.
 COUNTED = {"loss": (-1e6, 1e6), "loss_consistency": (-1e6, 1e6), "coverage": (0.0, 1.0)}
 """The numbers of `read_counter`, for `Answers.numbers`; in a simulation, counts by true class as well."""

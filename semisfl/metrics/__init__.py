@@ -6,7 +6,7 @@ what it means and how it is drawn. docs/metrics.md, the page, pictures, Promethe
 
 from semisfl.metrics.declaration import AXES, LOSS, Axis, Metric, Panel, declared, metric, panels_of
 from semisfl.metrics.method_metrics import MethodMetrics
-from semisfl.metrics.round_metrics import ACCURACY_OF, KEYS, MethodRow, RoundMetrics, RoundRow
+from semisfl.metrics.round_metrics import ACCURACY_OF, KEYS, RoundMetrics
 
 __all__ = [
     "ACCURACY_OF",
@@ -15,11 +15,9 @@ __all__ = [
     "LOSS",
     "Axis",
     "MethodMetrics",
-    "MethodRow",
     "Metric",
     "Panel",
     "RoundMetrics",
-    "RoundRow",
     "declared",
     "metric",
     "panels_of",

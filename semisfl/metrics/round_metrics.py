@@ -217,7 +217,3 @@ KINDS: dict[str, type] = {
     if key in KEYS
 }
 """The type of each value; a number may be whole or not."""
-
-
-MethodRow, RoundRow = MethodMetrics, RoundMetrics
-"""Earlier names, which methods and sinks of other packages may still import."""

@@ -99,11 +99,7 @@ class Guarded:
         self._try(lambda: self._sink.start(run))
 
     def write(self, metrics: RoundMetrics) -> None:
-        self._try(lambda: self._write()(metrics))
-
-    def _write(self) -> Callable[[RoundMetrics], None]:
-        # Sinks of other packages may still call it `row`, as this package did before.
-        return getattr(self._sink, "write", None) or self._sink.row  # type: ignore[attr-defined]
+        self._try(lambda: self._sink.write(metrics))
 
     def close(self) -> None:
         self._try(lambda: self._sink.close())

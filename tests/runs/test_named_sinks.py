@@ -1,15 +1,13 @@
 """Sinks by name: TensorBoard's, and those of other packages, as a configuration asks for them."""
 
 import sys
-import types
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from semisfl.cli.main import main
-from semisfl.metrics import RoundRow
-from semisfl.net.messages import Terms
+from semisfl.net.terms import Terms
 from semisfl.runs.directory import RunDirectory
 from semisfl.runs.start import resume, train
 from semisfl.settings import config
@@ -66,24 +64,6 @@ def test_a_wrong_sink_is_refused_before_the_run_begins(
     with pytest.raises(ConfigError, match=error):
         train(toy.values("supervised", f'sinks=["{name}"]'), out=tmp_path / "run", **own())
     assert not (tmp_path / "run").exists()
-
-
-def test_sinks_of_other_packages_may_still_call_write_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds: list[int] = []
-
-    class Older:
-        def start(self, run: object) -> None: ...
-
-        def row(self, row: RoundRow) -> None:
-            rounds.append(row.round)
-
-        def close(self) -> None: ...
-
-    module = types.ModuleType("older")
-    module.Older = Older  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "older", module)
-    train(toy.values("supervised", 'sinks=["older:Older"]', "rounds=2"), sinks=[Older()], **own())
-    assert rounds == [0, 0, 1, 1]
 
 
 def test_what_a_sink_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
