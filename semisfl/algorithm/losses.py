@@ -54,9 +54,9 @@ def contrastive(
     return loss
 
 
-def pseudo_label(logits: Tensor, threshold: float, rule: str = ">=") -> tuple[Tensor, Tensor]:
+def pseudo_label(logits: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return labels q-hat and whether their confidence reaches tau."""
-    return most_likely(logits.float().softmax(1), threshold, rule)
+    return most_likely(logits.float().softmax(1), threshold, ">=")
 
 
 def most_likely(probabilities: Tensor, threshold: float, rule: str) -> tuple[Tensor, Tensor]:

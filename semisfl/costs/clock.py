@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from semisfl import seeds
-from semisfl.costs import PAPER_DOWN as PAPER_DOWN
-from semisfl.costs import PAPER_UP as PAPER_UP
 from semisfl.costs.profiles import Device, Profile
 from semisfl.settings.sections import ConfigError
 

@@ -80,8 +80,8 @@ def _hours(run: Run, cell: Cell) -> float | str:
 @cache
 def paper_world() -> "World":
     """Return the paper's connection speeds, with the assumed latency and devices."""
-    from semisfl.costs import profiles
-    from semisfl.costs.clock import PAPER_DOWN, PAPER_UP, Range, World
+    from semisfl.costs import PAPER_DOWN, PAPER_UP, profiles
+    from semisfl.costs.clock import Range, World
 
     up, down = (Range.parse(text, "connection") for text in (PAPER_UP, PAPER_DOWN))
     return World(up, down, LATENCY, profiles.load(PROFILE))

@@ -5,13 +5,13 @@ round, the directory is restored.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from semisfl.data.dataset import Dataset
 from semisfl.data.partition import Partition
-from semisfl.data.sources import Dataset
 from semisfl.fleet.cluster.ranks import launch
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.models.own import Own, is_sequential, stages_of
@@ -54,20 +54,23 @@ class Run:
         self,
         experiment: Experiment,
         directory: RunDirectory | None,
-        first: int = 0,
-        best: float = 0.0,
-        *,
-        usual: health.Usual | None = None,
-        named: Sequence[Sink] = (),
+        named: Sequence[Sink],
     ) -> None:
-        """Take ``usual``: what was usual in the rounds before; ``named``: the sinks that the configuration names."""
+        """Take ``named``: the sinks that the configuration names."""
         self.experiment = experiment
         self.directory = directory
-        self.first = first
+        self.first = 0
         """The first round to run."""
         self.started = self.finished = False
-        self._best, self._usual = best, usual
+        self._best = 0.0
+        self._usual: health.Usual | None = None
         self._named = named
+
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Take over the ``state`` of a checkpoint."""
+        self.experiment.load_state_dict(state)
+        self.first, self._best = state["round"], state["best"]
+        self._usual = state.get("health")  # older checkpoints have none
 
     def go(self, sinks: Sequence[Sink] = (), callbacks: Sequence[Callback] = ()) -> Result:
         """Run the remaining rounds. The sinks that the configuration names get the metrics too."""
@@ -99,7 +102,7 @@ def begin(
     sinks = _named_sinks(config)
     experiment = assemble(config, **means)
     with ExitStack() as stack:
-        run = Run(experiment, None, named=sinks)
+        run = Run(experiment, None, sinks)
         # After the clients have left: until then the fleet may write to the directory.
         stack.callback(_leave, run)
         stack.callback(lambda: experiment.fleet.close(run.finished))
@@ -170,17 +173,13 @@ def go_on(
         directory.warn_of_changes(means.get("device", "auto"))
         sinks = _named_sinks(config)
         experiment = assemble(config, resumed=state, **means)
-        run = Run(experiment, directory, named=sinks)
+        run = Run(experiment, directory, sinks)
         stack.callback(lambda: experiment.fleet.close(run.finished))
         if state is not None:
             before = state.get("model", {}).get("description", {})
             may_grow = config.fleet.kind == "network"
             check_images(before, experiment.description.as_dict(), may_grow=may_grow)
-            experiment.load_state_dict(state)
-            usual = state.get("health")  # older checkpoints have none
-            run = Run(
-                experiment, directory, state["round"], state["best"], usual=usual, named=sinks
-            )
+            run.continue_from(state)
         if settings:
             directory.keep_config(config)
         state = source = None  # as large as all models of the run

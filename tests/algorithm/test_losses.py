@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semisfl import seeds
-from semisfl.algorithm.losses import References, consistency, contrastive, pseudo_label
+from semisfl.algorithm.losses import References, consistency, contrastive, most_likely, pseudo_label
 from semisfl.models import split as models
 
 KAPPA = 0.2
@@ -173,10 +173,10 @@ def test_pseudo_label_at_the_threshold() -> None:
     # softmax of (log 3, 0) is exactly 0.75 for its first entry.
     logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 5.0], [0.1, 0.0]])
     confidence = float(logits[0].softmax(0)[0])
-    labels, flags = pseudo_label(logits, confidence, ">=")
+    labels, flags = pseudo_label(logits, confidence)
     assert labels.tolist() == [0, 1, 0]
     assert flags.tolist() == [True, True, False]
-    assert pseudo_label(logits, confidence, ">")[1].tolist() == [False, True, False]
+    assert most_likely(logits.softmax(1), confidence, ">")[1].tolist() == [False, True, False]
 
 
 def test_the_clustering_loss_trains_bottom_and_projector_but_not_the_top() -> None:

@@ -12,8 +12,9 @@ import grpc.aio
 
 from semisfl.fleet.consent import objections
 from semisfl.net.frames import PROTOCOL
-from semisfl.net.messages import BY_POLICY, Schemas, Terms
+from semisfl.net.messages import BY_POLICY, Schemas
 from semisfl.net.server.roster import Roster
+from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
 from semisfl.settings.policy import DevicePolicy, parse_policy
 from semisfl.settings.sections import ConfigError
@@ -50,34 +51,37 @@ class Refused(Exception):
         self.by = by
 
 
+UNFIT = grpc.StatusCode.FAILED_PRECONDITION
+"""The code of a refusal that another attempt of the same device cannot change."""
+
+
 def check_hello(fields: dict[str, Any], identity: str, terms: Terms, roster: Roster) -> None:
-    incompatible = grpc.StatusCode.FAILED_PRECONDITION
     if fields["protocol"] != PROTOCOL:
         raise Refused(
-            incompatible,
+            UNFIT,
             f"protocol {fields['protocol']} but {PROTOCOL} here; install the same semisfl on both sides",
         )
     if fields["run"] not in ("", terms.run):
         raise Refused(
-            incompatible,
+            UNFIT,
             f"the client belongs to run {fields['run'][:32]!r}, this server's model and configuration "
             f"are {terms.run!r}; restart the client",
         )
     known = {codec for codec in fields["codecs"] if isinstance(codec, str)}
     if missing := sorted(terms.codecs() - known):
         raise Refused(
-            incompatible,
+            UNFIT,
             f"the client does not know the codecs {', '.join(missing)}; install the same semisfl on both "
             "sides, or leave them out of wire and policy",
         )
     if (method := terms.config.method) not in fields["methods"]:
         allow = f", and let it join with --allow-method {method}" if ":" in method else ""
         raise Refused(
-            incompatible,
+            UNFIT,
             f"the client does not have method {method!r}; install its package on that device{allow}",
         )
     if lines := _objections(fields, terms.config):
-        raise Refused(incompatible, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT), "device")
+        raise Refused(UNFIT, BY_POLICY + cleaned(lines, 2 * LONGEST_TEXT), "device")
     if identity not in roster.index and roster.full:
         raise no_place(roster, identity)
 
@@ -87,8 +91,7 @@ def policy_of(fields: dict[str, Any]) -> DevicePolicy:
     try:
         return parse_policy(fields["policy"], "the client's policy")
     except ConfigError as error:
-        code = grpc.StatusCode.FAILED_PRECONDITION
-        raise Refused(code, cleaned(str(error)), "device") from error
+        raise Refused(UNFIT, cleaned(str(error)), "device") from error
 
 
 def _objections(fields: dict[str, Any], config: Config) -> str:
@@ -101,7 +104,7 @@ def _objections(fields: dict[str, Any], config: Config) -> str:
 
 def refused_by_policy(reason: str) -> Refused:
     """Return the refusal that a client's own policy demands."""
-    return Refused(grpc.StatusCode.FAILED_PRECONDITION, BY_POLICY + cleaned(reason), "device")
+    return Refused(UNFIT, BY_POLICY + cleaned(reason), "device")
 
 
 def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -113,18 +116,16 @@ def cleaned(text: str, longest: int = LONGEST_TEXT) -> str:
 def check_ready(fields: dict[str, Any], schemas: Schemas) -> None:
     if fields["model"] != schemas.digest:
         raise Refused(
-            grpc.StatusCode.FAILED_PRECONDITION,
+            UNFIT,
             f"the client built model {fields['model'][:32]!r} where {schemas.digest!r} is needed; "
             "install the same semisfl on both sides",
         )
     if fields["images"] < 1:
-        raise Refused(
-            grpc.StatusCode.FAILED_PRECONDITION, "the client has no images; at least 1 is needed"
-        )
+        raise Refused(UNFIT, "the client has no images; at least 1 is needed")
     for name in ("images", "skipped"):
         if not 0 <= fields[name] <= MOST_IMAGES:
             raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
+                UNFIT,
                 f"the client says {name} = {fields[name]}; at most {MOST_IMAGES} are accepted",
             )
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from semisfl.fleet.byte_counts import Traffic
 from semisfl.fleet.held_back import HeldBack
-from semisfl.net.messages import Schemas, Terms
+from semisfl.net.messages import Schemas
 from semisfl.net.server.device_log import DeviceLog
 from semisfl.net.server.roster import Roster
 from semisfl.net.server.session import Session
+from semisfl.net.terms import Terms
 from semisfl.settings.config import Config
 from semisfl.stopping import StopFlag
 

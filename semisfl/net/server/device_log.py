@@ -24,8 +24,14 @@ SNAPSHOT_SECONDS = 5.0
 LONGEST_REASON = 300
 
 
+class _Plain:
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is known, as plain values."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
-class FleetEvent:
+class FleetEvent(_Plain):
     """Describe an event of one device: one line of ``fleet.jsonl``."""
 
     time: str
@@ -40,12 +46,9 @@ class FleetEvent:
     by: str | None = None
     """Speaker of a refusal's reason: ``server`` or ``device``."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if value is not None}
-
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceStatus:
+class DeviceStatus(_Plain):
     """Describe an enrolled device's current status: one entry of ``fleet.json``."""
 
     client: int
@@ -59,9 +62,6 @@ class DeviceStatus:
     bytes_down: int = 0
     certificate_until: str | None = None
     """When the certificate that it showed last expires."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 class DeviceLog:

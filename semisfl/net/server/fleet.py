@@ -32,7 +32,7 @@ from semisfl.fleet.setup import FleetSetup
 from semisfl.fleet.teacher_once import check
 from semisfl.net.chunks import LoopThread
 from semisfl.net.frames import Frame
-from semisfl.net.messages import Schemas, Terms
+from semisfl.net.messages import Schemas
 from semisfl.net.server.administration import Actions, Administration
 from semisfl.net.server.admission import HANDSHAKE_SECONDS
 from semisfl.net.server.context import ServerContext
@@ -46,6 +46,7 @@ from semisfl.net.server.roster import Roster
 from semisfl.net.server.split_round import ServerSplitRound
 from semisfl.net.server.trials import Trials, limits_on_one_client
 from semisfl.net.server.waiting import Waiting
+from semisfl.net.terms import Terms
 from semisfl.settings.config import ConfigError
 from semisfl.settings.counts import counted
 from semisfl.settings.robust import FEWEST

@@ -13,7 +13,8 @@ from semisfl.fleet.byte_counts import Kind
 from semisfl.fleet.packing import joined, separated, tensor_names
 from semisfl.net import messages
 from semisfl.net.chunks import Parts
-from semisfl.net.frames import Frame, Schema, WireError, encode, payload_bytes
+from semisfl.net.frames import Frame, Schema, encode, payload_bytes
+from semisfl.net.headers import WireError
 from semisfl.net.messages import Schemas
 
 

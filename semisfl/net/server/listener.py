@@ -12,7 +12,8 @@ import grpc.aio
 from semisfl.fleet.setup import NetworkOptions
 from semisfl.net import chunks
 from semisfl.net.chunks import LoopThread, Violation
-from semisfl.net.frames import Frame, WireError
+from semisfl.net.frames import Frame
+from semisfl.net.headers import WireError
 from semisfl.net.server import endpoint
 from semisfl.net.server.admission import (
     HANDSHAKE_SECONDS,

@@ -80,14 +80,12 @@ class Penalties:
 
     def remove(self, identity: str) -> None:
         """Free the place of a device, disconnect it and keep it out until the server restarts."""
-        client = self._roster.remove(identity)
         reason = "removed by the operator"
+        self._free(identity, reason)
         self._removed.add(identity)
         if session := self._table.streams.get(identity):
             self._table.forget(session)
             session.close(grpc.StatusCode.PERMISSION_DENIED, f"{identity} was {reason}")
-        log.warning("the place of %s is free: %s", identity, reason)
-        self._device_log.removed(identity, client, reason)
 
     def check_certificates(self) -> None:
         """Disconnect clients whose certificate was revoked or has expired since they came in."""
@@ -107,13 +105,12 @@ class Penalties:
         assert self._trust is not None
         for name, serial in list(self._roster.serials.items()):
             if self._trust.is_revoked(serial):
-                self._free(name, f"its certificate {REVOKED}")
+                try:
+                    self._free(name, f"its certificate {REVOKED}")
+                except OSError as error:
+                    log.warning("%s keeps its place: the roster cannot be written: %s", name, error)
 
     def _free(self, identity: str, reason: str) -> None:
-        try:
-            client = self._roster.remove(identity)
-        except OSError as error:
-            log.warning("%s keeps its place: the roster cannot be written: %s", identity, error)
-            return
+        client = self._roster.remove(identity)
         log.warning("the place of %s is free: %s", identity, reason)
         self._device_log.removed(identity, client, reason)

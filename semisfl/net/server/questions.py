@@ -12,7 +12,8 @@ from semisfl.fleet.base import ClientResult, State
 from semisfl.fleet.byte_counts import Kind
 from semisfl.net import chunks, messages
 from semisfl.net.chunks import Parts
-from semisfl.net.frames import Frame, WireError, decode, payload_bytes
+from semisfl.net.frames import Frame, decode, payload_bytes
+from semisfl.net.headers import WireError
 from semisfl.net.server.admission import refused_by_policy
 from semisfl.net.server.context import ServerContext
 from semisfl.net.server.full_round import Due
